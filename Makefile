@@ -1,0 +1,30 @@
+# `make demo` and `make test` set everything up by themselves, in .venv.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: setup demo test lint benchmark clean
+
+setup: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(RUN)/python -m caldera.demo
+
+lint: setup
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+test: lint
+	$(RUN)/python -m pytest -n auto
+
+benchmark: setup
+	$(RUN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
