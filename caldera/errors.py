@@ -1,0 +1,98 @@
+"""The exceptions a user of Caldera meets.
+
+Every message has up to four parts: where it happened, what was expected, what came instead, and
+what to do about it. `CalderaError.build` puts them together, so that all of them read alike.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class CalderaError(Exception):
+    """Base of every error that Caldera raises on purpose.
+
+    >>> print(CalderaError.build("op.add", expected="equal dtypes", got="float32 and int8",
+    ...                          hint="cast one of them with op.cast"))
+    op.add: expected equal dtypes, got float32 and int8; cast one of them with op.cast
+    """
+
+    @classmethod
+    def build(cls, where: str, *, expected: str = "", got: str = "", hint: str = "") -> Self:
+        """An error whose message says where, what was expected, what came, and how to mend it."""
+        middle = ", ".join(
+            part for part in (expected and f"expected {expected}", got and f"got {got}") if part
+        )
+        return cls(where + (f": {middle}" if middle else "") + (f"; {hint}" if hint else ""))
+
+
+class ShapeError(CalderaError, ValueError):
+    """Shapes or axes that do not fit together.
+
+    >>> issubclass(ShapeError, ValueError)
+    True
+    """
+
+
+class DtypeError(CalderaError, TypeError):
+    """A dtype that an operation does not take, or a name that is no dtype.
+
+    >>> issubclass(DtypeError, TypeError)
+    True
+    """
+
+
+class DeviceError(CalderaError, RuntimeError):
+    """A device that is not there, or memory used from the wrong side.
+
+    >>> issubclass(DeviceError, RuntimeError)
+    True
+    """
+
+
+class OutOfMemoryError(DeviceError, MemoryError):
+    """A device has no room left; the message says what was asked, what is in use and by whom.
+
+    >>> issubclass(OutOfMemoryError, MemoryError)
+    True
+    """
+
+
+class GradientError(CalderaError, ValueError):
+    """A derivative was asked for along a path that has none.
+
+    >>> issubclass(GradientError, ValueError)
+    True
+    """
+
+
+class DataError(CalderaError, ValueError):
+    """A file or data set that is truncated, malformed, hostile or of the wrong kind.
+
+    >>> issubclass(DataError, ValueError)
+    True
+    """
+
+
+class CheckpointError(CalderaError, RuntimeError):
+    """A checkpoint that is missing, damaged or made for another model.
+
+    >>> issubclass(CheckpointError, RuntimeError)
+    True
+    """
+
+
+class CommError(CalderaError, RuntimeError):
+    """Ranks that disagree, or one that is gone.
+
+    >>> issubclass(CommError, RuntimeError)
+    True
+    """
+
+
+class ConfigError(CalderaError, ValueError):
+    """A setting, name or option that does not exist or cannot have that value.
+
+    >>> issubclass(ConfigError, ValueError)
+    True
+    """
