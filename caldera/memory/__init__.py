@@ -1,0 +1,27 @@
+"""Memory and devices: the four kinds of memory, the pool under them, copies and prefetch."""
+
+from __future__ import annotations
+
+from caldera.memory.devices import device, memory_report
+from caldera.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
+from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
+from caldera.memory.manager import MemoryManager
+from caldera.memory.pool import Block, Pool
+
+__all__ = [
+    "CUDA_MANAGED",
+    "DEVICE",
+    "HOST",
+    "MANAGED",
+    "Block",
+    "CapturedGraph",
+    "Device",
+    "Event",
+    "Kind",
+    "MemoryManager",
+    "Pool",
+    "Stream",
+    "TransferCounters",
+    "device",
+    "memory_report",
+]

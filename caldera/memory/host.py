@@ -1,0 +1,58 @@
+"""The CPU as a device: its memory is the host's, and what is launched runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from caldera.memory.interface import Event, Stream
+from caldera.memory.pool import Block, Pool
+from caldera.memory.software import RecordingStream, SoftwareDevice
+
+
+class HostEvent(Event):
+    """An event of a stream that never has work waiting: it is done from the start."""
+
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostStream(RecordingStream):
+    """Runs what is launched before `launch` returns."""
+
+    def _run(self, call: Callable[[], object]) -> None:
+        call()
+
+    def synchronize(self) -> None:
+        self._refuse_in_capture("synchronize")
+
+    def record(self) -> Event:
+        self._refuse_in_capture("record")
+        return HostEvent()
+
+    def wait(self, event: Event) -> None:
+        self._refuse_in_capture("wait")
+        event.synchronize()
+
+
+class HostDevice(SoftwareDevice):
+    """The CPU.
+
+    >>> from caldera.memory import device
+    >>> device("cpu")
+    <device cpu>
+    """
+
+    kind = "cpu"
+    is_host = True
+
+    def __init__(self) -> None:
+        super().__init__("cpu", 0, Pool("cpu"))
+
+    def new_stream(self) -> Stream:
+        return HostStream("cpu")
+
+    def allocate_host(self, nbytes: int, owner: str = "") -> Block:
+        return self.pool.allocate(nbytes, owner)

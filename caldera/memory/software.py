@@ -1,0 +1,149 @@
+"""What the devices without hardware share: bytes of this process, capture as a list of calls."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import DeviceError
+from caldera.memory.interface import CapturedGraph, Device, Stream
+from caldera.memory.pool import Block, host_view
+
+_BYTE = np.dtype(np.uint8)
+
+
+class RecordedGraph(CapturedGraph):
+    """The calls that were launched during a capture, in order."""
+
+    def __init__(self, stream: Stream, calls: tuple[Callable[[], object], ...]) -> None:
+        self._stream = stream
+        self._calls = calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def replay(self) -> None:
+        for call in self._calls:
+            self._stream.launch(call)
+
+
+class RecordingStream(Stream):
+    """A stream whose capture keeps the calls themselves; how they run is up to the child."""
+
+    def __init__(self, device_name: str) -> None:
+        self._device_name = device_name
+        self._recorded: list[Callable[[], object]] | None = None
+
+    @abstractmethod
+    def _run(self, call: Callable[[], object]) -> None:
+        """Run a call in stream order."""
+
+    @property
+    def capturing(self) -> bool:
+        return self._recorded is not None
+
+    def launch(self, call: Callable[[], object]) -> None:
+        if self._recorded is None:
+            self._run(call)
+        else:
+            self._recorded.append(call)
+
+    def begin_capture(self) -> None:
+        if self._recorded is not None:
+            raise DeviceError.build(
+                f"begin_capture on {self._device_name}",
+                expected="a stream that is not capturing",
+                got="a capture that has begun already",
+                hint="call end_capture first",
+            )
+        self._recorded = []
+
+    def end_capture(self) -> CapturedGraph:
+        if self._recorded is None:
+            raise DeviceError.build(
+                f"end_capture on {self._device_name}",
+                expected="a stream that is capturing",
+                got="none",
+                hint="call begin_capture first",
+            )
+        recorded, self._recorded = self._recorded, None
+        return RecordedGraph(self, tuple(recorded))
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if self._recorded is not None:
+            raise DeviceError.build(
+                f"{what} on {self._device_name}",
+                expected="a stream that is not capturing",
+                got="a capture in progress, in which nothing may wait",
+                hint="do this before begin_capture or after end_capture",
+            )
+
+
+class SoftwareDevice(Device):
+    """A device whose bytes are NumPy's; its kernels are the CPU's."""
+
+    kernels = "cpu"
+
+    def allocate_shared(self, nbytes: int, owner: str = "") -> Block:
+        return self.pool.allocate(nbytes, owner)
+
+    def array(
+        self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any]:
+        return host_view(block, offset, shape, dtype)
+
+    def copy_in(self, target: Block, offset: int, source: NDArray[Any], stream: Stream) -> None:
+        given = _bytes_of(source)
+        inside = host_view(target, offset, given.shape, _BYTE)
+
+        def copy() -> None:
+            np.copyto(inside, given)
+            self.counters.add("h2d", inside.nbytes)
+
+        stream.launch(copy)
+
+    def copy_out(
+        self, target: NDArray[Any], source: Block, offset: int, nbytes: int, stream: Stream
+    ) -> None:
+        outside = _bytes_of(target)[:nbytes]
+        inside = host_view(source, offset, (nbytes,), _BYTE)
+
+        def copy() -> None:
+            np.copyto(outside, inside)
+            self.counters.add("d2h", inside.nbytes)
+
+        stream.launch(copy)
+
+    def copy_within(
+        self,
+        target: Block,
+        offset: int,
+        source: Block,
+        source_offset: int,
+        nbytes: int,
+        stream: Stream,
+    ) -> None:
+        to = host_view(target, offset, (nbytes,), _BYTE)
+        given = host_view(source, source_offset, (nbytes,), _BYTE)
+
+        def copy() -> None:
+            np.copyto(to, given)
+            self.counters.add("d2d", to.nbytes)
+
+        stream.launch(copy)
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
+    """The array's bytes as a flat view; refused where that would need a copy."""
+    if not array.flags.c_contiguous:
+        raise DeviceError.build(
+            "copy between host and device",
+            expected="a contiguous array",
+            got=f"strides {array.strides} for shape {array.shape}",
+            hint="use np.ascontiguousarray",
+        )
+    return array.reshape(-1).view(_BYTE)
