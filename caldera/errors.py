@@ -34,6 +34,14 @@ class ShapeError(CalderaError, ValueError):
     """
 
 
+class IndexingError(ShapeError, IndexError):
+    """An index outside an axis, more indices than axes, or something that is no index.
+
+    >>> issubclass(IndexingError, IndexError)
+    True
+    """
+
+
 class DtypeError(CalderaError, TypeError):
     """A dtype that an operation does not take, or a name that is no dtype.
 

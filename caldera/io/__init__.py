@@ -1,0 +1,27 @@
+"""Reading and writing files: CSV, NumPy's npy and npz, and safetensors.
+
+A file is never trusted: what it says about its size is compared with what it has before memory is
+taken, nothing in it is executed, and damage is reported with the file's name.
+"""
+
+from __future__ import annotations
+
+from caldera.io.csv_files import read_csv, write_csv
+from caldera.io.numpy_files import load_npy, load_npz, save_npy, save_npz
+from caldera.io.safetensors_files import (
+    load_safetensors,
+    load_safetensors_metadata,
+    save_safetensors,
+)
+
+__all__ = [
+    "load_npy",
+    "load_npz",
+    "load_safetensors",
+    "load_safetensors_metadata",
+    "read_csv",
+    "save_npy",
+    "save_npz",
+    "save_safetensors",
+    "write_csv",
+]

@@ -1,0 +1,265 @@
+"""CSV files: tables of numbers, with or without a line of names.
+
+A good file is read at NumPy's speed. Only when that fails is the file scanned row by row, to say
+which line is wrong and why.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from math import isinf
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.io.files import PathLike, array_to_save, named, opened
+from caldera.tensor.dtype import HALVES, DType, bool_, canonical, float32, is_float, uint8
+from caldera.tensor.tensor import Tensor
+
+Header = bool | Literal["auto"]
+Row = list[str]
+
+_PART_OF_NUMBERS = re.compile(r'[\w.+\-"\r\n]')
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
+
+
+def read_csv(
+    path: PathLike,
+    delimiter: str = ",",
+    header: Header = "auto",
+    dtype: object = "float32",
+    columns: Sequence[int | str] | None = None,
+) -> Tensor:
+    """A matrix from a file with one row a line.
+
+    `header` says whether the first line holds names; "auto" takes it for names if nothing on it is
+    a number. `columns` picks columns by name or number, in that order; the others need not be
+    numbers. Empty lines are skipped, fields may stand in double quotes.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "iris.csv"
+    >>> _ = path.write_text("width,length,name\\n1.5,2,iris\\n3,4,rose\\n")
+    >>> cd.io.read_csv(path, columns=["length", "width"]).tolist()
+    [[2.0, 1.5], [4.0, 3.0]]
+    """
+    where = named("read_csv", path)
+    _check_delimiter(delimiter)
+    wanted = canonical(dtype)
+    with opened(path, "r", where, encoding="utf-8-sig") as file:
+        try:
+            table = _Table(file, delimiter, header, columns, where)
+            return Tensor.from_numpy(table.read(wanted))
+        except UnicodeDecodeError as error:
+            raise DataError.build(
+                where, expected="UTF-8 text", got=f"other bytes at {error.start}"
+            ) from None
+        except csv.Error as error:
+            raise DataError.build(where, expected="a CSV file", got=str(error)) from None
+
+
+def write_csv(
+    path: PathLike,
+    tensor: Tensor | NDArray[Any],
+    header: Sequence[str] | None = None,
+    delimiter: str = ",",
+) -> None:
+    """Write a matrix with one row a line; a vector is written as one column.
+
+    Floats have as many digits as it takes to read the same bits back; bools are 0 and 1.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "two.csv"
+    >>> cd.io.write_csv(path, cd.tensor([[0.1, 2.0], [3.0, 4.0]]), header=["a", "b"])
+    >>> print(path.read_text())
+    a,b
+    0.1,2.0
+    3.0,4.0
+    <BLANKLINE>
+    """
+    where = named("write_csv", path)
+    _check_delimiter(delimiter)
+    array = array_to_save(tensor, where)
+    if array.ndim not in (1, 2):
+        raise ShapeError.build(
+            where, expected="a vector or a matrix", got=f"shape {array.shape}",
+            hint="reshape it to one row a line",
+        )  # fmt: skip
+    width = array.shape[1] if array.ndim == 2 else 1
+    if header is not None and len(header) != width:
+        raise ShapeError.build(where, expected=f"{width} names", got=f"{len(header)}")
+    texts = _numbers_as_text(array.reshape(-1))
+    with opened(path, "w", where, encoding="utf-8") as file:
+        if header is not None:
+            csv.writer(file, delimiter=delimiter, lineterminator="\n").writerow(header)
+        file.writelines(
+            delimiter.join(texts[start : start + width]) + "\n"
+            for start in range(0, array.size, width)
+        )
+
+
+class _Table:
+    """A CSV file that is open: what its first line says, and how to read the rest."""
+
+    def __init__(
+        self,
+        file: IO[str],
+        delimiter: str,
+        header: Header,
+        columns: Sequence[int | str] | None,
+        where: str,
+    ) -> None:
+        self._file = file
+        self._delimiter = delimiter
+        self._where = where
+        rows = self._rows()
+        _, first = next(rows, (0, None))
+        if first is None:
+            raise DataError.build(where, expected="lines of numbers", got="an empty file")
+        self._has_header = header is True or (
+            header == "auto" and not any(_as_float(text) is not None for text in first)
+        )
+        if self._has_header and next(rows, None) is None:
+            raise DataError.build(where, expected="lines of numbers after the names", got="none")
+        self._names = [name.strip() for name in first] if self._has_header else []
+        self._width = len(first)
+        self._columns = None if columns is None else [self._column(each) for each in columns]
+
+    def read(self, dtype: DType) -> NDArray[Any]:
+        """The numbers of the wanted columns."""
+        if self._columns is not None:
+            # NumPy does not count the columns that it skips.
+            self._check_widths()
+        try:
+            parsed = self._parse(uint8 if dtype == bool_ else float32 if dtype in HALVES else dtype)
+        except ValueError as error:
+            self._check(dtype)
+            raise DataError.build(self._where, expected="numbers", got=str(error)) from None
+        if self._columns is None and parsed.shape[1] != self._width:
+            # All rows agree with each other, but not with the names.
+            self._check_widths()
+        with np.errstate(over="ignore"):
+            result = parsed.astype(dtype, copy=False)
+        # Infinity may be what the file says, or a number that is too large; a bool may be a 2.
+        if (is_float(dtype) and np.isinf(result).any()) or (dtype == bool_ and parsed.max() > 1):
+            self._check(dtype)
+        return result
+
+    def _parse(self, dtype: DType) -> NDArray[Any]:
+        self._file.seek(0)
+        if self._has_header:
+            # The names can take several lines, inside quotes.
+            next(row for row in self._reader() if row)
+        return np.loadtxt(
+            self._file, dtype, comments=None, delimiter=self._delimiter, quotechar='"',
+            usecols=self._columns, ndmin=2,
+        )  # fmt: skip
+
+    def _reader(self) -> Any:
+        return csv.reader(self._file, delimiter=self._delimiter, strict=True)
+
+    def _rows(self) -> Iterator[tuple[int, Row]]:
+        """Every row that is not empty, from the first on, with the number of its line."""
+        self._file.seek(0)
+        reader = self._reader()
+        return ((reader.line_num, row) for row in reader if row)
+
+    def _check_widths(self) -> None:
+        for line, row in self._rows():
+            if len(row) != self._width:
+                raise self._error(line, f"{self._width} columns", f"{len(row)}")
+
+    def _check(self, dtype: DType) -> None:
+        """Say which line is wrong, if one is."""
+        self._check_widths()
+        rows = self._rows()
+        if self._has_header:
+            next(rows)
+        columns = range(self._width) if self._columns is None else self._columns
+        for position, (line, row) in enumerate(rows):
+            for column in columns:
+                expected = _problem(row[column], dtype)
+                if expected:
+                    may_be_names = position == 0 and not self._has_header
+                    raise self._error(
+                        line,
+                        f"{expected} in column {self._label(column)}",
+                        repr(row[column]),
+                        "pass header=True if this line holds names" if may_be_names else "",
+                    )
+
+    def _column(self, wanted: int | str) -> int:
+        """The number of a column, from its name or a number that may count from the end."""
+        if isinstance(wanted, str):
+            if wanted in self._names:
+                return self._names.index(wanted)
+            close = difflib.get_close_matches(wanted, self._names, n=1)
+            raise DataError.build(
+                self._where,
+                expected=f"a column named {wanted!r}",
+                got=", ".join(self._names) or "no line of names",
+                hint=f"did you mean {close[0]!r}?" if close else "",
+            )
+        if not -self._width <= wanted < self._width:
+            raise DataError.build(
+                self._where, expected=f"column {wanted}", got=f"{self._width} columns"
+            )
+        return wanted % self._width
+
+    def _label(self, column: int) -> str:
+        return f"{column} ({self._names[column]!r})" if self._names else str(column)
+
+    def _error(self, line: int, expected: str, got: str, hint: str = "") -> DataError:
+        return DataError.build(f"{self._where}, line {line}", expected=expected, got=got, hint=hint)
+
+
+def _problem(text: str, dtype: DType) -> str:
+    """What was expected instead of this text; nothing if it is a value of the dtype."""
+    if is_float(dtype):
+        number = _as_float(text)
+        if number is None:
+            return "a number"
+        with np.errstate(over="ignore"):
+            too_large = np.isinf(np.asarray(number).astype(dtype)) and not isinf(number)
+        return f"a number in the range of {dtype}" if too_large else ""
+    if not _INTEGER.fullmatch(text):
+        return "0 or 1" if dtype == bool_ else "a whole number"
+    if dtype == bool_:
+        return "" if int(text) in (0, 1) else "0 or 1"
+    limits = np.iinfo(dtype)
+    return "" if limits.min <= int(text) <= limits.max else f"a number in the range of {dtype}"
+
+
+def _as_float(text: str) -> float | None:
+    """The number that a field holds, if it does; Python's 1_000 is none."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def _numbers_as_text(flat: NDArray[Any]) -> list[str]:
+    """The shortest text of each number that is read back as the same bits."""
+    if not is_float(flat.dtype):
+        return [str(int(value)) for value in flat.tolist()]
+    if flat.dtype in HALVES:
+        flat = flat.astype(float32)
+    texts = [str(value) for value in flat]
+    # Readers parse a float64 first, and that rounding can tip a float32 to its neighbour.
+    read_back = np.array([float(text) for text in texts]).astype(flat.dtype)
+    for position in np.flatnonzero((read_back != flat) & ~np.isnan(flat)):
+        texts[position] = repr(float(flat[position]))
+    return texts
+
+
+def _check_delimiter(delimiter: str) -> None:
+    if len(delimiter) != 1 or _PART_OF_NUMBERS.match(delimiter):
+        raise ConfigError.build(
+            "delimiter", expected="one character that no number contains", got=repr(delimiter)
+        )

@@ -1,0 +1,114 @@
+"""What all file formats share: opening with errors a user understands, and reading raw elements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import DataError
+from caldera.memory import MemoryManager
+from caldera.tensor.convert import array_of
+from caldera.tensor.dtype import DType, bool_
+from caldera.tensor.shape import Shape, size
+from caldera.tensor.tensor import Tensor
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+@contextmanager
+def opened(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
+    """An open file; a path that cannot be opened is a `DataError`.
+
+    >>> with opened("no/such/file.csv", "r", "read_csv"):
+    ...     pass
+    Traceback (most recent call last):
+    caldera.errors.DataError: read_csv: expected a file at no/such/file.csv, got no folder no/such
+    """
+    try:
+        file = open(path, mode, **options)  # noqa: SIM115 - closed below, after the errors of opening
+    except OSError as error:
+        raise DataError.build(
+            where, expected=f"a file at {os.fspath(path)}", got=_reason(Path(path), error)
+        ) from None
+    with file:
+        yield file
+
+
+def named(function: str, path: PathLike) -> str:
+    """How an error message about a file begins.
+
+    >>> named("read_csv", "data/iris.csv")
+    'read_csv iris.csv'
+    """
+    return f"{function} {Path(path).name}"
+
+
+def file_size(file: IO[Any]) -> int:
+    """The bytes of an open file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     file_size(file)
+    0
+    """
+    return os.fstat(file.fileno()).st_size
+
+
+def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
+    """The elements of a tensor or array in row-major order.
+
+    >>> array_to_save(np.arange(6).reshape(2, 3).T, "save_npy").flags.c_contiguous
+    True
+    """
+    array = value.numpy() if isinstance(value, Tensor) else array_of(value, where)
+    # Not `ascontiguousarray`, which would turn a scalar into a vector.
+    return np.asarray(array, order="C")
+
+
+def bytes_of(array: NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array, without a copy.
+
+    >>> bytes_of(np.array([1, 2], np.int16)).nbytes
+    4
+    """
+    return array.reshape(-1).view(np.uint8).data
+
+
+def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tensor:
+    """A tensor from raw elements in row-major order, straight into its memory.
+
+    >>> import io
+    >>> read_tensor(io.BytesIO(b"ab"), (2,), np.dtype("uint8"), "load").tolist()
+    [97, 98]
+    """
+    memory = MemoryManager(size(shape), dtype, owner=where)
+    elements = memory.host(write=True, discard=True)
+    wanted = bytes_of(elements)
+    filled = 0
+    while filled < wanted.nbytes:
+        count = file.readinto(wanted[filled:])  # type: ignore[attr-defined]
+        if not count:
+            raise DataError.build(
+                where, expected=f"{wanted.nbytes} bytes of elements", got=f"{filled}",
+                hint="the file is truncated",
+            )  # fmt: skip
+        filled += count
+    if dtype == bool_ and elements.size and elements.view(np.uint8).max() > 1:
+        raise DataError.build(where, expected="0 or 1 for each bool", got="other bytes")
+    return Tensor._wrap(memory, shape, dtype)
+
+
+def _reason(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        if not path.parent.exists():
+            return f"no folder {path.parent}"
+        return "nothing there; check the name and the folder"
+    if isinstance(error, IsADirectoryError):
+        return "a folder"
+    return str(error.strerror)

@@ -1,0 +1,176 @@
+"""NumPy's npy and npz files, without pickle."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import DataError, DtypeError
+from caldera.io.files import PathLike, array_to_save, file_size, named, opened, read_tensor
+from caldera.tensor.dtype import DType, bfloat16, canonical
+from caldera.tensor.shape import Shape, size
+from caldera.tensor.tensor import Tensor
+
+# Deflate cannot shrink anything further than this.
+_LARGEST_COMPRESSION = 1032
+# What zipfile raises for damaged files; a RuntimeError is for members that are encrypted.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def save_npy(path: PathLike, tensor: Tensor | NDArray[Any]) -> None:
+    """Write one tensor as an npy file.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npy"
+    >>> cd.io.save_npy(path, cd.tensor([1, 2, 3]))
+    >>> cd.io.load_npy(path).tolist()
+    [1, 2, 3]
+    """
+    where = named("save_npy", path)
+    array = _array(tensor, where)
+    with opened(path, "wb", where) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def load_npy(path: PathLike) -> Tensor:
+    """Read one tensor from an npy file; see `save_npy`.
+
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npy"
+    >>> np.save(path, np.eye(2))
+    >>> cd.io.load_npy(path).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    where = named("load_npy", path)
+    with opened(path, "rb", where) as file:
+        return _read(file, file_size(file), where)
+
+
+def save_npz(path: PathLike, tensors: Mapping[str, Tensor | NDArray[Any]]) -> None:
+    """Write several tensors by name into one npz file, uncompressed.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npz"
+    >>> cd.io.save_npz(path, {"a": cd.tensor([1]), "b": cd.tensor([2.5])})
+    >>> {name: t.tolist() for name, t in cd.io.load_npz(path).items()}
+    {'a': [1], 'b': [2.5]}
+    """
+    where = named("save_npz", path)
+    arrays = {name: _array(tensor, f"{where}, {name!r}") for name, tensor in tensors.items()}
+    with opened(path, "wb", where) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def load_npz(path: PathLike) -> dict[str, Tensor]:
+    """Read the tensors of an npz file, by name; see `save_npz`.
+
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npz"
+    >>> np.savez_compressed(path, a=np.arange(3))
+    >>> cd.io.load_npz(path)["a"].tolist()
+    [0, 1, 2]
+    """
+    where = named("load_npz", path)
+    with opened(path, "rb", where) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                _check_members(members, file_size(file), where)
+                tensors = {}
+                for member in members:
+                    name = member.filename.removesuffix(".npy")
+                    with archive.open(member) as content:
+                        tensors[name] = _read(content, member.file_size, f"{where}, {name!r}")
+                        # The checksum is compared when the end is met.
+                        content.read(1)
+                return tensors
+        except DataError:
+            raise
+        except _DAMAGE as error:
+            raise DataError.build(
+                where, expected="an npz file", got=str(error), hint="the file may be truncated"
+            ) from None
+
+
+def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
+    array = array_to_save(tensor, where)
+    if array.dtype == bfloat16:
+        raise DtypeError.build(
+            where, expected="a dtype that npy files know", got="bfloat16",
+            hint="save it as safetensors, or astype('float32') first",
+        )  # fmt: skip
+    return array
+
+
+def _read(file: IO[bytes], total: int, where: str) -> Tensor:
+    """One npy file of `total` bytes."""
+    shape, column_major, stored = _header(file, where)
+    try:
+        dtype = canonical(stored)
+    except DtypeError:
+        raise DataError.build(
+            where, expected="numbers of a dtype that Caldera has", got=f"dtype {stored}",
+            hint="objects, records and complex numbers are not read",
+        ) from None  # fmt: skip
+    wanted = size(shape) * dtype.itemsize
+    left = total - file.tell()
+    if wanted != left:
+        raise DataError.build(
+            where, expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
+            got=f"{left} in the file", hint="the file is truncated or damaged",
+        )  # fmt: skip
+    tensor = read_tensor(file, shape[::-1] if column_major else shape, dtype, where)
+    if not stored.isnative:
+        tensor.host_array(write=True).byteswap(inplace=True)
+    return tensor.T.copy() if column_major else tensor
+
+
+def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:
+    """Shape, whether the first axis is the dense one, and dtype."""
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            raise ValueError(f"version {version}")
+        shape, column_major, dtype = readers[version](file)
+    except Exception as error:
+        # NumPy's parser has a different exception for every kind of damage.
+        raise DataError.build(
+            where, expected="the header of an npy file", got=repr(str(error))[:100]
+        ) from None
+    if any(length < 0 for length in shape):
+        raise DataError.build(where, expected="sizes of 0 or more", got=str(shape))
+    return shape, column_major, dtype
+
+
+def _check_members(members: list[zipfile.ZipInfo], total: int, where: str) -> None:
+    """Refuse what no npz file has, before anything is unpacked."""
+    names = [member.filename for member in members]
+    if len(set(names)) != len(names):
+        raise DataError.build(where, expected="each name once", got=", ".join(sorted(names)))
+    for member in members:
+        if not member.filename.endswith(".npy") or member.compress_type not in _COMPRESSIONS:
+            raise DataError.build(where, expected="npy files inside", got=repr(member.filename))
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > _LARGEST_COMPRESSION * total:
+        raise DataError.build(
+            where, expected=f"contents that fit into a file of {total} bytes",
+            got=f"{unpacked} bytes", hint="the file is damaged or hostile",
+        )  # fmt: skip

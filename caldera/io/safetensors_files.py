@@ -1,0 +1,223 @@
+"""safetensors files: named tensors after a JSON header, with text metadata.
+
+The layout: eight bytes with the length of the header, the header, then the elements of all tensors
+without gaps. The header maps names to dtype, shape and the range of bytes. Read and written here
+without the safetensors package, so that elements go straight to and from a tensor's memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from caldera.errors import ConfigError, DataError
+from caldera.io.files import (
+    PathLike,
+    array_to_save,
+    bytes_of,
+    file_size,
+    named,
+    opened,
+    read_tensor,
+)
+from caldera.tensor import dtype as dtypes
+from caldera.tensor.shape import Shape, size
+from caldera.tensor.tensor import Tensor
+
+_DTYPES: dict[str, dtypes.DType] = {
+    "BOOL": dtypes.bool_,
+    "U8": dtypes.uint8,
+    "I8": dtypes.int8,
+    "I16": dtypes.int16,
+    "I32": dtypes.int32,
+    "I64": dtypes.int64,
+    "F16": dtypes.float16,
+    "BF16": dtypes.bfloat16,
+    "F32": dtypes.float32,
+    "F64": dtypes.float64,
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+_LONGEST_HEADER = 100_000_000
+
+
+class _Entry(NamedTuple):
+    """What the header says about one tensor; the range counts from the end of the header."""
+
+    dtype: dtypes.DType
+    shape: Shape
+    begin: int
+    end: int
+
+
+class _Header(NamedTuple):
+    metadata: dict[str, str]
+    entries: dict[str, _Entry]
+    data_start: int
+
+
+def save_safetensors(
+    path: PathLike,
+    tensors: Mapping[str, Tensor | NDArray[Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors by name, and texts by name, into one file.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.safetensors"
+    >>> cd.io.save_safetensors(path, {"w": cd.tensor([1.5, 2])}, metadata={"epoch": "3"})
+    >>> cd.io.load_safetensors(path)["w"].tolist()
+    [1.5, 2.0]
+    """
+    where = named("save_safetensors", path)
+    _check_texts(where, tensors, metadata or {})
+    arrays = {name: array_to_save(tensor, f"{where}, {name!r}") for name, tensor in tensors.items()}
+    # The widest elements first: so all of them are aligned.
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        array = arrays[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with opened(path, "wb", where) as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+        file.write(text)
+        for name in order:
+            file.write(bytes_of(arrays[name]))
+
+
+def load_safetensors(path: PathLike) -> dict[str, Tensor]:
+    """The tensors of a file, by name.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.safetensors"
+    >>> cd.io.save_safetensors(path, {"w": cd.tensor([1.5], dtype="bfloat16")})
+    >>> cd.io.load_safetensors(path)["w"]
+    Tensor([1.5], shape=(1,), dtype=bfloat16, kind=MANAGED, device=cpu)
+    """
+    where = named("load_safetensors", path)
+    with opened(path, "rb", where) as file:
+        header = _read_header(file, where)
+        tensors = {}
+        for name, entry in header.entries.items():
+            file.seek(header.data_start + entry.begin)
+            tensors[name] = read_tensor(file, entry.shape, entry.dtype, f"{where}, {name!r}")
+        return tensors
+
+
+def load_safetensors_metadata(path: PathLike) -> dict[str, str]:
+    """The texts of a file, by name; no tensor is read.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.safetensors"
+    >>> cd.io.save_safetensors(path, {}, metadata={"epoch": "3"})
+    >>> cd.io.load_safetensors_metadata(path)
+    {'epoch': '3'}
+    """
+    where = named("load_safetensors_metadata", path)
+    with opened(path, "rb", where) as file:
+        return _read_header(file, where).metadata
+
+
+def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[str, str]) -> None:
+    texts = [*tensors, *metadata, *metadata.values()]
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError.build(
+                where, expected="names and metadata of type str", got=repr(text)
+            )
+    if _METADATA in tensors:
+        raise ConfigError.build(where, expected="names of tensors", got=f"{_METADATA}, reserved")
+
+
+def _read_header(file: IO[bytes], where: str) -> _Header:
+    """The header, with every statement in it compared with the size of the file."""
+    total = file_size(file)
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if total < _LENGTH_BYTES or not 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER):
+        raise DataError.build(
+            where, expected="a header that fits into the file",
+            got=f"length {length} in a file of {total} bytes",
+            hint="the file is truncated, or is no safetensors file",
+        )  # fmt: skip
+    try:
+        raw = json.loads(file.read(length), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise DataError.build(where, expected="a JSON header", got=str(error)) from None
+    if not isinstance(raw, dict):
+        raise DataError.build(where, expected="a JSON object as header", got=type(raw).__name__)
+    metadata = raw.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DataError.build(where, expected="metadata of type str", got=repr(metadata))
+    entries = {name: _entry(raw[name], f"{where}, {name!r}") for name in raw}
+    _check_ranges(entries, total - _LENGTH_BYTES - length, where)
+    return _Header(metadata, entries, _LENGTH_BYTES + length)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name that occurs twice")
+    return result
+
+
+def _entry(raw: Any, where: str) -> _Entry:
+    """One tensor's part of the header."""
+    fields = raw if isinstance(raw, dict) else {}
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
+    if set(fields) != {"dtype", "shape", "data_offsets"} or not (
+        _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2
+    ):
+        raise DataError.build(
+            where, expected="dtype, shape and data_offsets", got=repr(raw)[:100],
+            hint="the header is damaged",
+        )  # fmt: skip
+    dtype = _DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
+    if dtype is None:
+        raise DataError.build(
+            where, expected="a dtype of " + ", ".join(_DTYPES), got=repr(fields["dtype"])
+        )
+    entry = _Entry(dtype, tuple(shape), *offsets)
+    if entry.end - entry.begin != size(entry.shape) * dtype.itemsize:
+        raise DataError.build(
+            where, expected=f"{size(entry.shape) * dtype.itemsize} bytes for {list(shape)} {dtype}",
+            got=f"offsets {offsets}", hint="the header is damaged",
+        )  # fmt: skip
+    return entry
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_ranges(entries: dict[str, _Entry], available: int, where: str) -> None:
+    """The tensors must fill the rest of the file, without gaps or overlaps."""
+    position = 0
+    for begin, end in sorted((entry.begin, entry.end) for entry in entries.values()):
+        if begin != position:
+            raise DataError.build(
+                where, expected=f"a tensor that starts at byte {position}", got=str(begin),
+                hint="the header is damaged",
+            )  # fmt: skip
+        position = end
+    if position != available:
+        raise DataError.build(
+            where, expected=f"{position} bytes of tensors", got=f"{available}",
+            hint="the file is truncated or damaged",
+        )  # fmt: skip

@@ -1,0 +1,46 @@
+"""Tensors: element types, shapes, fillers, random numbers, and the `Tensor` itself."""
+
+from __future__ import annotations
+
+from caldera.tensor.create import from_dlpack, tensor
+from caldera.tensor.fillers import (
+    Filler,
+    constant,
+    diagonal,
+    from_array,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    identity,
+    normal,
+    one,
+    orthogonal,
+    uniform,
+    zero,
+)
+from caldera.tensor.seeding import global_seed, next_stream, seed
+from caldera.tensor.tensor import Tensor
+
+__all__ = [
+    "Filler",
+    "Tensor",
+    "constant",
+    "diagonal",
+    "from_array",
+    "from_dlpack",
+    "global_seed",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "identity",
+    "next_stream",
+    "normal",
+    "one",
+    "orthogonal",
+    "seed",
+    "tensor",
+    "uniform",
+    "zero",
+]

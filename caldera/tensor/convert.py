@@ -1,0 +1,62 @@
+"""From what a user writes (numbers, nested lists, arrays) to arrays of a wanted dtype.
+
+Nothing is lost in silence: floats become integers only where `astype` asks for it, and integers
+must be in the range of their new dtype (0 and 1 for bool).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import DtypeError, ShapeError
+from caldera.tensor.dtype import DType, bool_, canonical, is_float, is_integer
+
+Array = NDArray[Any]
+
+
+def array_of(data: object, where: str) -> Array:
+    """Data as an array, whose dtype is one that Caldera has.
+
+    >>> array_of([[1, 2], [3, 4]], "tensor").shape
+    (2, 2)
+    """
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        raise ShapeError.build(
+            where, expected="nested lists of equal lengths", got=str(error).split(".")[0]
+        ) from None
+    # Byte-swapped data becomes native here; for all else nothing changes.
+    dtype = canonical(array.dtype)
+    return array if array.dtype is dtype else array.astype(dtype, copy=False)
+
+
+def exactly(values: object, dtype: DType, where: str) -> Array:
+    """Values as an array of `dtype`, or an error if it cannot hold them.
+
+    >>> exactly([1, 2], np.dtype("float32"), "constant").tolist()
+    [1.0, 2.0]
+    """
+    array = array_of(values, where)
+    if array.dtype == dtype:
+        return array
+    if is_float(array.dtype) and not is_float(dtype):
+        raise DtypeError.build(
+            where, expected=f"values that {dtype} can hold", got=str(array.dtype),
+            hint="convert them with astype first, or choose another dtype",
+        )  # fmt: skip
+    if is_integer(array.dtype) and not is_float(dtype) and array.size:
+        _require_range(int(array.min()), int(array.max()), dtype, where)
+    return array.astype(dtype)
+
+
+def _require_range(smallest: int, largest: int, dtype: DType, where: str) -> None:
+    lowest, highest = (0, 1) if dtype == bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if smallest < lowest or largest > highest:
+        raise DtypeError.build(
+            where, expected=f"integers from {lowest} to {highest} for {dtype}",
+            got=str(smallest if smallest < lowest else largest),
+        )  # fmt: skip

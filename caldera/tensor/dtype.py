@@ -1,0 +1,118 @@
+"""Element types: the ones Caldera has, their names, and which type two operands share.
+
+A dtype is a plain `numpy.dtype` (bfloat16 comes from ml_dtypes), so arrays pass in and out of the
+package without conversion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from caldera.errors import DtypeError
+
+DType = np.dtype[Any]
+
+bool_ = np.dtype(np.bool_)
+uint8 = np.dtype(np.uint8)
+int8 = np.dtype(np.int8)
+int16 = np.dtype(np.int16)
+int32 = np.dtype(np.int32)
+int64 = np.dtype(np.int64)
+float16 = np.dtype(np.float16)
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+float32 = np.dtype(np.float32)
+float64 = np.dtype(np.float64)
+
+ALL: tuple[DType, ...] = (
+    bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64,
+)  # fmt: skip
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
+FLOATS = frozenset({float16, bfloat16, float32, float64})
+HALVES = frozenset({float16, bfloat16})
+SIGNED = frozenset({int8, int16, int32, int64})
+INTEGERS = SIGNED | {uint8}
+
+# NumPy has several dtype objects for one type; they are equal, and this gives back ours.
+_OURS = {dtype: dtype for dtype in ALL}
+# Order inside one family; across families bool < integers < floats.
+_RANK = {dtype: rank for rank, dtype in enumerate(ALL)}
+
+
+def canonical(dtype: object) -> DType:
+    """The dtype that a name, NumPy dtype or Python type stands for.
+
+    Python's `float` and `int` mean float32 and int64; complex and other types are refused.
+    """
+    if dtype is float:
+        return float32
+    if isinstance(dtype, str):
+        found = BY_NAME.get(dtype)
+    elif isinstance(dtype, np.dtype):
+        found = _OURS.get(dtype) or _OURS.get(dtype.newbyteorder("="))
+    else:
+        found = _of_type(dtype)
+    if found is None:
+        raise DtypeError.build(
+            "dtype", expected="one of " + ", ".join(BY_NAME), got=f"{dtype!r}",
+            hint="convert the data to one of these first",
+        )  # fmt: skip
+    return found
+
+
+def _of_type(dtype: object) -> DType | None:
+    try:
+        # NumPy reads None as float64; here it is no dtype.
+        return None if dtype is None else _OURS.get(np.dtype(dtype))  # type: ignore[call-overload]
+    except TypeError:
+        return None
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether a gradient can flow through values of this dtype."""
+    return dtype in FLOATS
+
+
+def is_integer(dtype: DType) -> bool:
+    """Whether values of this dtype can be used as indices."""
+    return dtype in INTEGERS
+
+
+def converts(source: DType, target: DType) -> bool:
+    """Whether values may change dtype unasked: bool to integer to float, and within a family.
+
+    >>> converts(int64, float16), converts(float16, int64)
+    (True, False)
+    """
+    return _family(source) <= _family(target)
+
+
+def _family(dtype: DType) -> int:
+    return int(is_integer(dtype)) + 2 * int(is_float(dtype))
+
+
+def promote(first: DType, second: DType) -> DType:
+    """The dtype two operands are computed in.
+
+    Floats win over integers and integers over bool, without widening (int64 with float16 is
+    float16: an index must not turn a network into float64). float16 with bfloat16 is float32,
+    uint8 with int8 is int16.
+    """
+    if first == second:
+        return first
+    if {first, second} == HALVES:
+        return float32
+    if {first, second} == {uint8, int8}:
+        return int16
+    return max(first, second, key=_RANK.__getitem__)
+
+
+def of_scalar(value: bool | int | float, other: DType | None = None) -> DType:
+    """The dtype of a Python scalar beside an operand of dtype `other` (scalars are weak)."""
+    if isinstance(value, bool):
+        return other if other is not None else bool_
+    if isinstance(value, int):
+        return other if other is not None and other != bool_ else int64
+    return other if other is not None and is_float(other) else float32
