@@ -1,0 +1,108 @@
+"""Walking graphs, rebuilding them, and graphs as values (the body of a fused node or a loop)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import parameter
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Every node the roots depend on, inputs before users, in a repeatable order."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    for root in roots:
+        # An explicit stack: graphs of ten thousand nodes in a row are ordinary.
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        if root not in done:
+            done.add(root)
+            stack.append((root, iter(root.inputs)))
+        while stack:
+            node, children = stack[-1]
+            for child in children:
+                if child not in done:
+                    done.add(child)
+                    stack.append((child, iter(child.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def users_of(order: Sequence[Node]) -> dict[Node, list[Node]]:
+    """For each node, the nodes in `order` that read it (once each)."""
+    users: dict[Node, list[Node]] = {node: [] for node in order}
+    for node in order:
+        for given in dict.fromkeys(node.inputs):
+            users[given].append(node)
+    return users
+
+
+Rule = Callable[[Node], Node | None]
+
+
+def rewrite(roots: Sequence[Node], rule: Rule) -> tuple[Node, ...]:
+    """Rebuild the graph bottom-up; `rule` may replace each rebuilt node (None keeps it)."""
+    new: dict[Node, Node] = {}
+    for node in topological(roots):
+        rebuilt = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+        new[node] = rule(rebuilt) or rebuilt
+    return tuple(new[root] for root in roots)
+
+
+def substitute(roots: Sequence[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
+    """The graph with some nodes replaced; what stands below a replaced node is not visited."""
+    new: dict[Node, Node] = dict(mapping)
+    for root in roots:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in new:
+                stack.pop()
+                continue
+            missing = [given for given in node.inputs if given not in new]
+            if missing:
+                stack.extend(missing)
+                continue
+            new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+            stack.pop()
+    return tuple(new[root] for root in roots)
+
+
+class Body:
+    """A graph with arguments, itself a value: interned, so equal bodies are one object."""
+
+    __slots__ = ("__weakref__", "outputs", "parameters")
+    _table: weakref.WeakValueDictionary[object, Body] = weakref.WeakValueDictionary()
+
+    parameters: tuple[Spec, ...]
+    outputs: tuple[Node, ...]
+
+    def __new__(cls, arguments: Sequence[Node], outputs: Sequence[Node]) -> Body:
+        """Turn `outputs` into a body; `arguments` are the nodes that become its parameters."""
+        stand_ins = {node: parameter(i, node.spec) for i, node in enumerate(arguments)}
+        specs = tuple(node.spec for node in arguments)
+        results = substitute(outputs, stand_ins)
+        key = (specs, results)
+        body = cls._table.get(key)
+        if body is None:
+            body = super().__new__(cls)
+            body.parameters = specs
+            body.outputs = results
+            cls._table[key] = body
+        return body
+
+    def __call__(self, *arguments: Node) -> tuple[Node, ...]:
+        """The outputs with these nodes in place of the parameters."""
+        stand_ins = {parameter(i, spec): arguments[i] for i, spec in enumerate(self.parameters)}
+        return substitute(self.outputs, stand_ins)
+
+    def order(self) -> list[Node]:
+        """The body's nodes, inputs before users."""
+        return topological(self.outputs)
+
+    def __repr__(self) -> str:
+        return f"<body of {len(self.order())} nodes>"

@@ -1,0 +1,45 @@
+"""Every family of ops. Importing this fills the table `OPS`."""
+
+from __future__ import annotations
+
+from caldera.graph.ops import (
+    activation,
+    attention,
+    base,
+    collective,
+    control,
+    elementwise,
+    fourier,
+    indexing,
+    leaf,
+    linalg,
+    loss,
+    movement,
+    normalisation,
+    pooling,
+    product,
+    random,
+    reduction,
+    state,
+)
+
+FAMILIES = (
+    activation,
+    attention,
+    base,
+    collective,
+    control,
+    elementwise,
+    fourier,
+    indexing,
+    leaf,
+    linalg,
+    loss,
+    movement,
+    normalisation,
+    pooling,
+    product,
+    random,
+    reduction,
+    state,
+)

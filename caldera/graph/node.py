@@ -1,0 +1,165 @@
+"""The one node of which every graph is made.
+
+A node is pure structure: an op, its inputs, its static attributes, and the shape and dtype of each
+output. Nodes are immutable and interned, so two equal expressions are one object and common
+subexpressions merge when they are written. A node knows no value, no device and no rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import weakref
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from caldera.tensor.dtype import DType
+from caldera.tensor.shape import Shape, size
+
+if TYPE_CHECKING:
+    from caldera.graph.opdef import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape and dtype of one value."""
+
+    shape: Shape
+    dtype: DType
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return size(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes the value takes."""
+        return size(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype.name}"
+
+
+class Symbol:
+    """The identity of something a graph reads but does not compute.
+
+    `role` is "variable" (state, may be assigned), "input" (fed at each run), "tensor" (a user's
+    live data), "array" (a constant array) or "parameter" (an argument of a body being traced).
+    `value` belongs to whoever made the symbol; the graph never looks at it.
+    """
+
+    __slots__ = ("__weakref__", "name", "role", "serial", "spec", "value")
+    _serials = itertools.count()
+
+    def __init__(self, name: str, spec: Spec, role: str, value: Any = None) -> None:
+        self.name = name
+        self.spec = spec
+        self.role = role
+        self.value = value
+        self.serial = next(Symbol._serials)
+
+    def __repr__(self) -> str:
+        return f"<{self.role} {self.name or self.serial} {self.spec}>"
+
+
+class Node:
+    """An op applied to inputs. Make one by calling an `Op`; equal calls give the same node."""
+
+    __slots__ = ("__weakref__", "attrs", "inputs", "op", "outputs", "serial")
+    _serials = itertools.count()
+
+    op: Op
+    inputs: tuple[Node, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Spec, ...]
+    serial: int
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype of the only output."""
+        (spec,) = self.outputs
+        return spec
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the only output."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the only output."""
+        return self.spec.dtype
+
+    def __repr__(self) -> str:
+        return f"<{describe(self)}>"
+
+
+_table: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def frozen(value: Any) -> Hashable:
+    """A key under which attribute values are equal only if type and bits are.
+
+    1, True and 1.0 differ, and so do 0.0 and -0.0.
+    """
+    if isinstance(value, float):
+        return float, struct.pack("<d", value)
+    if isinstance(value, tuple):
+        return tuple(frozen(part) for part in value)
+    return type(value), value
+
+
+def _serial(node: Node) -> int:
+    return node.serial
+
+
+def intern(
+    op: Op, inputs: tuple[Node, ...], attrs: dict[str, Any], outputs: tuple[Spec, ...]
+) -> Node:
+    """The node with this structure: the one that exists, or a new one."""
+    # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
+    # follows from op, inputs and attributes.
+    # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
+    operands = tuple(sorted(inputs, key=_serial)) if op.commutative else inputs
+    key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)))
+    with _lock:
+        node = _table.get(key)
+        if node is None:
+            node = Node()
+            node.op = op
+            node.inputs = inputs
+            node.attrs = attrs
+            node.outputs = outputs
+            node.serial = next(Node._serials)
+            _table[key] = node
+        return node
+
+
+def describe(node: Node, depth: int = 2) -> str:
+    """The node as a reader would write it, with its shape: `matmul(W, X) (6, 3) float32`."""
+    specs = " and ".join(str(spec) for spec in node.outputs)
+    return f"{_written(node, depth)} {specs}"
+
+
+def _written(node: Node, depth: int) -> str:
+    symbol = node.attrs.get("symbol")
+    if isinstance(symbol, Symbol):
+        return symbol.name or symbol.role
+    if node.op.name == "constant":
+        return repr(node.attrs["value"])
+    if node.op.name == "item":
+        return f"{_written(node.inputs[0], depth)}[{node.attrs['index']}]"
+    if not node.inputs:
+        return node.op.name
+    if depth == 0:
+        return f"{node.op.name}(…)"
+    return f"{node.op.name}({', '.join(_written(child, depth - 1) for child in node.inputs)})"

@@ -1,0 +1,231 @@
+"""What an op is: a name, a rule for shapes and dtypes, a gradient, and a few plain facts.
+
+    @op("exp", kind="elementwise")
+    def exp(x):                      # the shape rule, from Spec to Spec
+        return float_result(x)
+
+    @exp.gradient
+    def _(g, y, x):                  # the gradient, built from ops alone
+        return (mul(g, y),)
+
+Inputs are positional, static attributes keyword-only, in every rule. Calling the op with nodes
+makes a node. A composite op gives a `decomposition` instead of a shape rule: its shape, gradient
+and reference value then follow from that, and a backend may still bring a kernel for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NoReturn
+
+from caldera.errors import CalderaError, DtypeError, ShapeError
+from caldera.graph.node import Node, Spec, describe, frozen, intern
+
+Kind = Literal[
+    "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control", "other"
+]
+Nodes = tuple[Node, ...]
+InferRule = Callable[..., Any]
+GradientRule = Callable[..., tuple[Node | None, ...]]
+
+OPS: dict[str, Op] = {}
+"""Every op there is, by name."""
+
+
+class Mismatch(Exception):
+    """Raised by a shape rule; `Op` adds the op's name and what came, for the user's error."""
+
+    def __init__(self, error: type[CalderaError], expected: str, got: str, hint: str) -> None:
+        super().__init__(expected)
+        self.error = error
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+
+
+def refuse_shape(expected: str, got: str = "", hint: str = "") -> NoReturn:
+    """Stop: the shapes do not fit."""
+    raise Mismatch(ShapeError, expected, got, hint)
+
+
+def refuse_dtype(expected: str, got: str = "", hint: str = "") -> NoReturn:
+    """Stop: the dtypes do not fit."""
+    raise Mismatch(DtypeError, expected, got, hint)
+
+
+_scope: ContextVar[tuple[str, ...]] = ContextVar("caldera_scope", default=())
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Errors raised inside say that they came from `name` (a layer's path, say)."""
+    token = _scope.set((*_scope.get(), name))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def location(name: str) -> str:
+    """Where an error happened: the path of scopes and the name of the op."""
+    return "/".join((*_scope.get(), f"op.{name}"))
+
+
+class Op:
+    """An operation; see the module's text. Facts a pass or a kernel may rely on:
+
+    - `kind`: what family of loops it is. Element-wise ops broadcast their inputs as NumPy does.
+    - `commutative`: the two inputs may be exchanged.
+    - `differentiable`: False where a derivative makes no sense; asking for one is an error.
+    """
+
+    def __init__(self, name: str, infer: InferRule, kind: Kind, *, commutative: bool = False) -> None:
+        self.name = name
+        self.infer = infer
+        self.kind: Kind = kind
+        self.commutative = commutative
+        self.gradient_rule: GradientRule | None = None
+        self.decompose: Callable[..., Any] | None = None
+        self.count_flops: Callable[[Node], int] = _default_flops
+
+    def gradient(self, rule: GradientRule) -> GradientRule:
+        """Register the gradient: `rule(g, y, *inputs, **attrs)` gives one node (or None) an input.
+
+        None says that the derivative is zero there. For an op with several outputs `g` and `y`
+        are tuples, and a `g` nobody asked for is None.
+        """
+        self.gradient_rule = rule
+        return rule
+
+    def flops(self, rule: Callable[[Node], int]) -> Callable[[Node], int]:
+        """Register how many floating-point operations a node of this op takes."""
+        self.count_flops = rule
+        return rule
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is a gradient, written or from the decomposition."""
+        return self.gradient_rule is not None or self.decompose is not None
+
+    def __call__(self, *inputs: Node, **attrs: Any) -> Any:
+        """The node (for several outputs, the tuple of items) of this op on these inputs."""
+        node = self.node(*inputs, **attrs)
+        if len(node.outputs) == 1:
+            return node
+        return tuple(item(node, index) for index in range(len(node.outputs)))
+
+    def node(self, *inputs: Node, **attrs: Any) -> Node:
+        """The node itself, also where it has several outputs."""
+        try:
+            outputs = self.infer(*[given.spec for given in inputs], **attrs)
+        except Mismatch as mismatch:
+            got = mismatch.got or ", ".join(describe(given) for given in inputs)
+            raise mismatch.error.build(
+                location(self.name), expected=mismatch.expected, got=got, hint=mismatch.hint
+            ) from None
+        if isinstance(outputs, Spec):
+            outputs = (outputs,)
+        return intern(self, inputs, attrs, tuple(outputs))
+
+    def rebuild(self, node: Node, inputs: Nodes) -> Node:
+        """The same node over other inputs."""
+        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+            return node
+        if self is ITEM:
+            return item(inputs[0], node.attrs["index"])
+        return self.node(*inputs, **node.attrs)
+
+    def __repr__(self) -> str:
+        return f"op.{self.name}"
+
+
+def _default_flops(node: Node) -> int:
+    if node.op.kind == "elementwise":
+        return node.spec.size
+    if node.op.kind == "reduction":
+        return sum(given.spec.size for given in node.inputs)
+    return 0
+
+
+def _register(created: Op) -> Op:
+    if created.name in OPS:
+        raise ValueError(f"op {created.name!r} is defined twice")
+    OPS[created.name] = created
+    return created
+
+
+def op(name: str, kind: Kind = "other", *, commutative: bool = False) -> Callable[[InferRule], Op]:
+    """Decorate a shape rule: makes and registers the op `name`."""
+
+    def define(infer: InferRule) -> Op:
+        return _register(Op(name, infer, kind, commutative=commutative))
+
+    return define
+
+
+def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]], Op]:
+    """Decorate a decomposition (nodes to nodes): makes and registers the op `name`."""
+
+    def define(decomposition: Callable[..., Any]) -> Op:
+        known: dict[Hashable, tuple[Spec, ...]] = {}
+
+        def infer(*inputs: Spec, **attrs: Any) -> tuple[Spec, ...]:
+            key = (inputs, tuple((key, frozen(value)) for key, value in attrs.items()))
+            if key not in known:
+                stand_ins = [parameter(i, spec) for i, spec in enumerate(inputs)]
+                result = as_tuple(decomposition(*stand_ins, **attrs))
+                known[key] = tuple(node.spec for node in result)
+            return known[key]
+
+        created = _register(Op(name, infer, kind))
+        created.decompose = decomposition
+        created.count_flops = lambda node: decomposed_flops(created, node)
+        return created
+
+    return define
+
+
+def decomposed_flops(composed: Op, node: Node) -> int:
+    """The operations of a composite node: those of its parts."""
+    stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
+    assert composed.decompose is not None
+    pending = list(as_tuple(composed.decompose(*stand_ins, **node.attrs)))
+    seen: set[Node] = set()
+    total = 0
+    while pending:
+        part = pending.pop()
+        if part not in seen:
+            seen.add(part)
+            total += part.op.count_flops(part)
+            pending.extend(part.inputs)
+    return total
+
+
+def as_tuple(result: Any) -> Nodes:
+    """One node or a tuple of nodes, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _infer_item(*_: Spec) -> NoReturn:
+    raise TypeError("items are made by item()")
+
+
+ITEM = _register(Op("item", _infer_item, "leaf"))
+
+
+def item(node: Node, index: int) -> Node:
+    """Output `index` of a node with several outputs."""
+    return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
+
+
+@op("parameter", kind="leaf")
+def _parameter(*, index: int, spec: Spec) -> Spec:
+    return spec
+
+
+def parameter(index: int, spec: Spec) -> Node:
+    """Argument number `index` of a body."""
+    node: Node = _parameter(index=index, spec=spec)
+    return node

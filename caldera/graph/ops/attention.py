@@ -1,0 +1,151 @@
+"""Attention as one op, with one op for its gradient.
+
+Besides the result, the op gives the logarithm of each row's sum of exponentials: with it the
+gradient finds the probabilities again, so a kernel need not keep the (T, S) matrix. For a row whose
+keys are all masked the result is 0, and the logarithm is given as 0 (then its probabilities,
+exp(-inf - 0), are 0 as well). Half-precision inputs are computed in float32, and the logarithm is
+float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
+from caldera.graph.ops.base import broadcast_to, cast, full, reshape, sum_, sum_to
+from caldera.graph.ops.elementwise import (
+    add,
+    broadcast,
+    div,
+    equal,
+    exp,
+    greater_equal,
+    isfinite,
+    log,
+    mul,
+    sub,
+    where,
+)
+from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.product import matmul
+from caldera.graph.ops.reduction import max_
+from caldera.graph.ops.widening import accumulator, widen, widened
+from caldera.tensor.dtype import bool_, int64, is_float
+from caldera.tensor.shape import Shape
+
+Gradient = tuple[Node | None, ...]
+
+
+def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
+    if any(each.dtype != q.dtype or not is_float(each.dtype) for each in (q, k, v)):
+        refuse_dtype("q, k and v of one floating-point dtype", hint="cast them with op.cast")
+    if min(len(each.shape) for each in (q, k, v)) < 2:
+        refuse_shape("q (..., T, D), k (..., S, D) and v (..., S, E)")
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        refuse_shape("q (..., T, D), k (..., S, D) and v (..., S, E), with D and S the same")
+    batch = broadcast(*[Spec(each.shape[:-2], each.dtype) for each in (q, k, v)])
+    for mask in masks:
+        if mask.dtype not in (bool_, q.dtype):
+            refuse_dtype(f"a mask of truth values, or of {q.dtype.name} to be added to the scores")
+        whole = Spec((*batch, q.shape[-2], k.shape[-2]), q.dtype)
+        if broadcast(mask.spec, whole) != whole.shape:
+            refuse_shape(f"a mask that broadcasts to {whole.shape}")
+
+
+def _scores(q: Node, k: Node, masks: Nodes, causal: bool, scale: float) -> Node:
+    """Each query times each key; -inf where a mask forbids it."""
+    scaled = mul(widen(q), constant(scale, accumulator(q.dtype)))
+    scores = matmul(scaled, widen(k), ta=False, tb=True)
+    never = constant(-math.inf, scores.dtype)
+    for mask in masks:
+        scores = where(mask, scores, never) if mask.dtype == bool_ else add(scores, widen(mask))
+    if causal:
+        scores = where(_not_later(scores.shape), scores, never)
+    node: Node = scores
+    return node
+
+
+def _not_later(shape: Shape) -> Node:
+    """Where a key does not come after its query, the last of both being simultaneous."""
+    queries, keys = shape[-2:]
+    row = iota(shape=(queries, keys), axis=0, dtype=int64)
+    column = iota(shape=(queries, keys), axis=1, dtype=int64)
+    node: Node = greater_equal(add(row, constant(keys - queries, int64)), column)
+    return node
+
+
+@composite("scaled_dot_product_attention")
+def attention(q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: float) -> Nodes:
+    """softmax(scale q k^T) v for (..., T, D), and the logarithm of each row's sum."""
+    _check(q, k, v, masks)
+    scores = _scores(q, k, masks, causal, scale)
+    if k.shape[-2] == 0:
+        nothing = matmul(scores, widen(v), ta=False, tb=False)
+        return cast(nothing, q.dtype), full(nothing.shape[:-1], 0, scores.dtype)
+    last = (len(scores.shape) - 1,)
+    largest = max_(scores, axis=last, keepdims=True)
+    # A row that is masked altogether has the largest score -inf; -inf - -inf would be NaN.
+    shift = where(isfinite(largest), largest, full(largest.shape, 0, scores.dtype))
+    weights = exp(sub(scores, shift))
+    total = sum_(weights, last, keepdims=True)
+    none = equal(total, constant(0, total.dtype))
+    safe = where(none, full(total.shape, 1, total.dtype), total)
+    y = div(matmul(weights, widen(v), ta=False, tb=False), safe)
+    logarithm = broadcast_to(add(log(safe), shift), (*y.shape[:-1], 1))
+    return cast(y, q.dtype), reshape(logarithm, y.shape[:-1])
+
+
+@attention.gradient
+def _(
+    g: tuple[Node | None, Node | None],
+    y: Nodes,
+    q: Node,
+    k: Node,
+    v: Node,
+    *masks: Node,
+    causal: bool,
+    scale: float,
+) -> Gradient:
+    for_y, for_logarithm = g
+    result, logarithm = y
+    if for_y is None:
+        for_y = full(result.shape, 0, result.dtype)
+    # The derivative of a softmax takes away what all scores of a row have in common.
+    common = sum_(mul(widen(for_y), widen(result)), (len(result.shape) - 1,))
+    if for_logarithm is not None:
+        common = sub(common, for_logarithm)
+    found = attention_grad(for_y, q, k, v, common, logarithm, *masks, causal=causal, scale=scale)
+    added = iter(found[3:])
+    return *found[:3], *(None if mask.dtype == bool_ else next(added) for mask in masks)
+
+
+@composite("scaled_dot_product_attention_grad")
+@widened
+def attention_grad(
+    g: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    common: Node,
+    logarithm: Node,
+    *masks: Node,
+    causal: bool,
+    scale: float,
+) -> Nodes:
+    """The gradients with respect to q, k, v and a mask that was added.
+
+    `logarithm` is the second output of the attention; `common`, one number a row, is the sum of
+    g * y, less the gradient of the logarithm.
+    """
+    column = (*logarithm.shape, 1)
+    scores = _scores(q, k, masks, causal, scale)
+    probabilities = exp(sub(scores, reshape(logarithm, column)))
+    dv = matmul(probabilities, g, ta=True, tb=False)
+    slopes = sub(matmul(g, v, ta=False, tb=True), reshape(common, column))
+    for_scores = mul(probabilities, slopes)
+    factor = constant(scale, q.dtype)
+    dq = mul(matmul(for_scores, k, ta=False, tb=False), factor)
+    dk = mul(matmul(for_scores, q, ta=True, tb=False), factor)
+    added = tuple(sum_to(for_scores, mask.shape) for mask in masks if mask.dtype != bool_)
+    return sum_to(dq, q.shape), sum_to(dk, k.shape), sum_to(dv, v.shape), *added

@@ -1,0 +1,314 @@
+"""Element-wise primitives: each op's dtype rule with its gradient next to it.
+
+All of them broadcast as NumPy does and want equal dtypes (the public functions cast first).
+
+Conventions where the derivative is not unique, all of them tested: abs and sign have derivative 0
+at 0; maximum and minimum share it half and half at a tie, and give it to neither beside a nan; relu
+has 0 at 0; floor, ceil, round and floor division have 0 everywhere, so mod has 1 and -floor(a / b);
+a**0 has 0 everywhere, at a = 0 too; 0**b has 0 with respect to b. Floor division rounds down and
+mod takes the sign of the divisor, as in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from caldera.errors import ShapeError
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import Op, op, refuse_dtype, refuse_shape
+from caldera.graph.ops.base import full, sum_to
+from caldera.graph.ops.leaf import constant
+from caldera.tensor.dtype import bool_, is_float
+from caldera.tensor.shape import Shape, broadcast_shapes
+
+Gradient = tuple[Node | None, ...]
+
+
+def broadcast(*specs: Spec) -> Shape:
+    """The shape these broadcast to, or a refusal that the op turns into the user's error."""
+    try:
+        return broadcast_shapes(*[spec.shape for spec in specs])
+    except ShapeError:
+        refuse_shape("shapes that broadcast together", hint="reshape one of them, or add an axis")
+
+
+def _same(*specs: Spec) -> Spec:
+    if any(spec.dtype != specs[0].dtype for spec in specs):
+        refuse_dtype("operands of one dtype", hint="cast one of them with op.cast")
+    return Spec(broadcast(*specs), specs[0].dtype)
+
+
+def _numbers(*specs: Spec) -> Spec:
+    result = _same(*specs)
+    if result.dtype == bool_:
+        refuse_dtype("numbers, not truth values", hint="use op.cast, or op.logical_*")
+    return result
+
+
+def _floats(*specs: Spec) -> Spec:
+    result = _same(*specs)
+    if not is_float(result.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    return result
+
+
+def _truths(*specs: Spec) -> Spec:
+    result = _same(*specs)
+    if result.dtype != bool_:
+        refuse_dtype("truth values (bool)", hint="compare first, for example x != 0")
+    return result
+
+
+def _test(*specs: Spec) -> Spec:
+    return Spec(_same(*specs).shape, bool_)
+
+
+def _define(name: str, rule: Callable[..., Spec], *, commutative: bool = False) -> Op:
+    return op(name, kind="elementwise", commutative=commutative)(rule)
+
+
+def _scalar(value: float, like: Node) -> Node:
+    return constant(value, like.dtype)
+
+
+# --- arithmetic
+
+add = _define("add", _numbers, commutative=True)
+sub = _define("sub", _numbers)
+mul = _define("mul", _numbers, commutative=True)
+div = _define("div", _floats)
+neg = _define("neg", _numbers)
+pow_ = _define("pow", _numbers)
+floor_div = _define("floor_div", _numbers)
+mod = _define("mod", _numbers)
+maximum = _define("maximum", _same, commutative=True)
+minimum = _define("minimum", _same, commutative=True)
+
+
+@add.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return sum_to(g, a.shape), sum_to(g, b.shape)
+
+
+@sub.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return sum_to(g, a.shape), sum_to(neg(g), b.shape)
+
+
+@mul.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return sum_to(mul(g, b), a.shape), sum_to(mul(g, a), b.shape)
+
+
+@div.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return sum_to(div(g, b), a.shape), sum_to(neg(div(mul(g, y), b)), b.shape)
+
+
+@neg.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (neg(g),)
+
+
+@pow_.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    if b.op.name == "constant":
+        return _slope_of_power(g, a, b), None
+    # b a^(b - 1) is 0 * inf where both are 0; there the base is taken as 1.
+    zero = equal(a, _scalar(0, a))
+    base = where(logical_and(zero, equal(b, _scalar(0, b))), _scalar(1, a), a)
+    da = mul(g, mul(b, pow_(base, sub(b, _scalar(1, b)))))
+    # d/db = y log a; at a = 0 the limit is 0 for b > 0, where log alone would give 0 * -inf.
+    safe = where(zero, _scalar(1, a), a)
+    db = mul(g, where(zero, full(y.shape, 0, y.dtype), mul(y, log(safe))))
+    return sum_to(da, a.shape), sum_to(db, b.shape)
+
+
+def _slope_of_power(g: Node, a: Node, b: Node) -> Node | None:
+    exponent = b.attrs["value"]
+    if exponent == 0:
+        return None
+    node: Node = mul(g, mul(b, pow_(a, _scalar(exponent - 1, b))))
+    return node
+
+
+@floor_div.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return None, None
+
+
+@mod.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return sum_to(g, a.shape), sum_to(neg(mul(g, floor_div(a, b))), b.shape)
+
+
+def _share(g: Node, a: Node, b: Node, a_wins: Node, b_wins: Node) -> Gradient:
+    half = mul(g, _scalar(0.5, g))
+    none = full(g.shape, 0, g.dtype)
+    tie = equal(a, b)
+    for_a = where(tie, half, where(a_wins, g, none))
+    for_b = where(tie, half, where(b_wins, g, none))
+    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
+
+
+@maximum.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return _share(g, a, b, greater(a, b), less(a, b))
+
+
+@minimum.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    return _share(g, a, b, less(a, b), greater(a, b))
+
+
+# --- comparison and logic: results are truth values, which have no derivative
+
+equal = _define("equal", _test, commutative=True)
+not_equal = _define("not_equal", _test, commutative=True)
+less = _define("less", _test)
+less_equal = _define("less_equal", _test)
+greater = _define("greater", _test)
+greater_equal = _define("greater_equal", _test)
+logical_and = _define("logical_and", _truths, commutative=True)
+logical_or = _define("logical_or", _truths, commutative=True)
+logical_xor = _define("logical_xor", _truths, commutative=True)
+logical_not = _define("logical_not", _truths)
+isfinite = _define("isfinite", _test)
+isnan = _define("isnan", _test)
+
+
+@op("where", kind="elementwise")
+def where(condition: Spec, a: Spec, b: Spec) -> Spec:
+    if condition.dtype != bool_:
+        refuse_dtype("a condition of truth values (bool)", hint="compare first, for example x > 0")
+    chosen = _same(a, b)
+    return Spec(broadcast(condition, chosen), chosen.dtype)
+
+
+@where.gradient
+def _(g: Node, y: Node, condition: Node, a: Node, b: Node) -> Gradient:
+    none = full(g.shape, 0, g.dtype)
+    return (
+        None,
+        sum_to(where(condition, g, none), a.shape),
+        sum_to(where(condition, none, g), b.shape),
+    )
+
+
+@op("stop_gradient", kind="elementwise")
+def stop_gradient(x: Spec) -> Spec:
+    return x
+
+
+@stop_gradient.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (None,)
+
+
+# --- functions of one argument
+
+exp = _define("exp", _floats)
+log = _define("log", _floats)
+log1p = _define("log1p", _floats)
+expm1 = _define("expm1", _floats)
+sqrt = _define("sqrt", _floats)
+rsqrt = _define("rsqrt", _floats)
+square = _define("square", _numbers)
+reciprocal = _define("reciprocal", _floats)
+abs_ = _define("abs", _numbers)
+sign = _define("sign", _numbers)
+floor = _define("floor", _floats)
+ceil = _define("ceil", _floats)
+round_ = _define("round", _floats)
+sin = _define("sin", _floats)
+cos = _define("cos", _floats)
+tanh = _define("tanh", _floats)
+erf = _define("erf", _floats)
+sigmoid = _define("sigmoid", _floats)
+relu = _define("relu", _numbers)
+
+
+@exp.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, y),)
+
+
+@log.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, x),)
+
+
+@log1p.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, add(x, _scalar(1, x))),)
+
+
+@expm1.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, add(y, _scalar(1, y))),)
+
+
+@sqrt.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(mul(g, _scalar(0.5, g)), y),)
+
+
+@rsqrt.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(mul(g, _scalar(-0.5, g)), div(y, x)),)
+
+
+@square.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(mul(g, _scalar(2, g)), x),)
+
+
+@reciprocal.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (neg(mul(g, square(y))),)
+
+
+@abs_.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, sign(x)),)
+
+
+def _no_slope(g: Node, y: Node, x: Node) -> Gradient:
+    return (None,)
+
+
+sign.gradient(_no_slope)
+floor.gradient(_no_slope)
+ceil.gradient(_no_slope)
+round_.gradient(_no_slope)
+
+
+@sin.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, cos(x)),)
+
+
+@cos.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (neg(mul(g, sin(x))),)
+
+
+@tanh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, sub(_scalar(1, y), square(y))),)
+
+
+@erf.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(mul(g, _scalar(2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),)
+
+
+@sigmoid.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, mul(y, sub(_scalar(1, y), y))),)
+
+
+@relu.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (where(greater(x, _scalar(0, x)), g, full(g.shape, 0, g.dtype)),)

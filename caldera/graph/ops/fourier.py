@@ -1,0 +1,162 @@
+"""Fourier transforms.
+
+There is no complex dtype: a complex number is a pair (real, imaginary) on a last axis of length 2.
+A real transform keeps the n // 2 + 1 frequencies that determine the rest.
+
+All three primitives are sums without a factor in front; the public inverse transforms divide by n.
+So each one's gradient is another of them: the adjoint of a transform is its inverse times n.
+"""
+
+from __future__ import annotations
+
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
+from caldera.graph.ops.base import full, sum_to
+from caldera.graph.ops.elementwise import add, broadcast, equal, logical_or, mul, neg, sub, where
+from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.movement import concat, narrow
+from caldera.tensor.dtype import DType, int64, is_float
+
+
+def _check_float(x: Spec) -> None:
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+
+
+def _check_complex(x: Spec) -> None:
+    _check_float(x)
+    if x.rank < 1 or x.shape[-1] != 2:
+        refuse_shape(
+            "a last axis of length 2: (real, imaginary)",
+            hint="stack the two parts along a new last axis",
+        )
+
+
+def _check_length(x: Spec, axis: int) -> None:
+    if x.shape[axis] < 1:
+        refuse_shape(f"at least one element along axis {axis}")
+
+
+def frequencies(n: int) -> int:
+    """How many frequencies of a real signal of length n are kept."""
+    return n // 2 + 1
+
+
+@op("fft")
+def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
+    """The sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
+    _check_complex(x)
+    if not 0 <= axis < x.rank - 1:
+        refuse_shape(f"a signal along axis {axis}, before the axis of (real, imaginary)")
+    _check_length(x, axis)
+    return x
+
+
+@fft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int, inverse: bool) -> Nodes:
+    return (fft(g, axis=axis, inverse=not inverse),)
+
+
+@op("rfft")
+def rfft(x: Spec, *, axis: int) -> Spec:
+    """The first n // 2 + 1 frequencies of a real signal."""
+    _check_float(x)
+    if not 0 <= axis < x.rank:
+        refuse_shape(f"a signal along axis {axis}")
+    _check_length(x, axis)
+    n = x.shape[axis]
+    return Spec((*x.shape[:axis], frequencies(n), *x.shape[axis + 1 :], 2), x.dtype)
+
+
+@op("irfft")
+def irfft(x: Spec, *, axis: int, n: int) -> Spec:
+    """The real signal of length n with these frequencies, times n.
+
+    The imaginary parts of frequency 0 and, for even n, of the last one are ignored.
+    """
+    _check_complex(x)
+    if not 0 <= axis < x.rank - 1:
+        refuse_shape(f"frequencies along axis {axis}, before the axis of (real, imaginary)")
+    if n < 1:
+        refuse_shape("a length of 1 or more for the signal", got=f"n = {n}")
+    if x.shape[axis] != frequencies(n):
+        refuse_shape(
+            f"{frequencies(n)} frequencies along axis {axis} for a signal of length {n}",
+            hint="an even length has n / 2 + 1 of them, an odd one (n + 1) / 2",
+        )
+    return Spec((*x.shape[:axis], n, *x.shape[axis + 1 : -1]), x.dtype)
+
+
+# A frequency that is kept stands for itself and its mirror image, except 0 and n / 2, which stand
+# for themselves alone. rfft counts each once and irfft counts both, hence the factors.
+
+
+@rfft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
+    n = x.shape[axis]
+    return (irfft(mul(g, _paired(n, axis, g, 0.5)), axis=axis, n=n),)
+
+
+@irfft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int, n: int) -> Nodes:
+    return (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),)
+
+
+def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
+    """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
+    behind = len(spectrum.shape) - axis - 1
+    k: Node = iota(shape=(frequencies(n),) + (1,) * behind, axis=0, dtype=int64)
+    twice = mul(k, constant(2, int64))
+    alone = logical_or(equal(k, constant(0, int64)), equal(twice, constant(n, int64)))
+    dtype: DType = spectrum.dtype
+    node: Node = where(alone, full(k.shape, 1, dtype), full(k.shape, factor, dtype))
+    return node
+
+
+@fft.flops
+def _(node: Node) -> int:
+    n = node.shape[node.attrs["axis"]]
+    return 5 * (node.spec.size // 2) * (n - 1).bit_length()
+
+
+@rfft.flops
+def _(node: Node) -> int:
+    given = node.inputs[0]
+    n = given.shape[node.attrs["axis"]]
+    return 5 * given.spec.size * (n - 1).bit_length() // 2
+
+
+@irfft.flops
+def _(node: Node) -> int:
+    return 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2
+
+
+@composite("complex_mul")
+def complex_mul(a: Node, b: Node) -> Node:
+    """The product of complex numbers, element by element; all axes but the last broadcast."""
+    _check_complex(a.spec)
+    _check_complex(b.spec)
+    broadcast(a.spec, b.spec)
+    real_a, imaginary_a = _parts(a)
+    real_b, imaginary_b = _parts(b)
+    real = sub(mul(real_a, real_b), mul(imaginary_a, imaginary_b))
+    imaginary = add(mul(real_a, imaginary_b), mul(imaginary_a, real_b))
+    return concat((real, imaginary), len(real.shape) - 1)
+
+
+@complex_mul.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Nodes:
+    return (
+        sum_to(complex_mul(g, _conjugate(b)), a.shape),
+        sum_to(complex_mul(g, _conjugate(a)), b.shape),
+    )
+
+
+def _parts(x: Node) -> Nodes:
+    last = len(x.shape) - 1
+    return narrow(x, last, 0, 1), narrow(x, last, 1, 1)
+
+
+def _conjugate(x: Node) -> Node:
+    real, imaginary = _parts(x)
+    return concat((real, neg(imaginary)), len(x.shape) - 1)

@@ -1,0 +1,58 @@
+"""A program: what is computed and which variables change.
+
+All reads see the values from before the run; all updates commit together at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caldera.errors import CalderaError
+from caldera.graph.body import rewrite, topological
+from caldera.graph.node import Node, Symbol
+from caldera.graph.opdef import Nodes
+
+
+@dataclass(frozen=True)
+class Program:
+    """Outputs, and for each updated variable the node of its new value."""
+
+    outputs: Nodes
+    updates: tuple[tuple[Symbol, Node], ...] = ()
+
+    @property
+    def roots(self) -> Nodes:
+        """Every node that has to be computed."""
+        return self.outputs + tuple(value for _, value in self.updates)
+
+    def with_roots(self, roots: Sequence[Node]) -> Program:
+        """The same program over rewritten roots."""
+        count = len(self.outputs)
+        targets = [symbol for symbol, _ in self.updates]
+        return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
+
+    def order(self) -> list[Node]:
+        """All nodes, inputs before users."""
+        return topological(self.roots)
+
+
+def program_of(outputs: Sequence[Node]) -> Program:
+    """The program that computes these nodes and performs every `assign` among or below them."""
+    updates: dict[Symbol, Node] = {}
+    for node in topological(outputs):
+        if node.op.name != "assign":
+            continue
+        symbol: Symbol = node.inputs[0].attrs["symbol"]
+        if updates.setdefault(symbol, node.inputs[1]) is not node.inputs[1]:
+            raise CalderaError.build(
+                "op.assign", expected="at most one new value for a variable in a program",
+                got=f"two for {symbol.name}", hint="combine them into one expression",
+            )  # fmt: skip
+    # The value of an assignment is the new value; the update itself is now on the program.
+    program = Program(tuple(outputs), tuple(updates.items()))
+    return program.with_roots(rewrite(program.roots, _value_of_assign))
+
+
+def _value_of_assign(node: Node) -> Node | None:
+    return node.inputs[1] if node.op.name == "assign" else None
