@@ -1,0 +1,1 @@
+"""From an op and a device to the code that runs it."""

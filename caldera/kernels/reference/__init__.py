@@ -1,0 +1,34 @@
+"""The oracle: a plain NumPy function for each op that is not made of others."""
+
+from __future__ import annotations
+
+from caldera.kernels.reference import (
+    collective,
+    control,
+    elementwise,
+    fourier,
+    indexing,
+    linalg,
+    movement,
+    pooling,
+    product,
+    reduction,
+)
+from caldera.kernels.reference.registry import FUNCTIONS, evaluate, interpret, reference
+
+__all__ = [
+    "FUNCTIONS",
+    "collective",
+    "control",
+    "elementwise",
+    "evaluate",
+    "fourier",
+    "indexing",
+    "interpret",
+    "linalg",
+    "movement",
+    "pooling",
+    "product",
+    "reduction",
+    "reference",
+]

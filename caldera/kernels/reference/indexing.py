@@ -1,0 +1,65 @@
+"""Reading and adding at computed positions, and sorting, in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import DataError
+from caldera.kernels.reference.registry import reference
+
+
+def _check_range(name: str, indices: np.ndarray, length: int) -> None:
+    wrong = (indices < -length) | (indices >= length)
+    if wrong.any():
+        raise DataError.build(
+            f"op.{name}",
+            expected=f"indices from {-length} to {length - 1}" if length else "no indices",
+            got=f"{indices[wrong][0]} into an axis of length {length}",
+            hint="check the labels or indices, and the size of what they point into",
+        )
+
+
+@reference("gather")
+def _gather(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
+    _check_range("gather", indices, x.shape[axis])
+    return x[(slice(None),) * axis + (indices,)]
+
+
+@reference("scatter_add")
+def _scatter_add(
+    x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int
+) -> np.ndarray:
+    _check_range("scatter_add", indices, x.shape[axis])
+    result = x.copy()
+    places: Any = (slice(None),) * axis + (indices,)
+    np.add.at(result, places, updates)
+    return result
+
+
+@reference("take_along_axis")
+def _take_along_axis(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
+    _check_range("take_along_axis", indices, x.shape[axis])
+    return np.take_along_axis(x, indices, axis)
+
+
+@reference("put_along_axis_add")
+def _put_along_axis_add(
+    x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int
+) -> np.ndarray:
+    _check_range("put_along_axis_add", indices, x.shape[axis])
+    result = x.copy()
+    places: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
+    places[axis] = indices
+    np.add.at(result, tuple(places), updates)
+    return result
+
+
+@reference("sort")
+def _sort(x: np.ndarray, *, axis: int, descending: bool) -> tuple[np.ndarray, np.ndarray]:
+    # Negated keys keep equal elements in order and NaN last, which reversing the result would not;
+    # for integers the complement also reverses the order, and cannot overflow.
+    ascending = x if not descending else -x if x.dtype.kind == "f" else ~x
+    indices = np.argsort(ascending, axis=axis, kind="stable")
+    return np.take_along_axis(x, indices, axis), indices

@@ -1,0 +1,76 @@
+"""Leaves without a symbol, and ops that move elements, in NumPy. Most results are views."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.kernels.reference.registry import reference
+from caldera.tensor.dtype import DType
+from caldera.tensor.shape import Shape
+
+
+@reference("constant")
+def _constant(*, value: float, dtype: DType) -> np.ndarray:
+    return np.asarray(value, dtype=dtype)
+
+
+@reference("iota")
+def _iota(*, shape: Shape, axis: int, dtype: DType) -> np.ndarray:
+    index = np.arange(shape[axis], dtype=dtype)
+    return np.broadcast_to(index.reshape((-1,) + (1,) * (len(shape) - axis - 1)), shape)
+
+
+@reference("broadcast_to")
+def _broadcast_to(x: np.ndarray, *, shape: Shape) -> np.ndarray:
+    return np.broadcast_to(x, shape)
+
+
+@reference("reshape")
+def _reshape(x: np.ndarray, *, shape: Shape) -> np.ndarray:
+    return x.reshape(shape)
+
+
+@reference("transpose")
+def _transpose(x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
+    return x.transpose(axes)
+
+
+def _parts(bounds: tuple[tuple[int, int, int], ...]) -> tuple[slice, ...]:
+    return tuple(slice(*bound) for bound in bounds)
+
+
+@reference("slice")
+def _slice(x: np.ndarray, *, bounds: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    return x[_parts(bounds)]
+
+
+@reference("unslice")
+def _unslice(
+    x: np.ndarray, *, shape: Shape, bounds: tuple[tuple[int, int, int], ...]
+) -> np.ndarray:
+    result = np.zeros(shape, x.dtype)
+    result[_parts(bounds)] = x
+    return result
+
+
+@reference("pad")
+def _pad(x: np.ndarray, *, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+    shape = tuple(a + n + b for n, (a, b) in zip(x.shape, widths, strict=True))
+    result = np.full(shape, value, x.dtype)
+    result[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))] = x
+    return result
+
+
+@reference("flip")
+def _flip(x: np.ndarray, *, axis: tuple[int, ...]) -> np.ndarray:
+    return np.flip(x, axis)
+
+
+@reference("concat")
+def _concat(*parts: np.ndarray, axis: int) -> np.ndarray:
+    return np.concatenate(parts, axis)
+
+
+@reference("split")
+def _split(x: np.ndarray, *, sizes: tuple[int, ...], axis: int) -> tuple[np.ndarray, ...]:
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))

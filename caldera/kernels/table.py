@@ -1,0 +1,114 @@
+"""Which code runs an op on a device: a table from (op, device family) to candidate kernels.
+
+Gradients, layers and passes never choose a device; the plan asks this table. A kernel does not run
+an op by itself: `bind` ties it to the arrays of one call and gives back a function of no arguments,
+so that everything that can be decided once is decided once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from caldera.errors import ConfigError, DeviceError
+from caldera.graph.node import Node
+
+Array = Any
+"""What a device's `array` gives: a numpy.ndarray on the CPU, a CuPy array on a card."""
+Runner = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node with the arrays it reads and writes, and the workspace its kernel asked for."""
+
+    node: Node
+    outputs: tuple[Array, ...]
+    inputs: tuple[Array, ...]
+    workspace: Array = None
+    communicator: Any = None
+
+
+def _always(node: Node) -> bool:
+    return True
+
+
+def _no_bytes(node: Node) -> int:
+    return 0
+
+
+def _never(node: Node) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an op on a family of devices.
+
+    `priority` orders the candidates before anything was measured: the highest serves first.
+    `in_place` says whether an output may share its memory with an input of the same shape and dtype.
+    """
+
+    op: str
+    family: str
+    name: str
+    bind: Callable[[Call], Runner]
+    supports: Callable[[Node], bool] = _always
+    workspace: Callable[[Node], int] = _no_bytes
+    priority: int = 0
+    in_place: Callable[[Node], bool] = _never
+
+
+@dataclass
+class KernelTable:
+    """All kernels, by op and device family."""
+
+    _kernels: dict[tuple[str, str], list[Kernel]] = field(default_factory=dict)
+
+    def add(self, kernel: Kernel) -> None:
+        """Register a kernel; its name must be new for this op and family."""
+        row = self._kernels.setdefault((kernel.op, kernel.family), [])
+        if any(other.name == kernel.name for other in row):
+            raise ConfigError.build(
+                "kernel table", expected="a new name", got=f"a second {kernel.name!r} for {kernel.op}"
+            )
+        row.append(kernel)
+        row.sort(key=lambda each: -each.priority)
+
+    def remove(self, kernel: Kernel) -> None:
+        """Take one kernel out again."""
+        self._kernels[(kernel.op, kernel.family)].remove(kernel)
+
+    def forget(self, op: str) -> None:
+        """Take out all kernels of an op."""
+        for key in [key for key in self._kernels if key[0] == op]:
+            del self._kernels[key]
+
+    def has(self, op: str, family: str) -> bool:
+        """Whether any kernel is registered for this op."""
+        return bool(self._kernels.get((op, family)))
+
+    def candidates(self, node: Node, family: str, workspace_limit: int | None = None) -> list[Kernel]:
+        """The kernels that can run this node within the workspace allowed, best guess first."""
+        able = [
+            kernel
+            for kernel in self._kernels.get((node.op.name, family), ())
+            if kernel.supports(node)
+            and (workspace_limit is None or kernel.workspace(node) <= workspace_limit)
+        ]
+        if not able:
+            raise DeviceError.build(
+                f"op.{node.op.name}", expected=f"a kernel for {family!r} devices",
+                got=f"none for {', '.join(str(given.outputs[0]) for given in node.inputs)}",
+                hint="run it on another device, or raise settings.workspace_limit",
+            )  # fmt: skip
+        return able
+
+    def names(self, op: str, family: str) -> list[str]:
+        """The names of the kernels for an op, best guess first."""
+        return [kernel.name for kernel in self._kernels.get((op, family), ())]
+
+
+TABLE = KernelTable()
+"""The one table; `kernels.reference` and the other rooms fill it when they are imported."""
