@@ -1,0 +1,1 @@
+"""Graph to graph: each file one idea, `pipeline.py` their order."""

@@ -1,0 +1,165 @@
+"""Element-wise chains become one loop, together with the reductions they feed.
+
+Nodes are grouped; a group becomes one `fused` node whose body holds them. In a body, element-wise
+nodes have the shape of the loop, and reductions are outputs that nothing in the body reads: their
+value is complete only when the loop has ended.
+
+A group may take in a consumer if no path leads from the one to the other through a node outside,
+for the joined node would have to run both before and after that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caldera.graph.body import Body, users_of
+from caldera.graph.node import Node
+from caldera.graph.opdef import as_tuple
+from caldera.graph.ops.control import fused
+from caldera.graph.program import Program
+from caldera.tensor.dtype import HALVES
+from caldera.tensor.shape import Shape
+
+LARGEST = 256
+"""Nodes a body: a limit for the compilers behind it."""
+REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
+
+
+class _Group:
+    """Nodes that become one loop, and what they depend on."""
+
+    __slots__ = ("above", "first", "me", "members", "reads", "shape")
+
+    def __init__(self, node: Node, position: int) -> None:
+        self.members: dict[Node, None] = {node: None}
+        self.reads: dict[Node, None] = dict.fromkeys(node.inputs)
+        self.first = position
+        self.shape: Shape | None = None
+        # Each loop has a bit; a group has those of its loops (`me`) and of all loops that its
+        # value depends on (`above`), so that one `&` tells whether a path leads to it.
+        self.me = 0
+        self.above = 0
+
+
+def _is_loop(node: Node) -> bool:
+    return node.op.kind == "elementwise" and node.op.decompose is None
+
+
+def _is_tail(node: Node) -> bool:
+    return node.op.name in REDUCTIONS and node.dtype not in HALVES
+
+
+class _Fuser:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.order = program.order()
+        self.users = users_of(self.order)
+        self.group: dict[Node, _Group] = {}
+
+    def run(self) -> Program:
+        for position, node in enumerate(self.order):
+            group = self.group[node] = _Group(node, position)
+            for given in group.reads:
+                group.above |= self.group[given].above | self.group[given].me
+            if _is_loop(node):
+                group.shape = node.shape
+                group.me = 1 << position
+            if _is_loop(node) or _is_tail(node):
+                for given in node.inputs:
+                    self._try_join(given, node, position)
+        return self._rebuild()
+
+    def _try_join(self, producer: Node, consumer: Node, now: int) -> None:
+        first, second = self.group[producer], self.group[consumer]
+        if first is second or not _is_loop(producer):
+            return
+        if second.shape not in (None, first.shape):
+            return
+        if len(first.members) + len(second.members) > LARGEST or self._separated(first, second):
+            return
+        self._hand_down(first, second.above & ~first.above & ~first.me, now)
+        first.me |= second.me
+        first.above = (first.above | second.above) & ~first.me
+        first.first = min(first.first, second.first)
+        first.members.update(second.members)
+        first.reads.update(second.reads)
+        for node in second.members:
+            self.group[node] = first
+
+    def _separated(self, first: _Group, second: _Group) -> bool:
+        """Whether `second` reads something that is not ready while the loop of `first` runs."""
+        for given in second.reads:
+            between = self.group[given]
+            if between is first:
+                if not _is_loop(given):
+                    return True
+            elif between is not second and between.above & first.me:
+                return True
+        return False
+
+    def _hand_down(self, group: _Group, more: int, now: int) -> None:
+        """All that depend on `group` now depend on `more` as well."""
+        if more:
+            for node in self.order[group.first : now]:
+                below = self.group[node]
+                if below.above & group.me:
+                    below.above |= more
+
+    # --- rebuilding
+
+    def _rebuild(self) -> Program:
+        new: dict[Node, Node] = {}
+        roots = set(self.program.roots)
+        for group in self._groups_in_order():
+            if len(group.members) == 1:
+                (node,) = group.members
+                new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+            else:
+                self._emit(group, new, roots)
+        return self.program.with_roots([new[root] for root in self.program.roots])
+
+    def _emit(self, group: _Group, new: dict[Node, Node], roots: set[Node]) -> None:
+        members = group.members
+        sources = (_source(given) for given in group.reads if given not in members)
+        outside = dict.fromkeys(node for node in sources if node.op.name != "constant")
+        outputs = [
+            node
+            for node in members
+            if node in roots or any(user not in members for user in self.users[node])
+        ]
+        results = fused(*[new[node] for node in outside], body=Body(list(outside), outputs))
+        new.update(zip(outputs, as_tuple(results), strict=True))
+
+    def _groups_in_order(self) -> list[_Group]:
+        """Groups such that each comes after all it reads."""
+        result: list[_Group] = []
+        seen: set[_Group] = set()
+        for node in self.order:
+            stack: list[tuple[_Group, Iterator[Node]]] = []
+            if self.group[node] not in seen:
+                seen.add(self.group[node])
+                stack.append((self.group[node], iter(self.group[node].reads)))
+            while stack:
+                group, reads = stack[-1]
+                for given in reads:
+                    before = self.group[given]
+                    if before not in seen:
+                        seen.add(before)
+                        stack.append((before, iter(before.reads)))
+                        break
+                else:
+                    result.append(group)
+                    stack.pop()
+        return result
+
+
+def _source(node: Node) -> Node:
+    """What a body really reads: a broadcast is only a way to look at something."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return node
+
+
+def fuse(program: Program) -> Program:
+    """Join element-wise nodes, and reductions with what feeds them, into fused nodes."""
+    return _Fuser(program).run()

@@ -1,0 +1,1 @@
+"""From a graph to kernel calls over planned memory, and running them."""

@@ -1,0 +1,43 @@
+"""Where each intermediate value lives: lifetimes to offsets in one block of memory.
+
+Largest first, each at the lowest offset that is free during its whole life. On training graphs,
+whose lifetimes nest, this comes within a few percent of the largest live set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector of any CPU in use."""
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to whole cache lines (nothing takes no room at all)."""
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tuple[list[int], int]:
+    """Offsets for buffers that live from step `first` to step `last`, and the total size."""
+    count = len(sizes)
+    needed = np.array([aligned(size) for size in sizes], dtype=np.int64)
+    starts = np.asarray(first, dtype=np.int64)
+    ends = np.asarray(last, dtype=np.int64)
+    offsets = np.zeros(count, dtype=np.int64)
+    # Those placed so far, kept in order of offset, so that gaps are met from the bottom up.
+    by_offset: list[int] = []
+    for index in sorted(range(count), key=lambda i: (-needed[i], starts[i])):
+        placed = np.array(by_offset, dtype=np.int64)
+        together = placed[(starts[placed] <= ends[index]) & (ends[placed] >= starts[index])]
+        spot = 0
+        for other in together:
+            if offsets[other] - spot >= needed[index]:
+                break
+            spot = max(spot, int(offsets[other] + needed[other]))
+        offsets[index] = spot
+        position = int(np.searchsorted(offsets[placed], spot, side="right"))
+        by_offset.insert(position, index)
+    total = int((offsets + needed).max()) if count else 0
+    return [int(offset) for offset in offsets], total

@@ -1,0 +1,93 @@
+"""The kernel of `scan`: the body is scheduled once, then bound once for each step of the loop.
+
+All addresses are fixed when the plan is bound, so a loop is captured and replayed like any other
+sequence of calls. The carries alternate between two places, so a step never writes what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.body import Body
+from caldera.graph.node import Node, Spec
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.plan.arena import aligned
+from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
+
+
+def _argument(node: Node) -> Hashable | None:
+    return ("argument", node.attrs["index"]) if node.op.name == "parameter" else None
+
+
+def loop_kernel(node: Node, choose: Chooser, constant: Callable[[Node], Any]) -> Kernel:
+    """A kernel for this scan node; `constant` gives the array of a constant node."""
+    body: Body = node.attrs["body"]
+    roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
+    schedule = Schedule(roots, choose, _argument)
+    carried = body.parameters[: node.attrs["carries"]]
+    room = sum(aligned(spec.nbytes) for spec in carried)
+
+    def bind(call: Call) -> Runner:
+        return _bind_loop(call, schedule, constant)
+
+    return Kernel(
+        "scan", "cpu", "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room
+    )
+
+
+def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) -> Runner:
+    attrs = call.node.attrs
+    carries, sequences, length = attrs["carries"], attrs["sequences"], attrs["length"]
+    stacks = call.inputs[carries : carries + sequences]
+    constants = call.inputs[carries + sequences :]
+    specs = attrs["body"].parameters[:carries]
+    turns = _turning_places(call.workspace, specs, schedule.arena_bytes)
+    current = call.inputs[:carries]
+    calls: list[Runner] = []
+    order = range(length - 1, -1, -1) if attrs["reverse"] else range(length)
+    for turn, t in enumerate(order):
+        following = call.outputs[:carries] if turn == length - 1 else turns[turn % 2]
+        arguments = [*current, *[stack[t] for stack in stacks], *constants]
+        # result[t, ...] rather than result[t]: a scalar step must stay an array to write to.
+        results = [*following, *[stack[t, ...] for stack in call.outputs[carries:]]]
+
+        def lookup(buffer: Buffer, arguments: Any = arguments, results: Any = results) -> Any:
+            root = buffer.root
+            if root.place == "constant":
+                return constant(root.key)  # type: ignore[arg-type]
+            if root.place == "external":
+                kind, index = root.key  # type: ignore[misc]
+                return (arguments if kind == "argument" else results)[index]
+            return _part(call.workspace, root.offset, buffer.spec)
+
+        calls.extend(schedule.bind(lookup, call.communicator))
+        current = following
+    if length == 0:
+        calls = [
+            lambda target=target, start=start: np.copyto(target, start)  # type: ignore[misc]
+            for target, start in zip(call.outputs, current, strict=False)
+        ]
+
+    def run() -> None:
+        for each in calls:
+            each()
+
+    return run
+
+
+def _turning_places(workspace: Any, specs: tuple[Spec, ...], start: int) -> list[list[Any]]:
+    places: list[list[Any]] = []
+    for _ in range(2):
+        row = []
+        for spec in specs:
+            row.append(_part(workspace, start, spec))
+            start += aligned(spec.nbytes)
+        places.append(row)
+    return places
+
+
+def _part(workspace: Any, offset: int, spec: Spec) -> Any:
+    return workspace[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)

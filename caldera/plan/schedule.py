@@ -1,0 +1,253 @@
+"""A graph as a list of kernel calls over one planned arena.
+
+`Schedule` knows no addresses: it says in which order kernels run, which buffers they read and
+write, and where in an arena the intermediate ones lie. `bind` ties it to real memory. A program
+has one schedule; so has the body of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from caldera.graph.body import topological
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import ITEM
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.plan import arena
+from caldera.plan.views import Look, ghost, look
+
+Place = Literal["arena", "external", "constant"]
+Lookup = Callable[["Buffer"], Any]
+Chooser = Callable[[Node], Kernel]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory for one value: a part of the arena, or something that belongs to others."""
+
+    spec: Spec
+    place: Place
+    key: Hashable = None
+    first: int = -1
+    last: int = -1
+    offset: int = 0
+    shared: Buffer | None = None
+
+    @property
+    def root(self) -> Buffer:
+        """The buffer whose memory this one uses."""
+        buffer = self
+        while buffer.shared is not None:
+            buffer = buffer.shared
+        return buffer
+
+
+@dataclass(frozen=True)
+class Value:
+    """A way to look at a buffer."""
+
+    buffer: Buffer
+    ghost: np.ndarray
+    looks: tuple[Look, ...] = ()
+
+    def see(self, array: Any) -> Any:
+        """This value, given the buffer's array."""
+        for function in self.looks:
+            array = function(array)
+        return array
+
+
+@dataclass
+class Step:
+    """One kernel call."""
+
+    node: Node
+    kernel: Kernel
+    inputs: tuple[Value, ...]
+    outputs: tuple[Buffer, ...]
+    workspace: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class Root:
+    """A node whose value is wanted in a place of its own.
+
+    `overwrites` is the external buffer that the place is also read as during the run, if any: the
+    value may be written there directly only once nobody reads it any more.
+    """
+
+    node: Node
+    key: Hashable
+    overwrites: bool = False
+
+
+def _bind_copy(call: Call) -> Runner:
+    (target,), (source,) = call.outputs, call.inputs
+    return lambda: np.copyto(target, source)
+
+
+COPY = Kernel("copy", "cpu", "copy", _bind_copy)
+
+
+@dataclass
+class Schedule:
+    """Steps and the layout of their arena."""
+
+    roots: Sequence[Root]
+    choose: Chooser
+    external: Callable[[Node], Hashable | None]
+    in_place: bool = True
+    steps: list[Step] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    arena_bytes: int = 0
+    naive_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._values: dict[Node, tuple[Value, ...]] = {}
+        self._external: dict[Hashable, Buffer] = {}
+        self._made_by: dict[Buffer, int] = {}
+        for node in topological([root.node for root in self.roots]):
+            self._values[node] = self._visit(node)
+        self._deliver()
+        self._share()
+        self._layout()
+
+    # --- building
+
+    def _visit(self, node: Node) -> tuple[Value, ...]:
+        key = self.external(node)
+        if key is not None:
+            return (self._whole(self._external_buffer(key, node.spec)),)
+        if node.op is ITEM:
+            return (self._values[node.inputs[0]][node.attrs["index"]],)
+        if node.op.name == "constant":
+            return (self._whole(self._new(node.spec, "constant", node)),)
+        inputs = tuple(self._values[given][0] for given in node.inputs)
+        if inputs:
+            seen = look(node, inputs[0].ghost)
+            if seen is not None:
+                function, strides = seen
+                return (Value(inputs[0].buffer, strides, (*inputs[0].looks, function)),)
+        outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
+        self._add_step(node, self.choose(node), inputs, outputs)
+        return tuple(self._whole(buffer) for buffer in outputs)
+
+    def _new(self, spec: Spec, place: Place, key: Hashable = None) -> Buffer:
+        buffer = Buffer(spec, place, key)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _external_buffer(self, key: Hashable, spec: Spec) -> Buffer:
+        if key not in self._external:
+            self._external[key] = self._new(spec, "external", key)
+        return self._external[key]
+
+    def _whole(self, buffer: Buffer) -> Value:
+        return Value(buffer, ghost(buffer.spec))
+
+    def _add_step(
+        self, node: Node, kernel: Kernel, inputs: tuple[Value, ...], outputs: tuple[Buffer, ...]
+    ) -> None:
+        now = len(self.steps)
+        for value in inputs:
+            value.buffer.last = now
+        for buffer in outputs:
+            buffer.first = buffer.last = now
+            self._made_by[buffer] = now
+        step = Step(node, kernel, inputs, outputs)
+        needed = kernel.workspace(node)
+        if needed:
+            step.workspace = self._new(Spec((needed,), np.dtype(np.uint8)), "arena")
+            step.workspace.first = step.workspace.last = now
+        self.steps.append(step)
+
+    def _deliver(self) -> None:
+        """Bring each root to its place: written there at once if possible, else copied at the end."""
+        copies: list[tuple[Root, Value, Buffer]] = []
+        for root in self.roots:
+            value = self._values[root.node][0]
+            target = self._external_buffer(root.key, root.node.spec)
+            if self._can_write_directly(root, value, target):
+                value.buffer.place = "external"
+                value.buffer.shared = target
+            else:
+                # A value that is itself read from outside may be overwritten by another root's
+                # delivery before it is copied: take it aside first.
+                if root.overwrites and value.buffer.root.place == "external":
+                    aside = self._new(root.node.spec, "arena")
+                    self._add_step(root.node, COPY, (value,), (aside,))
+                    value = self._whole(aside)
+                copies.append((root, value, target))
+        copies.sort(key=lambda each: each[0].overwrites)
+        for root, value, target in copies:
+            self._add_step(root.node, COPY, (value,), (target,))
+
+    def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
+        buffer = value.buffer
+        if buffer.place != "arena" or value.looks or buffer.shared is not None:
+            return False
+        if not root.overwrites:
+            return True
+        made = self._made_by[buffer]
+        rest = [other for other in self.roots if other is not root]
+        if any(self._values[other.node][0].buffer.root is target for other in rest):
+            return False
+        if target.last < made:
+            return True
+        return target.last == made and _may_share(self.steps[made], target, buffer)
+
+    def _share(self) -> None:
+        """Let outputs take over the memory of an input whose last reader they are."""
+        if not self.in_place:
+            return
+        for now, step in enumerate(self.steps):
+            dying = {
+                value.buffer.root: None
+                for value in step.inputs
+                if value.buffer.root.place == "arena" and value.buffer.root.last == now
+            }
+            for output in step.outputs:
+                taken = next((b for b in dying if _may_share(step, b, output)), None)
+                if output.place == "arena" and taken is not None:
+                    del dying[taken]
+                    output.shared = taken
+                    taken.last = output.last
+
+    def _layout(self) -> None:
+        for buffer in self.buffers:
+            root = buffer.root
+            root.last = max(root.last, buffer.last)
+        own = [b for b in self.buffers if b.place == "arena" and b.shared is None]
+        offsets, self.arena_bytes = arena.place(
+            [b.spec.nbytes for b in own], [b.first for b in own], [b.last for b in own]
+        )
+        for buffer, offset in zip(own, offsets, strict=True):
+            buffer.offset = offset
+        self.naive_bytes = sum(
+            arena.aligned(b.spec.nbytes) for b in self.buffers if b.place == "arena"
+        )
+
+    # --- using
+
+    def bind(self, lookup: Lookup, communicator: Any = None) -> list[Runner]:
+        """The calls of all steps on real memory: `lookup` gives the array of a buffer."""
+        calls: list[Runner] = []
+        for step in self.steps:
+            inputs = tuple(value.see(lookup(value.buffer)) for value in step.inputs)
+            outputs = tuple(lookup(buffer) for buffer in step.outputs)
+            workspace = None if step.workspace is None else lookup(step.workspace)
+            call = Call(step.node, outputs, inputs, workspace, communicator)
+            calls.append(step.kernel.bind(call))
+        return calls
+
+
+def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:
+    """Whether the step may write `output` over the input buffer `taken`."""
+    if not step.kernel.in_place(step.node) or output.spec != taken.spec:
+        return False
+    readers = [value for value in step.inputs if value.buffer.root is taken]
+    return all(not value.looks for value in readers)

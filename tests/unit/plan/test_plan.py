@@ -1,0 +1,230 @@
+"""Plans: planned once, right in place, results that belong to the user, capture and replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op, optim
+from caldera.plan import arena
+
+
+def _variable(name: str, *shape: int, device: str = "cpu") -> cd.Variable:
+    return op.var(name, shape, fill=cd.uniform(), dtype="float64", device=device)
+
+
+# --- planning
+
+
+def test_the_same_graph_is_planned_once() -> None:
+    x = _variable("x", 3)
+    assert cd.compile([x * 2.0 + 1.0]) is cd.compile([x * 2.0 + 1.0])
+    assert cd.compile([x * 2.0]) is not cd.compile([x * 3.0])
+    assert cd.compile([x * 2.0], without=["fuse"]) is not cd.compile([x * 2.0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buffers_that_live_together_never_overlap(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    count = int(generator.integers(1, 40))
+    sizes = generator.integers(0, 5000, count).tolist()
+    first = generator.integers(0, 30, count)
+    last = (first + generator.integers(0, 10, count)).tolist()
+    offsets, total = arena.place(sizes, first.tolist(), last)
+    assert total <= sum(map(arena.aligned, sizes))
+    for i in range(count):
+        assert offsets[i] % arena.ALIGNMENT == 0
+        assert offsets[i] + sizes[i] <= total
+        for j in range(i):
+            together = first[i] <= last[j] and first[j] <= last[i]
+            apart = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
+            assert apart or not together
+
+
+def test_a_chain_needs_little_memory() -> None:
+    x = _variable("x", 64, 64)
+    y = x
+    for _ in range(10):
+        y = op.matmul(y, x)
+    plan = cd.compile(y)
+    assert plan.arena_bytes <= 2 * 64 * 64 * 8 < plan.naive_bytes
+
+
+def test_the_arena_of_a_training_step_is_at_most_60_percent_of_naive() -> None:
+    h: cd.Expr = _variable("x", 100, 64)
+    parameters = []
+    for i in range(8):
+        w, b = _variable(f"w{i}", 64, 64), _variable(f"b{i}", 64)
+        h = op.sigmoid(h @ w + b)
+        parameters += [w, b]
+    loss = op.mean(h * h)
+    plan = cd.compile([loss, *optim.Adam(1e-3).train(loss, parameters)])
+    assert plan.arena_bytes <= 0.6 * plan.naive_bytes
+
+
+# --- state
+
+
+def test_all_reads_see_the_values_from_before_the_run() -> None:
+    a, b = _variable("a", 4), _variable("b", 4)
+    old_a, old_b = a.numpy(), b.numpy()
+    swap = cd.compile([op.assign(a, b), op.assign(b, a), a + b])
+    total = swap.run()[2].numpy()
+    np.testing.assert_array_equal(a.numpy(), old_b)
+    np.testing.assert_array_equal(b.numpy(), old_a)
+    np.testing.assert_array_equal(total, old_a + old_b)
+
+
+def test_updates_in_place_do_not_disturb_other_readers() -> None:
+    w = _variable("w", 3, 3)
+    old = w.numpy()
+    plan = cd.compile([op.assign(w, w * 2.0), w @ w, op.transpose(w), w + 1.0])
+    new, product, turned, more = (result.numpy() for result in plan.run())
+    np.testing.assert_allclose(new, 2 * old)
+    np.testing.assert_allclose(product, old @ old)
+    np.testing.assert_array_equal(turned, old.T)
+    np.testing.assert_allclose(more, old + 1)
+    np.testing.assert_allclose(w.numpy(), 2 * old)
+
+
+def test_an_update_by_a_product_of_itself() -> None:
+    w = _variable("w", 3, 3)
+    old = w.numpy()
+    cd.compile(op.assign(w, w @ w)).run()
+    np.testing.assert_allclose(w.numpy(), old @ old)
+
+
+def test_two_values_for_one_variable_are_refused() -> None:
+    w = _variable("w", 2)
+    with pytest.raises(cd.CalderaError, match="at most one new value.*two for w"):
+        cd.compile([op.assign(w, w + 1.0), op.assign(w, w + 2.0)])
+
+
+def test_an_assignment_inside_an_expression_is_performed_once() -> None:
+    w = op.var("w", (), fill=cd.constant(1.0))
+    assert float(op.assign(w, w + 1.0) * 10.0) == 20.0
+    assert w.numpy() == 2.0
+
+
+# --- results
+
+
+def test_results_belong_to_whoever_holds_them() -> None:
+    x = op.var("x", (3,), fill=cd.constant(1.0))
+    plan = cd.compile(x * 2.0)
+    kept = [plan.run()[0]]
+    arrays = [plan.run()[0].numpy()]
+    x.assign(np.full(3, 5.0))
+    kept.append(plan.run()[0])
+    arrays.append(plan.run()[0].numpy()[1:])
+    assert [t.tolist() for t in kept] == [[2.0] * 3, [10.0] * 3]
+    assert [a.tolist() for a in arrays] == [[2.0] * 3, [10.0] * 2]
+
+
+def test_results_belong_to_whoever_holds_them_on_a_device() -> None:
+    x = op.var("x", (3,), fill=cd.constant(1.0), device="loopback")
+    plan = cd.compile(x * 2.0)
+    first = plan.run()[0].numpy()
+    x.assign(np.full(3, 5.0))
+    second = plan.run()[0].numpy()
+    assert (first.tolist(), second.tolist()) == ([2.0] * 3, [10.0] * 3)
+
+
+def test_dropped_results_are_written_to_the_same_memory() -> None:
+    x = op.var("x", (64,), fill=cd.uniform())
+    plan = cd.compile(x * 2.0)
+    plan.run()
+    address = plan.run()[0].memory.address
+    assert plan.run()[0].memory.address == address
+
+
+def test_large_results_are_not_kept_by_the_plan() -> None:
+    x = op.var("x", (2 << 20,), fill=cd.zero())
+    plan = cd.compile(x + 1.0)
+    plan.run()
+    before = cd.device("cpu").pool.in_use
+    result = plan.run()[0]
+    assert cd.device("cpu").pool.in_use - before >= result.nbytes
+    del result
+    assert cd.device("cpu").pool.in_use == before
+
+
+def test_the_same_expression_twice_gives_two_results() -> None:
+    x = _variable("x", 3)
+    y = x * 2.0
+    first, second = cd.compile([y, y]).run()
+    first[0] = 99.0
+    assert second[0] == 2.0 * x.numpy()[0]
+
+
+def test_a_variable_or_constant_can_be_a_result() -> None:
+    x = _variable("x", 3)
+    results = cd.compile([x, op.cast(x, "float64"), op.broadcast(2.0, (2,))]).run()
+    np.testing.assert_array_equal(results[0].numpy(), x.numpy())
+    results[0][0] = 99.0
+    assert x.numpy()[0] != 99.0
+    assert results[2].tolist() == [2.0, 2.0]
+
+
+# --- inputs and devices
+
+
+def test_inputs_are_checked_by_name_shape_and_dtype() -> None:
+    x = op.input("x", (2,), dtype="int64")
+    plan = cd.compile(x + 1)
+    assert plan.run({"x": [1, 2]})[0].tolist() == [2, 3]
+    with pytest.raises(cd.ConfigError, match="a value for each of: x, got y"):
+        plan.run({"y": [1, 2]})
+    with pytest.raises(cd.ShapeError, match=r"input x: expected shape \(2,\), got \(3,\)"):
+        plan.run({"x": [1, 2, 3]})
+    with pytest.raises(cd.DtypeError, match="input x"):
+        plan.run({"x": [0.5, 1.5]})
+
+
+def test_variables_on_two_devices_are_refused() -> None:
+    a, b = _variable("a", 2, device="loopback:0"), _variable("b", 2, device="loopback:1")
+    with pytest.raises(cd.DeviceError, match="a on loopback:0, b on loopback:1"):
+        (a + b).eval()
+    with pytest.raises(cd.DeviceError, match="variable a.*move it with"):
+        cd.compile(a + 1.0, device="cpu")
+
+
+def test_a_training_step_on_a_device_copies_nothing_back_and_forth() -> None:
+    w = _variable("w", 4, 4, device="loopback:3")
+    plan = cd.compile(optim.GradientDescent(0.1).train(op.sum(w * w), [w]))
+    plan.run()
+    counters = cd.device("loopback:3").counters
+    cd.device("loopback:3").stream.synchronize()
+    counters.reset()
+    for _ in range(5):
+        plan.run()
+    cd.device("loopback:3").stream.synchronize()
+    assert (counters.h2d, counters.d2h) == (0, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "loopback:0"])
+def test_a_captured_plan_computes_what_it_did_before(device: str) -> None:
+    def build() -> tuple[cd.Variable, cd.Plan]:
+        cd.seed(1)
+        w = _variable("w", 5, 5, device=device)
+        x = op.input("x", (5,), dtype="float64", device=device)
+        loss = op.sum(op.square(w @ x))
+        return w, cd.compile([loss, *optim.Adam(0.1).train(loss, [w])])
+
+    (plain, plan), (captured, replayed) = build(), build()
+    replayed.capture()
+    for step in range(4):
+        feeds = {"x": np.arange(5.0) + step}
+        assert plan.run(feeds)[0].item() == replayed.run(feeds)[0].item()
+    np.testing.assert_array_equal(plain.numpy(), captured.numpy())
+
+
+def test_other_plans_do_not_disturb_a_captured_one() -> None:
+    x = _variable("x", 8, 8)
+    captured = cd.compile((x @ x) @ x)
+    captured.capture()
+    before = captured.run()[0].numpy().copy()
+    big = _variable("big", 300, 300)
+    ((big @ big) @ big).eval()
+    np.testing.assert_array_equal(captured.run()[0].numpy(), before)
