@@ -1,0 +1,109 @@
+"""Caldera: deep learning for scientists, from a laptop to a GPU to a cluster.
+
+    import caldera as cd
+    from caldera import op, optim
+
+A `Tensor` is concrete data. An expression (`op.*`, or arithmetic on a tensor or variable) is lazy:
+nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value.
+"""
+
+from __future__ import annotations
+
+from caldera import errors, io, op, optim, testing
+from caldera.config import settings
+from caldera.errors import (
+    CalderaError,
+    CheckpointError,
+    CommError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DtypeError,
+    GradientError,
+    IndexingError,
+    OutOfMemoryError,
+    ShapeError,
+)
+from caldera.lazy import Expr, Variable, compile, forget_plans
+from caldera.memory import (
+    CUDA_MANAGED,
+    DEVICE,
+    HOST,
+    MANAGED,
+    MemoryManager,
+    device,
+    memory_report,
+)
+from caldera.op.random import seed
+from caldera.plan.plan import Plan
+from caldera.tensor import (
+    Filler,
+    Tensor,
+    constant,
+    diagonal,
+    from_array,
+    from_dlpack,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    identity,
+    normal,
+    one,
+    orthogonal,
+    tensor,
+    uniform,
+    zero,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CUDA_MANAGED",
+    "DEVICE",
+    "HOST",
+    "MANAGED",
+    "CalderaError",
+    "CheckpointError",
+    "CommError",
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "DtypeError",
+    "Expr",
+    "Filler",
+    "GradientError",
+    "IndexingError",
+    "MemoryManager",
+    "OutOfMemoryError",
+    "Plan",
+    "ShapeError",
+    "Tensor",
+    "Variable",
+    "compile",
+    "constant",
+    "device",
+    "diagonal",
+    "errors",
+    "forget_plans",
+    "from_array",
+    "from_dlpack",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "identity",
+    "io",
+    "memory_report",
+    "normal",
+    "one",
+    "op",
+    "optim",
+    "orthogonal",
+    "seed",
+    "settings",
+    "tensor",
+    "testing",
+    "uniform",
+    "zero",
+]

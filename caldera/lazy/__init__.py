@@ -1,0 +1,26 @@
+"""Where a user's expression meets plans and tensors: writing, compiling, differentiating."""
+
+from __future__ import annotations
+
+from caldera.lazy.compile import compile_nodes, forget_plans
+from caldera.lazy.expr import Expr, as_float, binary, divide, lift, lift_all, wrap
+from caldera.lazy.functions import compile, grad
+from caldera.lazy.variable import Input, Variable, input, var
+
+__all__ = [
+    "Expr",
+    "Input",
+    "Variable",
+    "as_float",
+    "binary",
+    "compile",
+    "compile_nodes",
+    "divide",
+    "forget_plans",
+    "grad",
+    "input",
+    "lift",
+    "lift_all",
+    "var",
+    "wrap",
+]

@@ -1,0 +1,80 @@
+"""From nodes to a plan: the passes, the choice of a device, and the plans already made."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from caldera.errors import DeviceError
+from caldera.graph.node import Node, Symbol
+from caldera.graph.program import Program, program_of
+from caldera.kernels import cpu, reference
+from caldera.kernels.table import TABLE
+from caldera.memory import Device
+from caldera.memory import device as find_device
+from caldera.passes.pipeline import optimise
+from caldera.plan.plan import Plan
+
+_KERNEL_ROOMS = (reference, cpu)
+REMEMBERED = 256
+"""Plans kept for the next time the same graph is asked for."""
+
+_plans: OrderedDict[Hashable, Plan] = OrderedDict()
+_lock = threading.Lock()
+
+
+def compile_nodes(
+    outputs: Sequence[Node],
+    *,
+    device: Device | str | int | None = None,
+    without: Sequence[str] = (),
+    precision: str | None = None,
+    communicator: Any = None,
+) -> Plan:
+    """The plan for these nodes: one that exists, or a new one."""
+    program = program_of(outputs)
+    place = _device_of(program) if device is None else find_device(device)
+    key = (program, place, tuple(sorted(without)), precision, communicator)
+    with _lock:
+        if key in _plans:
+            _plans.move_to_end(key)
+            return _plans[key]
+    optimised = optimise(
+        program,
+        has_kernel=lambda name: TABLE.has(name, place.kernels),
+        without=without,
+        precision=precision,
+    )
+    plan = Plan(
+        program, optimised, place, lambda node: TABLE.candidates(node, place.kernels)[0],
+        in_place="in_place" not in without, communicator=communicator,
+    )  # fmt: skip
+    with _lock:
+        _plans[key] = plan
+        while len(_plans) > REMEMBERED:
+            _plans.popitem(last=False)
+    return plan
+
+
+def forget_plans() -> None:
+    """Drop all remembered plans, and with them the memory they hold."""
+    with _lock:
+        _plans.clear()
+
+
+def _device_of(program: Program) -> Device:
+    """Where the program's variables are; the default device if they are nowhere in particular."""
+    found: dict[Device, Symbol] = {}
+    for node in program.order():
+        symbol = node.attrs.get("symbol")
+        if symbol is not None and symbol.role != "array" and not symbol.value.device.is_host:
+            found.setdefault(symbol.value.device, symbol)
+    if len(found) > 1:
+        places = ", ".join(f"{symbol.name} on {place.name}" for place, symbol in found.items())
+        raise DeviceError.build(
+            "eval", expected="all variables on one device", got=places,
+            hint="move them with .to(device=...), or compile with device=",
+        )  # fmt: skip
+    return next(iter(found), None) or find_device(None)

@@ -1,0 +1,354 @@
+"""`Expr`: what a user holds. A lazy expression; nothing runs until its value is asked for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import IndexingError, ShapeError
+from caldera.graph.node import Node, Spec, Symbol, describe
+from caldera.graph.ops import elementwise as e
+from caldera.graph.ops.base import cast, reshape
+from caldera.graph.ops.leaf import array as array_leaf
+from caldera.graph.ops.leaf import constant
+from caldera.graph.ops.leaf import tensor as tensor_leaf
+from caldera.graph.ops.movement import flip, slice_
+from caldera.graph.ops.product import matmul_any
+from caldera.lazy.compile import compile_nodes
+from caldera.plan.plan import Plan
+from caldera.tensor import Tensor
+from caldera.tensor.dtype import DType, canonical, float32, is_float, of_scalar, promote
+from caldera.tensor.shape import Shape
+
+
+class Expr:
+    """An expression that is computed when its value is asked for.
+
+    Made by the functions of `caldera.op` and by arithmetic on tensors and variables.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (2,), fill=cd.constant(3.0))
+    >>> y = x * x + 1.0
+    >>> y.shape, y.dtype.name
+    ((2,), 'float32')
+    >>> y.eval().tolist()
+    [10.0, 10.0]
+    """
+
+    __slots__ = ("__weakref__", "_plan", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._plan: Plan | None = None
+
+    # --- facts
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the value."""
+        return self.node.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the value."""
+        return self.node.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.node.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.node.spec.size
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError.build("len", expected="at least one axis", got=describe(self.node))
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Expr({describe(self.node)})"
+
+    # --- asking for the value
+
+    def eval(self, **feeds: Any) -> Tensor:
+        """Compute the value. Inputs made with `op.input` are given by name.
+
+        >>> from caldera import op
+        >>> x = op.input("x", (2,))
+        >>> (x * 2.0).eval(x=[1.0, 2.0]).tolist()
+        [2.0, 4.0]
+        """
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = compile_nodes((self.node,))
+        return plan.run(feeds)[0]
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array."""
+        return self.eval().numpy()
+
+    def item(self) -> Any:
+        """The value of a single element as a Python scalar."""
+        return self.eval().item()
+
+    def tolist(self) -> Any:
+        """The value as nested lists."""
+        return self.eval().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __str__(self) -> str:
+        return str(self.eval())
+
+    # --- reading parts
+
+    def __getitem__(self, key: Any) -> Expr:
+        """Integers, slices with any step, `...` and `None`, as in NumPy; the result is lazy."""
+        return Expr(_index(self.node, key if isinstance(key, tuple) else (key,)))
+
+    def __iter__(self) -> Iterator[Expr]:
+        return (self[i] for i in range(len(self)))
+
+    # --- arithmetic: each method works for a Tensor as well, which is given them below
+
+    def __add__(self, other: Any) -> Expr:
+        return binary(e.add, self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return binary(e.add, other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return binary(e.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return binary(e.sub, other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return binary(e.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return binary(e.mul, other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return divide(other, self)
+
+    def __pow__(self, other: Any) -> Expr:
+        return binary(e.pow_, self, other)
+
+    def __rpow__(self, other: Any) -> Expr:
+        return binary(e.pow_, other, self)
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return binary(e.floor_div, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return binary(e.floor_div, other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        return binary(e.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return binary(e.mod, other, self)
+
+    def __matmul__(self, other: Any) -> Expr:
+        return binary(matmul_any, self, other)
+
+    def __rmatmul__(self, other: Any) -> Expr:
+        return binary(matmul_any, other, self)
+
+    def __neg__(self) -> Expr:
+        return Expr(e.neg(lift(self)))
+
+    def __pos__(self) -> Expr:
+        return Expr(lift(self))
+
+    def __abs__(self) -> Expr:
+        return Expr(e.abs_(lift(self)))
+
+    def __invert__(self) -> Expr:
+        return Expr(e.logical_not(lift(self)))
+
+    def __and__(self, other: Any) -> Expr:
+        return binary(e.logical_and, self, other)
+
+    def __or__(self, other: Any) -> Expr:
+        return binary(e.logical_or, self, other)
+
+    def __xor__(self, other: Any) -> Expr:
+        return binary(e.logical_xor, self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary(e.equal, self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary(e.not_equal, self, other)
+
+    def __lt__(self, other: Any) -> Expr:
+        return binary(e.less, self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return binary(e.less_equal, self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return binary(e.greater, self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return binary(e.greater_equal, self, other)
+
+    # Comparing makes an expression, so identity is what sets and dicts go by.
+    __hash__ = object.__hash__
+    # NumPy must leave `array + expression` to us, instead of taking the expression apart.
+    __array_ufunc__ = None
+
+
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
+    "floordiv", "rfloordiv", "mod", "rmod", "matmul", "rmatmul", "neg", "pos", "abs", "invert",
+    "and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "hash",
+)  # fmt: skip
+for _name in _OPERATORS:
+    setattr(Tensor, f"__{_name}__", getattr(Expr, f"__{_name}__"))
+Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
+
+
+def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
+    """An op on two operands, in the dtype they share."""
+    return Expr(make(*lift_all(first, second)))
+
+
+def divide(first: Any, second: Any) -> Expr:
+    """True division: of integers it is computed in float32."""
+    a, b = lift_all(first, second)
+    return Expr(e.div(as_float(a), as_float(b)))
+
+
+def as_float(node: Node) -> Node:
+    """The node, cast to float32 if it holds integers or truth values."""
+    return node if is_float(node.dtype) else cast(node, float32)
+
+
+def lift(value: Any, like: DType | None = None) -> Node:
+    """The node of anything a user may write as an operand.
+
+    Python scalars take the dtype of what stands beside them (`like`).
+    """
+    if isinstance(value, Expr):
+        return value.node
+    if isinstance(value, Tensor):
+        return _leaf_of(value)
+    if isinstance(value, bool | int | float):
+        return constant(value, of_scalar(value, like))
+    array = np.asarray(value)
+    # A list of Python numbers is as weak as one number; an array keeps its dtype.
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "if":
+        array = array.astype(of_scalar(array.dtype.type(0).item(), like))
+    canonical(array.dtype)
+    if array.ndim == 0:
+        return constant(array.item(), canonical(array.dtype))
+    held = Tensor.from_numpy(array)
+    node: Node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
+    return node
+
+
+# A node keeps its tensor alive, so an id is good as long as its entry is.
+_leaves: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+
+
+def _leaf_of(value: Tensor) -> Node:
+    node = _leaves.get(id(value))
+    if node is None:
+        spec = Spec(value.shape, value.dtype)
+        node = tensor_leaf(symbol=Symbol("", spec, "tensor", value))
+        _leaves[id(value)] = node
+    return node
+
+
+def lift_all(*values: Any) -> tuple[Node, ...]:
+    """Operands that meet each other: lifted, and cast to the dtype they share."""
+    strong = [
+        lift(value) for value in values if isinstance(value, Expr | Tensor | np.ndarray | np.generic)
+    ]
+    shared: DType | None = None
+    for node in strong:
+        shared = node.dtype if shared is None else promote(shared, node.dtype)
+    # A weak scalar still decides the family: True + 2 is an int, 1 + 0.5 a float.
+    for value in values:
+        if isinstance(value, bool | int | float):
+            weak = of_scalar(value, shared)
+            shared = weak if shared is None else promote(shared, weak)
+    return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
+
+
+def _index(node: Node, key: tuple[Any, ...]) -> Node:
+    given = sum(1 for part in key if part is not None and part is not Ellipsis)
+    if given > len(node.shape) or sum(1 for part in key if part is Ellipsis) > 1:
+        raise IndexingError.build(
+            "index", expected=f"at most {len(node.shape)} indices", got=f"{given}"
+        )
+    if Ellipsis in [part for part in key if part is None or part is Ellipsis]:
+        at = next(i for i, part in enumerate(key) if part is Ellipsis)
+        fill = (slice(None),) * (len(node.shape) - given)
+        key = key[:at] + fill + key[at + 1 :]
+    else:
+        key = key + (slice(None),) * (len(node.shape) - given)
+    bounds: list[tuple[int, int, int]] = []
+    flipped: list[int] = []
+    shape: list[int] = []
+    axis = 0
+    for part in key:
+        if part is None:
+            shape.append(1)
+            continue
+        n = node.shape[axis]
+        if isinstance(part, slice):
+            chosen = range(*part.indices(n))
+            if len(chosen) and chosen.step < 0:
+                chosen = chosen[::-1]
+                flipped.append(axis)
+            count = len(chosen)
+            bounds.append((chosen.start, chosen[-1] + 1, chosen.step) if count else (0, 0, 1))
+            shape.append(count)
+        else:
+            position = _position(part, n, axis, node)
+            bounds.append((position, position + 1, 1))
+        axis += 1
+    return reshape(flip(slice_(node, tuple(bounds)), tuple(flipped)), tuple(shape))
+
+
+def _position(part: Any, n: int, axis: int, node: Node) -> int:
+    if isinstance(part, bool) or not isinstance(part, int | np.integer):
+        raise IndexingError.build(
+            "index", expected="integers, slices, ... or None", got=type(part).__name__,
+            hint="use op.gather for arrays of indices, op.where for truth values",
+        )  # fmt: skip
+    if not -n <= part < n:
+        raise IndexingError.build(
+            "index", expected=f"an index within {n} along axis {axis}",
+            got=f"{part} into {describe(node)}",
+        )  # fmt: skip
+    return int(part) % n
+
+
+def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:
+    """Expressions of these nodes."""
+    return tuple(Expr(node) for node in nodes)

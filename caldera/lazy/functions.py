@@ -1,0 +1,65 @@
+"""`compile` and `grad`: what can be done with a whole expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from caldera.graph.differentiate import gradients
+from caldera.lazy.compile import compile_nodes
+from caldera.lazy.expr import Expr, lift, wrap
+from caldera.memory import Device
+from caldera.plan.plan import Plan
+
+
+def compile(
+    outputs: Expr | Sequence[Expr],
+    *,
+    device: Device | str | int | None = None,
+    without: Sequence[str] = (),
+    precision: str | None = None,
+    communicator: Any = None,
+) -> Plan:
+    """The plan that computes these expressions together, and performs the assignments among them.
+
+    `device` defaults to the one the variables are on. `without` names passes to leave out (see
+    `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (2,), fill=cd.constant(3.0))
+    >>> plan = cd.compile([x + 1.0, x * x])
+    >>> [tensor.tolist() for tensor in plan.run()]
+    [[4.0, 4.0], [9.0, 9.0]]
+    """
+    wanted = [outputs] if isinstance(outputs, Expr) else list(outputs)
+    return compile_nodes(
+        tuple(lift(each) for each in wanted),
+        device=device,
+        without=without,
+        precision=precision,
+        communicator=communicator,
+    )
+
+
+def grad(
+    output: Expr, wrt: Expr | Sequence[Expr], *, seed: Any = None, unused: str = "error"
+) -> Any:
+    """The derivative of a scalar expression with respect to others: again expressions.
+
+    One expression for one, a list for a list. An output that is not a scalar needs `seed`, the
+    derivative of some scalar with respect to it. An expression it does not depend on is an error
+    unless `unused="zero"`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> slope = op.grad(x ** 3, x)
+    >>> float(slope), float(op.grad(slope, x))
+    (27.0, 18.0)
+    """
+    single = isinstance(wrt, Expr)
+    wanted = [wrt] if isinstance(wrt, Expr) else list(wrt)
+    start = None if seed is None else lift(seed, output.dtype)
+    found = wrap(gradients(output.node, [each.node for each in wanted], start, unused=unused))
+    return found[0] if single else list(found)

@@ -1,0 +1,126 @@
+"""Variables (state that runs may change) and inputs (values fed at each run)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import ShapeError
+from caldera.graph.node import Spec, Symbol
+from caldera.graph.ops.leaf import input_, variable
+from caldera.lazy.expr import Expr
+from caldera.memory import MANAGED, Device, Kind
+from caldera.tensor import Tensor
+from caldera.tensor.dtype import canonical
+from caldera.tensor.shape import as_shape
+
+
+class Variable(Expr):
+    """A named tensor that expressions read and `op.assign` or an optimizer changes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> w = op.var("w", (2,), fill=cd.constant(1.0))
+    >>> w.assign([3.0, 4.0])
+    >>> (w * 2.0).eval().tolist()
+    [6.0, 8.0]
+    """
+
+    __slots__ = ("symbol",)
+
+    def __init__(self, symbol: Symbol) -> None:
+        super().__init__(variable(symbol=symbol))
+        self.symbol = symbol
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self.symbol.name
+
+    @property
+    def tensor(self) -> Tensor:
+        """Where its value lives; runs write to it."""
+        held: Tensor = self.symbol.value
+        return held
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the value (unlike `tensor.numpy()`, it does not change under you)."""
+        return np.array(self.tensor.numpy())
+
+    def eval(self, **feeds: Any) -> Tensor:
+        """A copy of the value."""
+        return self.tensor.copy()
+
+    def assign(self, value: Any) -> None:
+        """Set the value now, from an array or anything that can become one."""
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            raise ShapeError.build(
+                f"variable {self.name}", expected=f"shape {self.shape}", got=f"{array.shape}",
+                hint="reshape the value; a variable keeps its shape",
+            )  # fmt: skip
+        self.tensor[...] = array
+
+    def __repr__(self) -> str:
+        return f"Variable({self.name!r}, {self.node.spec})"
+
+
+def var(
+    name: str,
+    shape: int | Sequence[int],
+    fill: Any = None,
+    dtype: Any = "float32",
+    *,
+    kind: Kind = MANAGED,
+    device: Device | str | int | None = None,
+) -> Variable:
+    """A variable: `fill` is a filler, a number or an array (zeros if none is given).
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.var("W", (2, 2), fill=cd.identity()).numpy().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    tensor = Tensor(shape, fill=fill, dtype=dtype, kind=kind, device=device, name=name)
+    return Variable(Symbol(name, Spec(tensor.shape, tensor.dtype), "variable", tensor))
+
+
+class Input(Expr):
+    """A value that is fed when a plan runs; made by `op.input`.
+
+    >>> from caldera import op
+    >>> op.input("x", (3,)).name
+    'x'
+    """
+
+    __slots__ = ("symbol",)
+
+    def __init__(self, symbol: Symbol) -> None:
+        super().__init__(input_(symbol=symbol))
+        self.symbol = symbol
+
+    @property
+    def name(self) -> str:
+        """The name under which it is fed."""
+        return self.symbol.name
+
+
+def input(
+    name: str,
+    shape: int | Sequence[int],
+    dtype: Any = "float32",
+    *,
+    device: Device | str | int | None = None,
+) -> Input:
+    """A value given by name at each run: `expr.eval(x=...)` or `plan.run({"x": ...})`.
+
+    >>> from caldera import op
+    >>> x = op.input("x", (2,))
+    >>> (x + 1.0).eval(x=[1.0, 2.0]).tolist()
+    [2.0, 3.0]
+    """
+    spec = Spec(as_shape(shape, "op.input"), canonical(dtype))
+    tensor = Tensor(spec.shape, dtype=spec.dtype, device=device, name=name)
+    return Input(Symbol(name, spec, "input", tensor))

@@ -1,0 +1,41 @@
+"""Checks of plain numbers and names that several families of functions take."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.graph.opdef import location
+
+
+def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> float:
+    """A number that is fixed when the expression is written, larger than `above` if that is given.
+
+    >>> as_number(1, "delta", "huber", above=0)
+    1.0
+    """
+    expected = f"{name}= a number" + ("" if above is None else f" above {above:g}")
+    plain = isinstance(value, int | float | np.integer | np.floating)
+    if not plain or isinstance(value, bool) or (above is not None and not value > above):
+        raise ConfigError.build(location(op), expected=expected, got=repr(value))
+    return float(value)
+
+
+def as_count(value: Any, name: str, op: str) -> int:
+    """A whole number of at least 1.
+
+    >>> as_count(3, "groups", "group_norm")
+    3
+    """
+    try:
+        number = 0 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError.build(
+            location(op), expected=f"{name}= a whole number of at least 1", got=repr(value)
+        )
+    return number

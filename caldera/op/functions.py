@@ -1,0 +1,243 @@
+"""Functions of one argument, element by element. Integers are computed in float32 where needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.graph.opdef import Op
+from caldera.graph.ops import base, elementwise
+from caldera.lazy import Expr, as_float, lift
+from caldera.tensor.dtype import canonical, is_integer
+
+
+def _float_function(function: Op, x: Any) -> Expr:
+    return Expr(function(as_float(lift(x))))
+
+
+def _rounding(function: Op, x: Any) -> Expr:
+    node = lift(x)
+    # Integers are whole already; float32 could not hold the large ones.
+    return Expr(node if is_integer(node.dtype) else function(as_float(node)))
+
+
+def exp(x: Any) -> Expr:
+    """e to the power of `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.exp(cd.tensor([0.0])).tolist()
+    [1.0]
+    """
+    return _float_function(elementwise.exp, x)
+
+
+def log(x: Any) -> Expr:
+    """The natural logarithm: -inf at 0, nan below.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.log(cd.tensor([1.0, 0.0])).tolist()
+    [0.0, -inf]
+    """
+    return _float_function(elementwise.log, x)
+
+
+def log1p(x: Any) -> Expr:
+    """log(1 + x), exact for small `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.log1p(cd.tensor([0.0, 1e-20])).tolist()
+    [0.0, 9.999999682655225e-21]
+    """
+    return _float_function(elementwise.log1p, x)
+
+
+def expm1(x: Any) -> Expr:
+    """exp(x) - 1, exact for small `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.expm1(cd.tensor([0.0, 1e-20])).tolist()
+    [0.0, 9.999999682655225e-21]
+    """
+    return _float_function(elementwise.expm1, x)
+
+
+def sqrt(x: Any) -> Expr:
+    """The square root: nan below 0, and with an infinite derivative at 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.sqrt(cd.tensor([4.0, 2.25])).tolist()
+    [2.0, 1.5]
+    """
+    return _float_function(elementwise.sqrt, x)
+
+
+def rsqrt(x: Any) -> Expr:
+    """One over the square root.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.rsqrt(cd.tensor([4.0, 0.25])).tolist()
+    [0.5, 2.0]
+    """
+    return _float_function(elementwise.rsqrt, x)
+
+
+def square(x: Any) -> Expr:
+    """`x` times itself.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.square(cd.tensor([3.0, -2.0])).tolist()
+    [9.0, 4.0]
+    """
+    return Expr(elementwise.square(lift(x)))
+
+
+def reciprocal(x: Any) -> Expr:
+    """One over `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.reciprocal(cd.tensor([4.0, -0.5])).tolist()
+    [0.25, -2.0]
+    """
+    return _float_function(elementwise.reciprocal, x)
+
+
+def abs(x: Any) -> Expr:
+    """The absolute value; its derivative at 0 is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.abs(cd.tensor([3.0, -2.0])).tolist()
+    [3.0, 2.0]
+    """
+    return Expr(elementwise.abs_(lift(x)))
+
+
+def sign(x: Any) -> Expr:
+    """-1, 0 or 1; its derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.sign(cd.tensor([3.0, 0.0, -2.0])).tolist()
+    [1.0, 0.0, -1.0]
+    """
+    return Expr(elementwise.sign(lift(x)))
+
+
+def floor(x: Any) -> Expr:
+    """The largest whole number that is not above `x`; its derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.floor(cd.tensor([1.5, -1.5])).tolist()
+    [1.0, -2.0]
+    """
+    return _rounding(elementwise.floor, x)
+
+
+def ceil(x: Any) -> Expr:
+    """The smallest whole number that is not below `x`; its derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.ceil(cd.tensor([1.5, -1.5])).tolist()
+    [2.0, -1.0]
+    """
+    return _rounding(elementwise.ceil, x)
+
+
+def round(x: Any) -> Expr:
+    """The nearest whole number, the even one of two; its derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.round(cd.tensor([1.5, 2.5, -0.7])).tolist()
+    [2.0, 2.0, -1.0]
+    """
+    return _rounding(elementwise.round_, x)
+
+
+def sin(x: Any) -> Expr:
+    """The sine of an angle in radians.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.sin(cd.tensor([0.0])).tolist()
+    [0.0]
+    """
+    return _float_function(elementwise.sin, x)
+
+
+def cos(x: Any) -> Expr:
+    """The cosine of an angle in radians.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.cos(cd.tensor([0.0])).tolist()
+    [1.0]
+    """
+    return _float_function(elementwise.cos, x)
+
+
+def tanh(x: Any) -> Expr:
+    """The hyperbolic tangent.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.tanh(cd.tensor([0.0, 100.0])).tolist()
+    [0.0, 1.0]
+    """
+    return _float_function(elementwise.tanh, x)
+
+
+def erf(x: Any) -> Expr:
+    """The error function, the integral of the normal distribution.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.erf(cd.tensor([0.0, 10.0])).tolist()
+    [0.0, 1.0]
+    """
+    return _float_function(elementwise.erf, x)
+
+
+def sigmoid(x: Any) -> Expr:
+    """1 / (1 + exp(-x)), without overflow.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.sigmoid(cd.tensor([0.0, -1000.0, 1000.0])).tolist()
+    [0.5, 0.0, 1.0]
+    """
+    return _float_function(elementwise.sigmoid, x)
+
+
+def cast(x: Any, dtype: Any) -> Expr:
+    """The same values in another dtype: towards zero to integers, "is not zero" to bool.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.cast(cd.tensor([1.7, -1.7]), "int32").tolist()
+    [1, -1]
+    >>> op.cast(cd.tensor([0.0, 0.5]), "bool").tolist()
+    [False, True]
+    """
+    return Expr(base.cast(lift(x), canonical(dtype)))
+
+
+def stop_gradient(x: Any) -> Expr:
+    """`x`, but a constant to derivatives.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> float(op.grad(x * op.stop_gradient(x), x))
+    3.0
+    """
+    return Expr(elementwise.stop_gradient(lift(x)))

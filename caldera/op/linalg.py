@@ -1,0 +1,199 @@
+"""Linear algebra on matrices or batches of them: the last two axes are the rows and columns.
+
+Signs that a factorisation leaves open are fixed: R of a QR has no negative number on its diagonal;
+of each column of U and of each eigenvector the first component within 1% of its largest is
+positive. A matrix that cannot be inverted or factorised is an error when the value is computed.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+from caldera.errors import ShapeError
+from caldera.graph.node import Node, describe
+from caldera.graph.ops import linalg
+from caldera.graph.ops.base import reshape
+from caldera.lazy import Expr, as_float, lift, lift_all
+
+
+def inverse(a: Any) -> Expr:
+    """The inverse of each matrix.
+
+    >>> from caldera import op
+    >>> op.inverse([[2.0, 0.0], [0.0, 4.0]]).tolist()
+    [[0.5, 0.0], [0.0, 0.25]]
+    """
+    return Expr(linalg.inverse(as_float(lift(a))))
+
+
+def solve(a: Any, b: Any) -> Expr:
+    """The x of a x = b. `b` with one axis is a vector, with more a matrix or a batch of them.
+
+    >>> from caldera import op
+    >>> op.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 2.0]).tolist()
+    [1.0, 0.5]
+    """
+    first, second = lift_all(a, b)
+    left, right = as_float(first), as_float(second)
+    if len(right.shape) != 1:
+        return Expr(linalg.solve(left, right))
+    result = linalg.solve(left, reshape(right, (*right.shape, 1)))
+    return Expr(reshape(result, result.shape[:-1]))
+
+
+def determinant(a: Any) -> Expr:
+    """The determinant of each matrix. Its derivative exists here where the matrix is invertible.
+
+    >>> from caldera import op
+    >>> op.determinant([[2.0, 1.0], [0.0, 4.0]]).tolist()
+    8.0
+    """
+    return Expr(linalg.determinant(as_float(lift(a))))
+
+
+def slogdet(a: Any) -> tuple[Expr, Expr]:
+    """The sign of each determinant and the logarithm of its magnitude, which cannot overflow.
+
+    >>> from caldera import op
+    >>> sign, logarithm = op.slogdet([[0.0, 1.0], [1.0, 0.0]])
+    >>> sign.tolist(), logarithm.tolist()
+    (-1.0, 0.0)
+    """
+    sign, logarithm = linalg.slogdet(as_float(lift(a)))
+    return Expr(sign), Expr(logarithm)
+
+
+def cholesky(a: Any) -> Expr:
+    """The lower triangular L with L Lᵀ = a, for symmetric positive definite matrices.
+
+    What is not symmetric in `a` is ignored: (a + aᵀ) / 2 is factorised.
+
+    >>> from caldera import op
+    >>> op.cholesky([[4.0, 2.0], [2.0, 10.0]]).tolist()
+    [[2.0, 0.0], [1.0, 3.0]]
+    """
+    return Expr(linalg.cholesky(as_float(lift(a))))
+
+
+def qr(a: Any) -> tuple[Expr, Expr]:
+    """Q with orthonormal columns and R upper triangular, a = Q R (reduced).
+
+    For m x n matrices Q is m x k and R is k x n, with k = min(m, n). The diagonal of R is not
+    negative. The derivative needs the first k columns to be linearly independent.
+
+    >>> from caldera import op
+    >>> q, r = op.qr([[0.0, 2.0], [3.0, 1.0]])
+    >>> [[round(abs(x), 4) for x in row] for row in q.tolist()]
+    [[0.0, 1.0], [1.0, 0.0]]
+    >>> [[round(abs(x), 4) for x in row] for row in r.tolist()]
+    [[3.0, 1.0], [0.0, 2.0]]
+    """
+    q, r = linalg.qr(as_float(lift(a)))
+    return Expr(q), Expr(r)
+
+
+def svd(a: Any) -> tuple[Expr, Expr, Expr]:
+    """U, s and Vᵀ with a = U diag(s) Vᵀ (reduced); the singular values s descend.
+
+    For m x n matrices U is m x k and Vᵀ is k x n, with k = min(m, n). The derivative of U and Vᵀ
+    needs distinct singular values (none of them 0, unless m = n); that of s does not.
+
+    >>> from caldera import op
+    >>> u, s, vt = op.svd([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]])
+    >>> [round(x, 4) for x in s.tolist()]
+    [3.0, 2.0]
+    """
+    u, s, vt = linalg.svd(as_float(lift(a)))
+    return Expr(u), Expr(s), Expr(vt)
+
+
+def eigh(a: Any) -> tuple[Expr, Expr]:
+    """Eigenvalues, ascending, and eigenvectors (columns) of symmetric matrices.
+
+    What is not symmetric in `a` is ignored: it is (a + aᵀ) / 2 that counts. The derivative of the
+    eigenvectors needs distinct eigenvalues; that of the eigenvalues does not.
+
+    >>> from caldera import op
+    >>> w, v = op.eigh([[2.0, 1.0], [1.0, 2.0]])
+    >>> [round(x, 4) for x in w.tolist()]
+    [1.0, 3.0]
+    >>> [[round(x, 4) for x in row] for row in v.tolist()]
+    [[0.7071, 0.7071], [-0.7071, 0.7071]]
+    """
+    w, v = linalg.eigh(as_float(lift(a)))
+    return Expr(w), Expr(v)
+
+
+def tril(x: Any, offset: int = 0) -> Expr:
+    """The elements on and below a diagonal, with zeros above; `offset` moves it to the right.
+
+    >>> from caldera import op
+    >>> op.tril([[1.0, 2.0], [3.0, 4.0]]).tolist()
+    [[1.0, 0.0], [3.0, 4.0]]
+    """
+    return Expr(linalg.tril(_matrix(x, "op.tril"), offset=_whole(offset, "op.tril")))
+
+
+def triu(x: Any, offset: int = 0) -> Expr:
+    """The elements on and above a diagonal, with zeros below; `offset` moves it to the right.
+
+    >>> from caldera import op
+    >>> op.triu([[1.0, 2.0], [3.0, 4.0]], offset=1).tolist()
+    [[0.0, 2.0], [0.0, 0.0]]
+    """
+    return Expr(linalg.triu(_matrix(x, "op.triu"), offset=_whole(offset, "op.triu")))
+
+
+def diagonal(x: Any, offset: int = 0) -> Expr:
+    """A diagonal of each matrix: the main one, or the one `offset` to the right of it.
+
+    >>> from caldera import op
+    >>> op.diagonal([[1.0, 2.0], [3.0, 4.0]]).tolist()
+    [1.0, 4.0]
+    """
+    return Expr(linalg.diagonal(_matrix(x, "op.diagonal"), _whole(offset, "op.diagonal")))
+
+
+def diagonal_matrix(x: Any) -> Expr:
+    """Square matrices with the last axis of `x` on their diagonal, and zeros elsewhere.
+
+    >>> from caldera import op
+    >>> op.diagonal_matrix([1.0, 2.0]).tolist()
+    [[1.0, 0.0], [0.0, 2.0]]
+    """
+    node = lift(x)
+    if not node.shape:
+        raise ShapeError.build(
+            "op.diagonal_matrix", expected="a vector, or a batch of them", got=describe(node)
+        )
+    return Expr(linalg.diagonal_matrix(node))
+
+
+def trace(x: Any) -> Expr:
+    """The sum of the main diagonal of each matrix.
+
+    >>> from caldera import op
+    >>> op.trace([[1.0, 2.0], [3.0, 4.0]]).tolist()
+    5.0
+    """
+    return Expr(linalg.trace(_matrix(x, "op.trace")))
+
+
+def _matrix(x: Any, where: str) -> Node:
+    node = lift(x)
+    if len(node.shape) < 2:
+        raise ShapeError.build(
+            where, expected="a matrix, or a batch of them: shape (..., rows, columns)",
+            got=describe(node),
+        )  # fmt: skip
+    return node
+
+
+def _whole(offset: int, where: str) -> int:
+    try:
+        return index(offset)
+    except TypeError:
+        raise ShapeError.build(
+            where, expected="a whole number as offset", got=repr(offset)
+        ) from None

@@ -1,0 +1,89 @@
+"""The linear parts of a network: products with weights, biases, tables of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.errors import DtypeError, ShapeError
+from caldera.graph.node import Node, describe
+from caldera.graph.opdef import location
+from caldera.graph.ops.base import reshape
+from caldera.graph.ops.elementwise import add
+from caldera.graph.ops.indexing import gather
+from caldera.graph.ops.product import matmul
+from caldera.lazy import Expr, as_float, lift, lift_all
+from caldera.tensor.dtype import is_integer
+from caldera.tensor.shape import normalise_axis, size
+
+
+def bias_add(x: Any, bias: Any, axis: int = -1) -> Expr:
+    """x plus one number for each index along `axis` (1 for the channels of images).
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.bias_add(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), [10.0, 20.0], axis=0).tolist()
+    [[11.0, 12.0], [23.0, 24.0]]
+    """
+    node, offset = lift_all(x, bias)
+    position = normalise_axis(axis, len(node.shape), location("bias_add"))
+    _check_bias(node, offset, position, "bias_add")
+    after = (1,) * (len(node.shape) - position - 1)
+    return Expr(add(node, reshape(offset, (*offset.shape, *after))))
+
+
+def linear(x: Any, w: Any, b: Any = None) -> Expr:
+    """x @ w + b over the last axis: (..., inputs) with w (inputs, outputs) to (..., outputs).
+
+    The axes before the last are flattened, so this is one product however many there are.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.linear(cd.tensor([1.0, 2.0]), [[1.0, 0.0], [0.0, 1.0]], [10.0, 20.0]).tolist()
+    [11.0, 22.0]
+    """
+    given = (x, w) if b is None else (x, w, b)
+    node, weight, *bias = [as_float(each) for each in lift_all(*given)]
+    if len(weight.shape) != 2 or not node.shape or node.shape[-1] != weight.shape[0]:
+        raise ShapeError.build(
+            location("linear"), expected="x (..., inputs) and w (inputs, outputs)",
+            got=f"{describe(node)} and {describe(weight)}",
+            hint="transpose w if its axes are the other way round",
+        )  # fmt: skip
+    leading, (inputs, outputs) = node.shape[:-1], weight.shape
+    result = matmul(reshape(node, (size(leading), inputs)), weight, ta=False, tb=False)
+    for offset in bias:
+        _check_bias(result, offset, 1, "linear")
+        result = add(result, offset)
+    return Expr(reshape(result, (*leading, outputs)))
+
+
+def embedding(table: Any, indices: Any) -> Expr:
+    """The rows of `table` at `indices`: one vector for each word, category or atom.
+
+    Indices are whole numbers of any shape; the result has that shape and then a row's. The gradient
+    of a row is the sum over its uses.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.embedding(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), [[1, 0], [1, 1]]).shape
+    (2, 2, 2)
+    """
+    rows, places = lift(table), lift(indices)
+    if not rows.shape:
+        raise ShapeError.build(
+            location("embedding"), expected="a table of shape (rows, width)", got=describe(rows)
+        )
+    if not is_integer(places.dtype):
+        raise DtypeError.build(
+            location("embedding"), expected="whole numbers as indices", got=describe(places),
+            hint="cast them with op.cast(indices, 'int64')",
+        )  # fmt: skip
+    return Expr(gather(rows, places, axis=0))
+
+
+def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:
+    if bias.shape != (x.shape[axis],):
+        raise ShapeError.build(
+            location(name), expected=f"a bias of shape ({x.shape[axis]},), for axis {axis}",
+            got=f"{describe(bias)} for {describe(x)}",
+        )  # fmt: skip

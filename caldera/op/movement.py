@@ -1,0 +1,294 @@
+"""Moving elements without computing: shapes, axes, joining, cutting and repeating."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from caldera.errors import DtypeError, ShapeError
+from caldera.graph.node import Node
+from caldera.graph.ops import base
+from caldera.graph.ops import movement as moves
+from caldera.lazy import Expr, lift, lift_all, wrap
+from caldera.op.place import place
+from caldera.tensor.dtype import bool_, is_float
+from caldera.tensor.shape import (
+    as_shape,
+    normalise_axes,
+    normalise_axis,
+    normalise_permutation,
+    reshape_with_unknown,
+    size,
+)
+
+Sizes = int | Sequence[int]
+Bound = int | None | Sequence[int | None]
+
+
+def reshape(x: Any, shape: Sizes) -> Expr:
+    """The same elements in the same (row-major) order in another shape; one size may be -1.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.reshape(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
+    (4, 1)
+    """
+    node = lift(x)
+    return Expr(base.reshape(node, reshape_with_unknown(node.shape, shape, place("reshape", node))))
+
+
+def flatten(x: Any, start_axis: int = 0) -> Expr:
+    """The axes from `start_axis` on as one: 1 keeps the samples of a batch apart.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.Tensor((8, 3, 2))
+    >>> op.flatten(x).shape, op.flatten(x, start_axis=1).shape
+    ((48,), (8, 6))
+    """
+    node = lift(x)
+    if not node.shape and start_axis in (0, -1):
+        return Expr(base.reshape(node, (1,)))
+    first = normalise_axis(start_axis, len(node.shape), place("flatten", node))
+    return Expr(base.reshape(node, (*node.shape[:first], size(node.shape[first:]))))
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
+    """The axes in another order; reversed if none is given.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.Tensor((2, 3, 4))
+    >>> op.transpose(x).shape, op.transpose(x, (0, 2, 1)).shape
+    ((4, 3, 2), (2, 4, 3))
+    """
+    node = lift(x)
+    order = normalise_permutation(axes, len(node.shape), place("transpose", node))
+    return Expr(moves.transpose(node, order))
+
+
+def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
+    """Without the axes of size 1, or without those named, which must have size 1.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.squeeze(cd.Tensor((1, 3, 1))).shape, op.squeeze(cd.Tensor((1, 3, 1)), axis=0).shape
+    ((3,), (3, 1))
+    """
+    node = lift(x)
+    where = place("squeeze", node)
+    if axis is None:
+        dropped = tuple(i for i, n in enumerate(node.shape) if n == 1)
+    else:
+        dropped = normalise_axes(axis, len(node.shape), where)
+    for each in dropped:
+        if node.shape[each] != 1:
+            raise ShapeError.build(
+                where, expected=f"axis {each} of size 1", got=str(node.shape[each])
+            )
+    return Expr(base.reshape(node, base.reduced_shape(node.shape, dropped, keepdims=False)))
+
+
+def unsqueeze(x: Any, axis: Sizes) -> Expr:
+    """With new axes of size 1, which have these places in the result.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.unsqueeze(cd.Tensor((2, 3)), 0).shape, op.unsqueeze(cd.Tensor((2, 3)), (0, -1)).shape
+    ((1, 2, 3), (1, 2, 3, 1))
+    """
+    node = lift(x)
+    rank = len(node.shape) + (len(axis) if isinstance(axis, Sequence) else 1)
+    axes = normalise_axes(axis, rank, place("unsqueeze", node))
+    sizes = iter(node.shape)
+    return Expr(base.reshape(node, tuple(1 if i in axes else next(sizes) for i in range(rank))))
+
+
+def broadcast(x: Any, shape: Sizes) -> Expr:
+    """`x` seen in a larger shape, by NumPy's rule.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.broadcast(cd.tensor([1.0, 2.0]), (2, 2)).tolist()
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
+    node = lift(x)
+    return Expr(base.broadcast_to(node, as_shape(shape, place("broadcast", node))))
+
+
+def concat(parts: Sequence[Any], axis: int = 0) -> Expr:
+    """The parts one after the other along an axis; their other sizes must be equal.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.concat([cd.tensor([1.0, 2.0]), cd.tensor([3.0])]).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    nodes = _several("concat", parts)
+    which = normalise_axis(axis, len(nodes[0].shape), place("concat", *nodes))
+    return Expr(moves.concat(nodes, which))
+
+
+def stack(parts: Sequence[Any], axis: int = 0) -> Expr:
+    """The parts side by side along a new axis; their shapes must be equal.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.stack([cd.tensor([1.0, 2.0]), cd.tensor([3.0, 4.0])], axis=1).tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
+    """
+    nodes = _several("stack", parts)
+    first = nodes[0].shape
+    where = place("stack", *nodes)
+    if any(node.shape != first for node in nodes):
+        shapes = ", ".join(str(node.shape) for node in nodes)
+        raise ShapeError.build(where, expected="parts of one shape", got=shapes)
+    which = normalise_axis(axis, len(first) + 1, where)
+    shape = (*first[:which], 1, *first[which:])
+    return Expr(moves.concat(tuple(base.reshape(node, shape) for node in nodes), which))
+
+
+def _several(name: str, parts: Sequence[Any]) -> tuple[Node, ...]:
+    if not parts:
+        raise ShapeError.build(f"op.{name}", expected="at least one part", got="none")
+    return lift_all(*parts)
+
+
+def split(x: Any, parts: Sizes, axis: int = 0) -> tuple[Expr, ...]:
+    """`x` cut along an axis: `parts` is a number of equal pieces, or the size of each piece.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> [piece.tolist() for piece in op.split(x, 2)]
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> [piece.tolist() for piece in op.split(x, (3, 1))]
+    [[1.0, 2.0, 3.0], [4.0]]
+    """
+    node = lift(x)
+    where = place("split", node)
+    which = normalise_axis(axis, len(node.shape), where)
+    length = node.shape[which]
+    if isinstance(parts, Iterable):
+        sizes = as_shape(parts, where)
+    else:
+        (pieces,) = as_shape((parts,), where)
+        if pieces < 1 or length % pieces:
+            raise ShapeError.build(
+                where, expected=f"a number of equal pieces that axis {which} of {length} can give",
+                got=str(pieces), hint="give the size of each piece instead",
+            )  # fmt: skip
+        sizes = (length // pieces,) * pieces
+    if sizes == (length,):
+        return (Expr(node),)
+    return wrap(moves.split(node, sizes, which))
+
+
+def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -> Expr:
+    """A regular part: one start, stop and step for axis 0, or one for each of the first axes.
+
+    It is `x[start:stop:step]`, or `x[start[0]:stop[0]:step[0], start[1]:stop[1]:step[1], ...]`;
+    None and negative numbers mean what they mean there.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    >>> op.slice(x, 1).tolist()
+    [[4.0, 5.0, 6.0]]
+    >>> op.slice(x, (0, 0), (2, 3), (1, 2)).tolist()
+    [[1.0, 3.0], [4.0, 6.0]]
+    """
+    node = lift(x)
+    bounds = [list(b) if isinstance(b, Sequence) else [b] for b in (start, stop, step)]
+    count = max(len(each) for each in bounds)
+    if count > len(node.shape):
+        raise ShapeError.build(
+            place("slice", node), expected=f"bounds for at most {len(node.shape)} axes",
+            got=str(count),
+        )  # fmt: skip
+    if 0 in bounds[2]:
+        raise ShapeError.build(place("slice", node), expected="steps other than 0", got=str(step))
+    starts, stops, steps = ([*each, *[None] * (count - len(each))] for each in bounds)
+    return Expr(node)[tuple(map(builtins.slice, starts, stops, steps))]
+
+
+def pad(x: Any, widths: int | Sequence[int] | Sequence[Sequence[int]], value: float = 0) -> Expr:
+    """`x` with `value` around it.
+
+    `widths` is a number (for both ends of every axis), a pair (before, after) for every axis, or a
+    pair for each axis.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.pad(cd.tensor([1.0, 2.0]), (1, 2)).tolist()
+    [0.0, 1.0, 2.0, 0.0, 0.0]
+    >>> op.pad(cd.Tensor((2, 3)), ((0, 1), (2, 2))).shape
+    (3, 7)
+    """
+    node = lift(x)
+    whole = math.isfinite(value) and value == int(value)
+    if not (is_float(node.dtype) or (whole and (node.dtype != bool_ or value in (0, 1)))):
+        raise DtypeError.build(
+            place("pad", node), expected=f"a value that {node.dtype.name} can hold", got=str(value)
+        )
+    return Expr(moves.pad(node, _widths(widths, node), value))
+
+
+def _widths(widths: Any, node: Node) -> moves.Widths:
+    where = place("pad", node)
+    rank = len(node.shape)
+    if not isinstance(widths, Iterable):
+        return (as_shape((widths, widths), where),) * rank  # type: ignore[return-value]
+    given = list(widths)
+    if given and not isinstance(given[0], Iterable):
+        given = [given] * rank
+    pairs = tuple(as_shape(pair, where) for pair in given)
+    if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
+        raise ShapeError.build(
+            where, expected=f"a number, a pair, or a pair for each of {rank} axes", got=str(widths)
+        )
+    return pairs  # type: ignore[return-value]
+
+
+def flip(x: Any, axis: Sizes | None = None) -> Expr:
+    """The elements in reverse order along an axis, several, or all of them.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.flip(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
+    [[2.0, 1.0], [4.0, 3.0]]
+    """
+    node = lift(x)
+    return Expr(moves.flip(node, normalise_axes(axis, len(node.shape), place("flip", node))))
+
+
+def tile(x: Any, repeats: Sizes) -> Expr:
+    """Copies of `x` side by side: so many along each axis, the last ones if there are fewer.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.tile(cd.tensor([1.0, 2.0]), 2).tolist()
+    [1.0, 2.0, 1.0, 2.0]
+    >>> op.tile(cd.tensor([1.0, 2.0]), (2, 1)).tolist()
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
+    node = lift(x)
+    counts = as_shape(repeats, place("tile", node))
+    return Expr(moves.tile(node, repeats=(1,) * (len(node.shape) - len(counts)) + counts))
+
+
+def repeat(x: Any, repeats: int, axis: int) -> Expr:
+    """Each element so many times in a row along an axis.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.repeat(cd.tensor([1.0, 2.0]), 2, axis=0).tolist()
+    [1.0, 1.0, 2.0, 2.0]
+    """
+    node = lift(x)
+    where = place("repeat", node)
+    which = normalise_axis(axis, len(node.shape), where)
+    (count,) = as_shape((repeats,), where)
+    return Expr(moves.repeat(node, repeats=count, axis=which))

@@ -1,0 +1,223 @@
+"""Random numbers, as expressions that give the same numbers until the step moves on.
+
+A number is a function of (seed, step, stream, index): the seed and the step come from `state`, each
+call of a function here takes the next stream (or the one given), and the index is the element's own,
+counted from `offset`. So results depend neither on the device nor on how a batch or plan is split.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
+from caldera.graph.opdef import Op, location
+from caldera.graph.ops import random
+from caldera.graph.ops.base import broadcast_to, cast
+from caldera.graph.ops.elementwise import add, mul
+from caldera.lazy import Expr, Variable, as_float, lift, var
+from caldera.op.place import place
+from caldera.tensor import seeding
+from caldera.tensor.dtype import canonical, float32, int64
+from caldera.tensor.shape import as_shape
+
+_lock = threading.Lock()
+_state: list[Variable] = []
+
+
+def random_state() -> Variable:
+    """The variable (seed, step) that random expressions read unless they are given another.
+
+    It can be saved and restored like any variable. A seed above 2**63 - 1 is held as the int64 of
+    the same bits.
+
+    >>> from caldera import op
+    >>> op.seed(5)
+    >>> op.random_state().numpy().tolist()
+    [5, 0]
+    """
+    with _lock:
+        if not _state:
+            start = _bits(seeding.global_seed(), 0)
+            _state.append(var("random state", (2,), fill=start, dtype=int64))
+        return _state[0]
+
+
+def _bits(seed_: int, step: int) -> np.ndarray:
+    return np.array([seed_, step], dtype=np.uint64).view(np.int64)
+
+
+def seed(number: int) -> None:
+    """Set the seed of all random numbers, and start again at the first step and stream.
+
+    The seed is an int from 0 to 2**64 - 1; a program that never sets it has seed 0.
+
+    >>> from caldera import op
+    >>> op.seed(3)
+    >>> first = op.random_uniform((2,)).tolist()
+    >>> op.seed(3)
+    >>> op.random_uniform((2,)).tolist() == first
+    True
+    """
+    seeding.seed(number)
+    with _lock:
+        for variable in _state:
+            variable.assign(_bits(int(number), 0))
+
+
+def next_step() -> None:
+    """Move the step of `random_state()` on by one: random expressions give new numbers.
+
+    >>> from caldera import op
+    >>> x = op.random_uniform((3,))
+    >>> before = x.tolist()
+    >>> x.tolist() == before
+    True
+    >>> op.next_step()
+    >>> x.tolist() == before
+    False
+    """
+    variable = random_state()
+    seed_, step = variable.numpy().tolist()
+    variable.assign([seed_, step + 1])
+
+
+def _draw(
+    make: Op, name: str, shape: Any, dtype: Any, state: Any, offset: Any, stream: int | None
+) -> Node:
+    node: Node = make(
+        *_source(state, offset),
+        shape=as_shape(shape, location(name)),
+        dtype=canonical(dtype),
+        stream=_number(stream),
+    )
+    return node
+
+
+def _source(state: Any, offset: Any) -> tuple[Node, Node]:
+    """The nodes of the state and of the first element's index."""
+    return lift(random_state() if state is None else state), cast(lift(offset), int64)
+
+
+def _number(stream: int | None) -> int:
+    """The number of a random stream: the one given, or one that nobody has."""
+    return seeding.next_stream() if stream is None else stream
+
+
+def _spread(draws: Node, scale: Any, shift: Any) -> Expr:
+    """The numbers times `scale` plus `shift`, each a number or an expression that broadcasts."""
+    result = draws
+    for make, operand, neutral in ((mul, scale, 1), (add, shift, 0)):
+        if not (isinstance(operand, int | float) and operand == neutral):
+            other = cast(lift(operand, draws.dtype), draws.dtype)
+            result = make(result, broadcast_to(other, draws.shape))
+    return Expr(result)
+
+
+def random_uniform(
+    shape: int | Sequence[int],
+    low: Any = 0.0,
+    high: Any = 1.0,
+    dtype: Any = "float32",
+    *,
+    state: Any = None,
+    offset: Any = 0,
+    stream: int | None = None,
+) -> Expr:
+    """Uniform numbers from `low` to `high`; both may be expressions that broadcast to `shape`.
+
+    From 0 to 1 the end is never reached; elsewhere rounding may reach it.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> cd.seed(0)
+    >>> x = op.random_uniform((1000,), 2.0, 4.0)
+    >>> bool(op.all((x >= 2.0) & (x <= 4.0))), abs(float(op.mean(x)) - 3.0) < 0.1
+    (True, True)
+    """
+    draws = _draw(random.random_uniform, "random_uniform", shape, dtype, state, offset, stream)
+    return _spread(draws, high - low, low)
+
+
+def random_normal(
+    shape: int | Sequence[int],
+    mean: Any = 0.0,
+    deviation: Any = 1.0,
+    dtype: Any = "float32",
+    *,
+    state: Any = None,
+    offset: Any = 0,
+    stream: int | None = None,
+) -> Expr:
+    """Normal numbers; mean and deviation may be expressions that broadcast to `shape`.
+
+    They are `mean + deviation * z`, so derivatives with respect to both exist.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> cd.seed(0)
+    >>> x = op.random_normal((1000,), mean=5.0)
+    >>> abs(float(op.mean(x)) - 5.0) < 0.1, abs(float(op.variance(x)) - 1.0) < 0.1
+    (True, True)
+    """
+    draws = _draw(random.random_normal, "random_normal", shape, dtype, state, offset, stream)
+    return _spread(draws, deviation, mean)
+
+
+def bernoulli(
+    shape: int | Sequence[int],
+    probability: Any = 0.5,
+    *,
+    state: Any = None,
+    offset: Any = 0,
+    stream: int | None = None,
+) -> Expr:
+    """Truth values, true with `probability`, which may be an expression that broadcasts to `shape`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> cd.seed(0)
+    >>> abs(float(op.mean(op.bernoulli((1000,), 0.25))) - 0.25) < 0.05
+    True
+    """
+    where = location("bernoulli")
+    _check_probability(where, "a probability", probability)
+    chance = cast(lift(probability), float32)
+    source = _source(state, offset)
+    sizes = as_shape(shape, where)
+    return Expr(random.bernoulli(*source, sizes, chance, _number(stream)))
+
+
+def dropout(
+    x: Any,
+    rate: float = 0.5,
+    *,
+    state: Any = None,
+    offset: Any = 0,
+    stream: int | None = None,
+) -> Expr:
+    """`x` with a fraction `rate` of its elements set to zero, and the rest scaled up to match.
+
+    Each call has its own pattern, which changes with the step; evaluation uses `x` itself.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> cd.seed(0)
+    >>> sorted(set(op.dropout(cd.Tensor((100,), fill=cd.one()), 0.5).tolist()))
+    [0.0, 2.0]
+    """
+    node = as_float(lift(x))
+    _check_probability(place("dropout", node), "a rate", rate)
+    if rate == 0:
+        return Expr(node)
+    source = _source(state, offset)
+    return Expr(random.dropout(node, *source, rate=float(rate), stream=_number(stream)))
+
+
+def _check_probability(where: str, what: str, value: Any) -> None:
+    if isinstance(value, int | float) and not 0 <= value <= 1:
+        raise ConfigError.build(where, expected=f"{what} from 0 to 1", got=str(value))

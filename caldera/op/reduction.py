@@ -1,0 +1,222 @@
+"""Reductions. `axis` is None (all axes), an int or a tuple; `keepdims` as in NumPy.
+
+Sums and products of integers are int64, so that they do not overflow as soon as their parts would;
+truth values are counted. Means and the like of integers are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
+from caldera.graph.ops import elementwise, reduction
+from caldera.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
+from caldera.graph.ops.leaf import constant
+from caldera.lazy import Expr, as_float, lift
+from caldera.op.place import place
+from caldera.tensor.dtype import bool_, int64, is_float
+from caldera.tensor.shape import normalise_axes, normalise_axis
+
+Axis = int | Sequence[int] | None
+
+NORMS = (1, 2, math.inf)
+
+
+def _countable(x: Any) -> Node:
+    node = lift(x)
+    return node if is_float(node.dtype) else cast(node, int64)
+
+
+def _axes(name: str, node: Node, axis: Axis) -> Axes:
+    return normalise_axes(axis, len(node.shape), place(name, node))
+
+
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The sum over `axis`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.sum(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0).tolist()
+    [4.0, 6.0]
+    """
+    node = _countable(x)
+    return Expr(sum_(node, _axes("sum", node, axis), keepdims))
+
+
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The mean over `axis`; nan where there is nothing to average.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.mean(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
+    [1.5, 3.5]
+    """
+    node = as_float(lift(x))
+    return Expr(reduction.mean(node, axis=_axes("mean", node, axis), keepdims=keepdims))
+
+
+def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The largest element over `axis`; equal ones share the gradient equally.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.max(cd.tensor([[1.0, 5.0], [3.0, 4.0]]), axis=1).tolist()
+    [5.0, 4.0]
+    """
+    node = lift(x)
+    return Expr(reduction.max_(node, axis=_axes("max", node, axis), keepdims=keepdims))
+
+
+def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The smallest element over `axis`; equal ones share the gradient equally.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.min(cd.tensor([[1.0, 5.0], [3.0, 4.0]]), axis=1).tolist()
+    [1.0, 3.0]
+    """
+    node = lift(x)
+    return Expr(reduction.min_(node, axis=_axes("min", node, axis), keepdims=keepdims))
+
+
+def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The product over `axis`; its derivative is right where elements are zero, too.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.prod(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), axis=1).tolist()
+    [2.0, 12.0]
+    """
+    node = _countable(x)
+    return Expr(reduction.prod(node, axis=_axes("prod", node, axis), keepdims=keepdims))
+
+
+def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
+    """The variance over `axis`: squared distances to the mean, divided by n - `correction`.
+
+    (`op.var` makes a variable.)
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([1.0, 3.0, 5.0])
+    >>> op.variance(x[1:]).item(), op.variance(x, correction=1).item()
+    (1.0, 4.0)
+    """
+    node = as_float(lift(x))
+    axes = _axes("variance", node, axis)
+    return Expr(reduction.var(node, axis=axes, keepdims=keepdims, correction=correction))
+
+
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """log(sum(exp(x))) over `axis`, without overflow.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.logsumexp(cd.tensor([1000.0, float("-inf")])).item()
+    1000.0
+    """
+    node = as_float(lift(x))
+    return Expr(reduction.logsumexp(node, axis=_axes("logsumexp", node, axis), keepdims=keepdims))
+
+
+def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """The norm over `axis`: `order` 1 (sum of sizes), 2 (length) or infinity (largest size).
+
+    All elements along the axes form one vector. The derivative of the length of a vector of zeros
+    is taken as 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([3.0, -4.0])
+    >>> [op.norm(x, order).item() for order in (1, 2, float("inf"))]
+    [7.0, 5.0, 4.0]
+    """
+    node = as_float(lift(x))
+    if order not in NORMS:
+        raise ConfigError.build(
+            place("norm", node), expected="order 1, 2 or infinity", got=repr(order),
+            hint="write other norms with op.abs, ** and op.sum",
+        )  # fmt: skip
+    axes = _axes("norm", node, axis)
+    return Expr(reduction.norm(node, axis=axes, keepdims=keepdims, order=float(order)))
+
+
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
+    """Where the largest element along `axis` is, the first of equal ones (int64).
+
+    Without an axis it is the place in the flattened `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.argmax(cd.tensor([[1.0, 5.0], [3.0, 3.0]]), axis=1).tolist()
+    [1, 0]
+    """
+    return _position("argmax", x, axis, keepdims)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
+    """Where the smallest element along `axis` is, the first of equal ones (int64).
+
+    Without an axis it is the place in the flattened `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.argmin(cd.tensor([[1.0, 5.0], [3.0, 3.0]]), axis=1).tolist()
+    [0, 0]
+    """
+    return _position("argmin", x, axis, keepdims)
+
+
+def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Expr:
+    node = lift(x)
+    find = reduction.argmax if name == "argmax" else reduction.argmin
+    if axis is None:
+        found = find(reshape(node, (node.spec.size,)), axis=0, keepdims=False)
+        every = tuple(range(len(node.shape)))
+        return Expr(reshape(found, reduced_shape(node.shape, every, keepdims)))
+    which = normalise_axis(axis, len(node.shape), place(name, node))
+    return Expr(find(node, axis=which, keepdims=keepdims))
+
+
+def cumsum(x: Any, axis: int, reverse: bool = False) -> Expr:
+    """The running sum along `axis`: element i is the sum up to and with i, from the end if reverse.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([1.0, 2.0, 3.0])
+    >>> op.cumsum(x, axis=0).tolist(), op.cumsum(x, axis=0, reverse=True).tolist()
+    ([1.0, 3.0, 6.0], [6.0, 5.0, 3.0])
+    """
+    node = _countable(x)
+    which = normalise_axis(axis, len(node.shape), place("cumsum", node))
+    return Expr(reduction.cumsum(node, axis=which, reverse=reverse))
+
+
+def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """Whether at least one element over `axis` is true (or not zero).
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.any(cd.tensor([[1.0, 5.0], [3.0, 4.0]]) > 4.0, axis=1).tolist()
+    [True, False]
+    """
+    node = cast(lift(x), bool_)
+    found = sum_(cast(node, int64), _axes("any", node, axis), keepdims)
+    return Expr(elementwise.greater(found, constant(0, int64)))
+
+
+def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
+    """Whether every element over `axis` is true (or not zero); so it is where there are none.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.all(cd.tensor([[1.0, 5.0], [3.0, 4.0]]) > 2.0, axis=1).tolist()
+    [False, True]
+    """
+    node = cast(lift(x), bool_)
+    missing = elementwise.logical_not(node)
+    found = sum_(cast(missing, int64), _axes("all", node, axis), keepdims)
+    return Expr(elementwise.equal(found, constant(0, int64)))

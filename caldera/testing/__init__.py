@@ -1,0 +1,7 @@
+"""Tools for testing what is built on Caldera."""
+
+from __future__ import annotations
+
+from caldera.testing.gradients import check_gradients
+
+__all__ = ["check_gradients"]

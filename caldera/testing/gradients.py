@@ -1,0 +1,102 @@
+"""Checking derivatives against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.differentiate import gradients
+from caldera.graph.ops.base import sum_
+from caldera.graph.ops.elementwise import mul
+from caldera.lazy import Expr, Variable, compile, lift, var, wrap
+from caldera.tensor.dtype import float64, is_float
+
+STEP = 1e-3
+# Weights of f(x + k STEP), k = -2, -1, 1, 2: the derivative up to an error of STEP**4.
+_STENCIL = ((-2, 1 / 12), (-1, -8 / 12), (1, 8 / 12), (2, -1 / 12))
+
+
+def check_gradients(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    order: int = 1,
+    tolerance: float = 1e-6,
+) -> float:
+    """Compare the derivatives of `function` with finite differences, in float64.
+
+    `function` takes one expression for each input and gives one (or several). Floating-point inputs
+    are differentiated, others are passed as they are. `order=2` checks the second derivatives as
+    well. Gives back the largest relative error; raises AssertionError if it exceeds `tolerance`.
+
+    >>> import numpy as np
+    >>> from caldera import op, testing
+    >>> testing.check_gradients(lambda x: op.exp(x) * x, [np.array([0.5, -1.0])]) < 1e-6
+    True
+    """
+    arrays = [np.asarray(given) for given in inputs]
+    arguments: list[Any] = []
+    variables: list[Variable] = []
+    for index, array in enumerate(arrays):
+        if array.dtype.kind == "f":
+            variable = var(f"input {index}", array.shape, fill=array.astype(float64), dtype=float64)
+            variables.append(variable)
+            arguments.append(variable)
+        else:
+            arguments.append(Expr(lift(array)))
+    result = function(*arguments)
+    several = result if isinstance(result, tuple | list) else (result,)
+    scalar = _projected([each for each in several if is_float(each.dtype)], seed=1)
+    worst = _compare(scalar, variables, tolerance, "first")
+    if order == 2:
+        slopes = _slopes(scalar, variables)
+        worst = max(worst, _compare(_projected(slopes, seed=2), variables, tolerance, "second"))
+    return worst
+
+
+def _projected(values: Sequence[Expr], seed: int) -> Expr:
+    """A scalar that depends on every element: the values times random weights, summed."""
+    generator = np.random.default_rng(seed)
+    total: Expr | None = None
+    for value in values:
+        weights = Expr(lift(np.asarray(generator.uniform(0.5, 1.5, value.shape))))
+        term = Expr(sum_(mul(value.node, weights.node), tuple(range(len(value.shape)))))
+        total = term if total is None else total + term
+    assert total is not None, "the function gave no floating-point result"
+    return total
+
+
+def _slopes(scalar: Expr, variables: Sequence[Variable]) -> list[Expr]:
+    nodes = [variable.node for variable in variables]
+    return list(wrap(gradients(scalar.node, nodes, unused="zero")))
+
+
+def _compare(scalar: Expr, variables: Sequence[Variable], tolerance: float, which: str) -> float:
+    exact = [tensor.numpy().copy() for tensor in compile(_slopes(scalar, variables)).run()]
+    value = compile([scalar])
+    worst = 0.0
+    for variable, slope in zip(variables, exact, strict=True):
+        numeric = _differences(value, variable)
+        scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))
+        error = float(np.abs(slope - numeric).max(initial=0.0)) / scale
+        worst = max(worst, error)
+        assert error <= tolerance, (
+            f"{which} derivative with respect to {variable.name} {variable.shape}: relative error "
+            f"{error:.2e} > {tolerance:.0e}\nfrom the graph:\n{slope}\nby differences:\n{numeric}"
+        )
+    return worst
+
+
+def _differences(value: Any, variable: Variable) -> np.ndarray:
+    numeric = np.zeros(variable.shape)
+    start = variable.numpy()
+    for index in np.ndindex(*variable.shape):
+        for steps, weight in _STENCIL:
+            moved = start.copy()
+            moved[index] += steps * STEP
+            variable.assign(moved)
+            numeric[index] += weight * value.run()[0].item() / STEP
+    variable.assign(start)
+    return numeric
