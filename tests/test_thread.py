@@ -61,8 +61,8 @@ class Network:
 
     def step(self, first: int, count: int, total: int) -> cd.Plan:
         """The plan for samples first ... first + count of a batch of `total`."""
-        x = op.input("x", (count, *IMAGE), dtype="float64", device=self.device)
-        labels = op.input("labels", (count,), dtype="int64", device=self.device)
+        x = op.input("x", (count, *IMAGE), dtype="float64")
+        labels = op.input("labels", (count,), dtype="int64")
         kernel, scale, shift, w_in, w_state, bias, w_out = self.parameters
 
         maps = op.conv2d(x, kernel, padding=1)

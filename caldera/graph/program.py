@@ -37,20 +37,20 @@ class Program:
         return topological(self.roots)
 
 
-def program_of(outputs: Sequence[Node]) -> Program:
-    """The program that computes these nodes and performs every `assign` among or below them."""
-    updates: dict[Symbol, Node] = {}
-    for node in topological(outputs):
+def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program:
+    """The program that computes `outputs` and performs every `assign` in `updates` or below."""
+    changed: dict[Symbol, Node] = {}
+    for node in topological([*outputs, *updates]):
         if node.op.name != "assign":
             continue
         symbol: Symbol = node.inputs[0].attrs["symbol"]
-        if updates.setdefault(symbol, node.inputs[1]) is not node.inputs[1]:
+        if changed.setdefault(symbol, node.inputs[1]) is not node.inputs[1]:
             raise CalderaError.build(
                 "op.assign", expected="at most one new value for a variable in a program",
                 got=f"two for {symbol.name}", hint="combine them into one expression",
             )  # fmt: skip
     # The value of an assignment is the new value; the update itself is now on the program.
-    program = Program(tuple(outputs), tuple(updates.items()))
+    program = Program(tuple(outputs), tuple(changed.items()))
     return program.with_roots(rewrite(program.roots, _value_of_assign))
 
 

@@ -27,14 +27,15 @@ _lock = threading.Lock()
 
 def compile_nodes(
     outputs: Sequence[Node],
+    updates: Sequence[Node] = (),
     *,
     device: Device | str | int | None = None,
     without: Sequence[str] = (),
     precision: str | None = None,
     communicator: Any = None,
 ) -> Plan:
-    """The plan for these nodes: one that exists, or a new one."""
-    program = program_of(outputs)
+    """The plan for these outputs and assignments: one that exists, or a new one."""
+    program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
     key = (program, place, tuple(sorted(without)), precision, communicator)
     with _lock:
@@ -69,8 +70,11 @@ def _device_of(program: Program) -> Device:
     found: dict[Device, Symbol] = {}
     for node in program.order():
         symbol = node.attrs.get("symbol")
-        if symbol is not None and symbol.role != "array" and not symbol.value.device.is_host:
-            found.setdefault(symbol.value.device, symbol)
+        # Inputs and constant arrays go wherever the plan is.
+        if symbol is not None and symbol.role in ("variable", "tensor"):
+            place = symbol.value.device
+            if not place.is_host:
+                found.setdefault(place, symbol)
     if len(found) > 1:
         places = ", ".join(f"{symbol.name} on {place.name}" for place, symbol in found.items())
         raise DeviceError.build(

@@ -22,6 +22,7 @@ def compile(
 ) -> Plan:
     """The plan that computes these expressions together, and performs the assignments among them.
 
+    A run gives back the values of the expressions; assignments only take effect.
     `device` defaults to the one the variables are on. `without` names passes to leave out (see
     `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision.
 
@@ -32,9 +33,10 @@ def compile(
     >>> [tensor.tolist() for tensor in plan.run()]
     [[4.0, 4.0], [9.0, 9.0]]
     """
-    wanted = [outputs] if isinstance(outputs, Expr) else list(outputs)
+    wanted = [lift(each) for each in ([outputs] if isinstance(outputs, Expr) else outputs)]
     return compile_nodes(
-        tuple(lift(each) for each in wanted),
+        tuple(node for node in wanted if node.op.name != "assign"),
+        tuple(node for node in wanted if node.op.name == "assign"),
         device=device,
         without=without,
         precision=precision,

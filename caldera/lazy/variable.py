@@ -107,13 +107,7 @@ class Input(Expr):
         return self.symbol.name
 
 
-def input(
-    name: str,
-    shape: int | Sequence[int],
-    dtype: Any = "float32",
-    *,
-    device: Device | str | int | None = None,
-) -> Input:
+def input(name: str, shape: int | Sequence[int], dtype: Any = "float32") -> Input:
     """A value given by name at each run: `expr.eval(x=...)` or `plan.run({"x": ...})`.
 
     >>> from caldera import op
@@ -121,6 +115,4 @@ def input(
     >>> (x + 1.0).eval(x=[1.0, 2.0]).tolist()
     [2.0, 3.0]
     """
-    spec = Spec(as_shape(shape, "op.input"), canonical(dtype))
-    tensor = Tensor(spec.shape, dtype=spec.dtype, device=device, name=name)
-    return Input(Symbol(name, spec, "input", tensor))
+    return Input(Symbol(name, Spec(as_shape(shape, "op.input"), canonical(dtype)), "input"))

@@ -80,7 +80,6 @@ class Plan:
         self._communicator = communicator
         self._choose_simple = choose
         self._constants: dict[Node, Any] = {}
-        self._moved: dict[Symbol, Tensor] = {}
         roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = Schedule(roots, self._choose, _symbol_of, in_place)
@@ -88,6 +87,16 @@ class Plan:
         read = {b.key for b in self.schedule.buffers if isinstance(b.key, Symbol)}
         self._symbols: list[Symbol] = sorted(read, key=lambda symbol: symbol.serial)  # type: ignore[arg-type, attr-defined]
         self._inputs = _by_name([symbol for symbol in self._symbols if symbol.role == "input"])
+        # Inputs and constant arrays have no place of their own: the plan keeps them on its device.
+        self._held: dict[Symbol, Tensor] = {}
+        for symbol in self._symbols:
+            if symbol.role == "input":
+                spec = symbol.spec
+                self._held[symbol] = Tensor(
+                    spec.shape, dtype=spec.dtype, device=device, name=f"input {symbol.name}"
+                )
+            elif symbol.role == "array" and not self._reaches(symbol.value):
+                self._held[symbol] = symbol.value.to(device=device, kind=MANAGED)
         self._slots = [OutputSlot(node.spec, device) for node in optimised.outputs]
         # Plans are remembered; large results must not be remembered with them.
         self._lets_go = sum(node.spec.nbytes for node in optimised.outputs) > MOST_KEPT
@@ -149,8 +158,7 @@ class Plan:
         self._feed(feeds or {})
         if not self.device.is_host:
             for symbol in self._symbols:
-                if symbol.role != "array":
-                    symbol.value.memory.on_device()
+                self._tensor_of(symbol).memory.on_device()
         if self._captured is None:
             block = SharedArena.of(self.device).at_least(self.arena_bytes)
             held = [slot for slot in self._slots if slot.is_held()]
@@ -191,13 +199,12 @@ class Plan:
             return tensor.device.is_host
         return tensor.device is self.device and tensor.kind is not HOST
 
+    def _tensor_of(self, symbol: Symbol) -> Tensor:
+        held = self._held.get(symbol)
+        return symbol.value if held is None else held
+
     def _symbol_array(self, symbol: Symbol) -> Any:
-        tensor: Tensor = symbol.value
-        if symbol.role == "array" and not self._reaches(tensor):
-            # A constant array is put on the device once.
-            if symbol not in self._moved:
-                self._moved[symbol] = tensor.to(device=self.device, kind=MANAGED)
-            tensor = self._moved[symbol]
+        tensor = self._tensor_of(symbol)
         return tensor.host_array() if tensor.kind is HOST else tensor.device_array()
 
     def _constant(self, node: Node) -> Any:
@@ -230,12 +237,12 @@ class Plan:
                     f"input {name}", expected=f"shape {symbol.spec.shape}", got=f"{array.shape}",
                     hint="a plan has one shape; make another input for another one",
                 )  # fmt: skip
-            np.copyto(symbol.value.host_array(write=True, discard=True), array)
+            np.copyto(self._held[symbol].host_array(write=True, discard=True), array)
 
     def _check_symbols(self) -> None:
         for symbol in self._symbols:
-            tensor = symbol.value
-            if symbol.role != "array" and not self._reaches(tensor):
+            tensor = self._tensor_of(symbol)
+            if not self._reaches(tensor):
                 raise DeviceError.build(
                     f"{symbol.role} {symbol.name}".strip(),
                     expected=f"memory that {self.device.name} can read",

@@ -168,22 +168,29 @@ class Schedule:
     def _deliver(self) -> None:
         """Bring each root to its place: written there at once if possible, else copied at the end."""
         copies: list[tuple[Root, Value, Buffer]] = []
-        for root in self.roots:
+        overwritten = {root.key for root in self.roots if root.overwrites}
+        # Places that are read during the run come first: writing to them directly saves most.
+        for root in sorted(self.roots, key=lambda root: not root.overwrites):
             value = self._values[root.node][0]
             target = self._external_buffer(root.key, root.node.spec)
             if self._can_write_directly(root, value, target):
                 value.buffer.place = "external"
                 value.buffer.shared = target
             else:
-                # A value that is itself read from outside may be overwritten by another root's
-                # delivery before it is copied: take it aside first.
-                if root.overwrites and value.buffer.root.place == "external":
-                    aside = self._new(root.node.spec, "arena")
-                    self._add_step(root.node, COPY, (value,), (aside,))
-                    value = self._whole(aside)
                 copies.append((root, value, target))
-        copies.sort(key=lambda each: each[0].overwrites)
+        # Copies out of the run come before those that overwrite what it read. Of the latter, a value
+        # that is itself read from a place about to be overwritten is taken aside first.
+        late: list[tuple[Root, Value, Buffer]] = []
         for root, value, target in copies:
+            if not root.overwrites:
+                self._add_step(root.node, COPY, (value,), (target,))
+            elif value.buffer.root.key in overwritten:
+                aside = self._new(root.node.spec, "arena")
+                self._add_step(root.node, COPY, (value,), (aside,))
+                late.append((root, self._whole(aside), target))
+            else:
+                late.append((root, value, target))
+        for root, value, target in late:
             self._add_step(root.node, COPY, (value,), (target,))
 
     def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
