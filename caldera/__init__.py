@@ -24,6 +24,7 @@ from caldera.errors import (
     OutOfMemoryError,
     ShapeError,
 )
+from caldera.kernels.choose import choices
 from caldera.lazy import Expr, Variable, compile, forget_plans
 from caldera.memory import (
     CUDA_MANAGED,
@@ -80,6 +81,7 @@ __all__ = [
     "ShapeError",
     "Tensor",
     "Variable",
+    "choices",
     "compile",
     "constant",
     "device",

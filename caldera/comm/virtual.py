@@ -67,6 +67,10 @@ def run_virtual_ranks(size: int, work: Callable[[Communicator], Result]) -> list
     """Run `work(communicator)` as `size` ranks at once; their results in the order of the ranks.
 
     If one rank raises, the others are released and its error is raised here.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
+    ['rank 0 of 2', 'rank 1 of 2']
     """
     meeting = _Meeting(size)
     results: list[Any] = [None] * size

@@ -41,6 +41,7 @@ def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program
     """The program that computes `outputs` and performs every `assign` in `updates` or below."""
     changed: dict[Symbol, Node] = {}
     for node in topological([*outputs, *updates]):
+        _check_leaf(node)
         if node.op.name != "assign":
             continue
         symbol: Symbol = node.inputs[0].attrs["symbol"]
@@ -52,6 +53,16 @@ def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program
     # The value of an assignment is the new value; the update itself is now on the program.
     program = Program(tuple(outputs), tuple(changed.items()))
     return program.with_roots(rewrite(program.roots, _value_of_assign))
+
+
+def _check_leaf(node: Node) -> None:
+    symbol = node.attrs.get("symbol")
+    if symbol is not None and symbol.role == "parameter":
+        raise CalderaError.build(
+            "eval", expected="values that exist outside of a loop",
+            got=f"{symbol.name} {symbol.spec}, an argument of a body",
+            hint="return it from the body, as a carry or a y",
+        )  # fmt: skip
 
 
 def _value_of_assign(node: Node) -> Node | None:

@@ -11,6 +11,7 @@ from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
 from caldera.kernels import cpu, reference
+from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.memory import device as find_device
@@ -37,7 +38,7 @@ def compile_nodes(
     """The plan for these outputs and assignments: one that exists, or a new one."""
     program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
-    key = (program, place, tuple(sorted(without)), precision, communicator)
+    key = (program, place, tuple(sorted(without)), precision, communicator, choices.version)
     with _lock:
         if key in _plans:
             _plans.move_to_end(key)
@@ -49,7 +50,7 @@ def compile_nodes(
         precision=precision,
     )
     plan = Plan(
-        program, optimised, place, lambda node: TABLE.candidates(node, place.kernels)[0],
+        program, optimised, place, lambda node: choices.kernel(node, place.kernels),
         in_place="in_place" not in without, communicator=communicator,
     )  # fmt: skip
     with _lock:
@@ -60,7 +61,17 @@ def compile_nodes(
 
 
 def forget_plans() -> None:
-    """Drop all remembered plans, and with them the memory they hold."""
+    """Drop all remembered plans, and with them the memory they hold.
+
+    >>> import caldera as cd
+    >>> x = cd.tensor([1.0, 2.0])
+    >>> plan = cd.compile(x * 2.0)
+    >>> cd.compile(x * 2.0) is plan
+    True
+    >>> cd.forget_plans()
+    >>> cd.compile(x * 2.0) is plan
+    False
+    """
     with _lock:
         _plans.clear()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import IndexingError, ShapeError
+from caldera.errors import ConfigError, IndexingError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.base import cast, reshape
@@ -153,10 +153,10 @@ class Expr:
         return divide(other, self)
 
     def __pow__(self, other: Any) -> Expr:
-        return binary(e.pow_, self, other)
+        return power(self, other)
 
     def __rpow__(self, other: Any) -> Expr:
-        return binary(e.pow_, other, self)
+        return power(other, self)
 
     def __floordiv__(self, other: Any) -> Expr:
         return binary(e.floor_div, self, other)
@@ -240,6 +240,19 @@ def divide(first: Any, second: Any) -> Expr:
     """True division: of integers it is computed in float32."""
     a, b = lift_all(first, second)
     return Expr(e.div(as_float(a), as_float(b)))
+
+
+def power(first: Any, second: Any) -> Expr:
+    """`first ** second`; an integer cannot be raised to a negative integer."""
+    base, exponent = lift_all(first, second)
+    value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
+    if value < 0 and not is_float(exponent.dtype):
+        raise ConfigError.build(
+            "op.pow", expected="an exponent of 0 or more for integers",
+            got=f"{describe(base)} to the power of {value}",
+            hint="write the exponent as a float, as in x ** -1.0",
+        )  # fmt: skip
+    return Expr(e.pow_(base, exponent))
 
 
 def as_float(node: Node) -> Node:

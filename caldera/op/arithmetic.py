@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
 from caldera.graph.ops import elementwise
-from caldera.lazy import Expr, binary, divide, lift, lift_all
-from caldera.tensor.dtype import is_float
+from caldera.lazy import Expr, binary, divide, lift, power
 
 
 def add(a: Any, b: Any) -> Expr:
@@ -69,17 +67,7 @@ def pow(a: Any, b: Any) -> Expr:
     >>> op.pow(cd.tensor([1.0, 2.0, 3.0]), 2).tolist()
     [1.0, 4.0, 9.0]
     """
-    base, exponent = lift_all(a, b)
-    if _is_negative_integer(exponent):
-        raise ConfigError.build(
-            "op.pow", expected="an exponent of 0 or more for integers",
-            got=str(exponent.attrs["value"]), hint="write the exponent as a float, as in x ** -1.0",
-        )  # fmt: skip
-    return Expr(elementwise.pow_(base, exponent))
-
-
-def _is_negative_integer(node: Node) -> bool:
-    return node.op.name == "constant" and not is_float(node.dtype) and node.attrs["value"] < 0
+    return power(a, b)
 
 
 def floor_div(a: Any, b: Any) -> Expr:

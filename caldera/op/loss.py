@@ -185,6 +185,7 @@ def _pair(predictions: Any, targets: Any, name: str) -> tuple[Node, Node]:
 
 
 def _check_shapes(predictions: Node, targets: Node, name: str) -> None:
+    # Broadcasting (n, 1) with (n,) would compare each prediction with every target.
     if predictions.shape != targets.shape:
         raise ShapeError.build(
             location(name), expected="targets in the shape of the predictions",

@@ -1,8 +1,9 @@
 """Random numbers, as expressions that give the same numbers until the step moves on.
 
 A number is a function of (seed, step, stream, index): the seed and the step come from `state`, each
-call of a function here takes the next stream (or the one given), and the index is the element's own,
-counted from `offset`. So results depend neither on the device nor on how a batch or plan is split.
+call of a function here takes the next stream (or the one given), and the index is the element's
+own, counted from `offset`. So results depend neither on the device nor on how a batch or a plan is
+split.
 """
 
 from __future__ import annotations

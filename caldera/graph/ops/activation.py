@@ -18,7 +18,7 @@ import math
 
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, composite, refuse_dtype
-from caldera.graph.ops.base import cast, full, sum_
+from caldera.graph.ops.base import cast, sum_
 from caldera.graph.ops.elementwise import (
     abs_,
     add,
@@ -73,6 +73,7 @@ def _clipped(x: Node, end: float) -> Node:
 
 
 @composite("leaky_relu", kind="elementwise")
+@widened
 def leaky_relu(x: Node, *, slope: float) -> Node:
     """x above 0, slope * x below."""
     _check_float(x)
@@ -81,6 +82,7 @@ def leaky_relu(x: Node, *, slope: float) -> Node:
 
 
 @leaky_relu.gradient
+@widened
 def _(g: Node, y: Node, x: Node, *, slope: float) -> Nodes:
     return (mul(g, where(greater(x, _scalar(0, x)), _scalar(1, x), _scalar(slope, x))),)
 
@@ -210,6 +212,7 @@ def hard_sigmoid(x: Node) -> Node:
 
 
 @hard_sigmoid.gradient
+@widened
 def _(g: Node, y: Node, x: Node) -> Nodes:
     inside = less(abs_(x), _scalar(3, x))
     return (mul(g, where(inside, _scalar(1 / 6, x), _scalar(0, x))),)
@@ -257,7 +260,7 @@ def below_largest(x: Node, axis: int) -> Node:
     """x less the largest element along `axis`, and 0 where x is +inf."""
     largest = max_(x, axis=(axis,), keepdims=True)
     infinite = equal(x, _scalar(math.inf, x))
-    node: Node = where(infinite, full(x.shape, 0, x.dtype), sub(x, largest))
+    node: Node = where(infinite, _scalar(0, x), sub(x, largest))
     return node
 
 

@@ -86,11 +86,11 @@ def attention(q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: floa
     last = (len(scores.shape) - 1,)
     largest = max_(scores, axis=last, keepdims=True)
     # A row that is masked altogether has the largest score -inf; -inf - -inf would be NaN.
-    shift = where(isfinite(largest), largest, full(largest.shape, 0, scores.dtype))
+    shift = where(isfinite(largest), largest, constant(0, scores.dtype))
     weights = exp(sub(scores, shift))
     total = sum_(weights, last, keepdims=True)
     none = equal(total, constant(0, total.dtype))
-    safe = where(none, full(total.shape, 1, total.dtype), total)
+    safe = where(none, constant(1, total.dtype), total)
     y = div(matmul(weights, widen(v), ta=False, tb=False), safe)
     logarithm = broadcast_to(add(log(safe), shift), (*y.shape[:-1], 1))
     return cast(y, q.dtype), reshape(logarithm, y.shape[:-1])

@@ -16,10 +16,11 @@ import math
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
 from caldera.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.graph.ops.base import cast, expand_reduced, full, reshape, sum_
+from caldera.graph.ops.base import cast, expand_reduced, reshape, sum_, sum_to
 from caldera.graph.ops.elementwise import (
     abs_,
     add,
+    broadcast,
     equal,
     exp,
     greater_equal,
@@ -47,15 +48,14 @@ def _scalar(value: float, like: Node) -> Node:
     return constant(value, like.dtype)
 
 
-def _zeros_like(x: Node) -> Node:
-    return full(x.shape, 0, x.dtype)
+def _check_dtypes(predictions: Node, targets: Node) -> None:
+    if predictions.dtype != targets.dtype or not is_float(predictions.dtype):
+        refuse_dtype("predictions and targets of one floating-point dtype")
 
 
 def _check_pair(predictions: Node, targets: Node) -> None:
-    if predictions.dtype != targets.dtype or not is_float(predictions.dtype):
-        refuse_dtype("predictions and targets of one floating-point dtype")
+    _check_dtypes(predictions, targets)
     if predictions.shape != targets.shape:
-        # Broadcasting (n, 1) with (n,) would compare each prediction with every target.
         refuse_shape("predictions and targets of one shape", hint="reshape one of them")
 
 
@@ -91,12 +91,12 @@ def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     """-log(softmax(logits)) at each sample's label, without overflow."""
     _check_labels(logits, labels, axis)
     below = below_largest(logits, axis)
-    own = where(is_label(labels, logits.shape, axis), below, _zeros_like(below))
+    own = where(is_label(labels, logits.shape, axis), below, _scalar(0, below))
     loss = sub(log(sum_(exp(below), (axis,))), sum_(own, (axis,)))
     index = cast(labels, int64)
     last = constant(logits.shape[axis] - 1, int64)
     known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
-    node: Node = where(known, loss, full(loss.shape, math.nan, loss.dtype))
+    node: Node = where(known, loss, _scalar(math.nan, loss))
     return node
 
 
@@ -125,7 +125,7 @@ def cross_entropy_probabilities(logits: Node, targets: Node, *, axis: int) -> No
     _check_pair(logits, targets)
     terms = mul(targets, neg(log_softmax(logits, axis=axis)))
     absent = equal(targets, _scalar(0, targets))
-    return sum_(where(absent, _zeros_like(terms), terms), (axis,))
+    return sum_(where(absent, _scalar(0, terms), terms), (axis,))
 
 
 @cross_entropy_probabilities.gradient
@@ -148,9 +148,7 @@ def cross_entropy_probabilities_grad(g: Node, logits: Node, targets: Node, *, ax
 
 @composite("cross_entropy_epsilon")
 @widened
-def cross_entropy_epsilon(
-    probabilities: Node, targets: Node, *, axis: int, epsilon: float
-) -> Node:
+def cross_entropy_epsilon(probabilities: Node, targets: Node, *, axis: int, epsilon: float) -> Node:
     """-sum(targets * log(probabilities + epsilon)) along `axis`."""
     _check_pair(probabilities, targets)
     logarithm = log(add(probabilities, _scalar(epsilon, probabilities)))
@@ -163,25 +161,30 @@ def kl_divergence(log_probabilities: Node, targets: Node, *, axis: int) -> Node:
     """sum(targets * (log(targets) - log_probabilities)) along `axis`."""
     _check_pair(log_probabilities, targets)
     absent = equal(targets, _scalar(0, targets))
-    safe = where(absent, full(targets.shape, 1, targets.dtype), targets)
-    present = where(absent, _zeros_like(targets), log_probabilities)
+    safe = where(absent, _scalar(1, targets), targets)
+    present = where(absent, _scalar(0, targets), log_probabilities)
     return sum_(mul(targets, sub(log(safe), present)), (axis,))
 
 
-# --- element by element
+# --- element by element; as all element-wise ops, they broadcast
+
+
+def _check_elements(predictions: Node, targets: Node) -> None:
+    _check_dtypes(predictions, targets)
+    broadcast(predictions.spec, targets.spec)
 
 
 @composite("binary_cross_entropy", kind="elementwise")
 @widened
 def binary_cross_entropy(logits: Node, targets: Node) -> Node:
     """-(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow or cancellation."""
-    _check_pair(logits, targets)
+    _check_elements(logits, targets)
+    zero = _scalar(0, logits)
     size = abs_(logits)
     # How wrong a certain answer would be; a certain and right one costs nothing even at infinity.
-    positive = greater_equal(logits, _scalar(0, logits))
+    positive = greater_equal(logits, zero)
     wrong = where(positive, sub(_scalar(1, targets), targets), targets)
-    right = equal(wrong, _scalar(0, wrong))
-    line = where(right, _zeros_like(logits), mul(size, wrong))
+    line = where(equal(wrong, zero), zero, mul(size, wrong))
     node: Node = add(line, log1p(exp(neg(size))))
     return node
 
@@ -189,14 +192,15 @@ def binary_cross_entropy(logits: Node, targets: Node) -> Node:
 @binary_cross_entropy.gradient
 @widened
 def _(g: Node, y: Node, logits: Node, targets: Node) -> Nodes:
-    return mul(g, sub(sigmoid(logits), targets)), neg(mul(g, logits))
+    for_logits = mul(g, sub(sigmoid(logits), targets))
+    return sum_to(for_logits, logits.shape), sum_to(neg(mul(g, logits)), targets.shape)
 
 
 @composite("squared_error", kind="elementwise")
 @widened
 def squared_error(predictions: Node, targets: Node) -> Node:
     """(p - t)^2."""
-    _check_pair(predictions, targets)
+    _check_elements(predictions, targets)
     node: Node = square(sub(predictions, targets))
     return node
 
@@ -205,7 +209,7 @@ def squared_error(predictions: Node, targets: Node) -> Node:
 @widened
 def absolute_error(predictions: Node, targets: Node) -> Node:
     """|p - t|."""
-    _check_pair(predictions, targets)
+    _check_elements(predictions, targets)
     node: Node = abs_(sub(predictions, targets))
     return node
 
@@ -214,7 +218,7 @@ def absolute_error(predictions: Node, targets: Node) -> Node:
 @widened
 def huber(predictions: Node, targets: Node, *, delta: float) -> Node:
     """(p - t)^2 / 2 up to a difference of delta, and straight on from there."""
-    _check_pair(predictions, targets)
+    _check_elements(predictions, targets)
     difference = sub(predictions, targets)
     size = abs_(difference)
     near = mul(square(difference), _scalar(0.5, size))
@@ -229,13 +233,13 @@ def _(g: Node, y: Node, predictions: Node, targets: Node, *, delta: float) -> No
     difference = sub(predictions, targets)
     slope = minimum(maximum(difference, _scalar(-delta, g)), _scalar(delta, g))
     part = mul(g, slope)
-    return part, neg(part)
+    return sum_to(part, predictions.shape), sum_to(neg(part), targets.shape)
 
 
 @composite("hinge", kind="elementwise")
 @widened
 def hinge(predictions: Node, targets: Node) -> Node:
     """max(0, 1 - t p), with targets -1 and 1."""
-    _check_pair(predictions, targets)
+    _check_elements(predictions, targets)
     node: Node = relu(sub(_scalar(1, targets), mul(targets, predictions)))
     return node

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from caldera.kernels.cpu import convolution, elementwise, fused, product, reduction
+from caldera.kernels.cpu import convolution, elementwise, epilogue, fused, product, reduction
 
-__all__ = ["convolution", "elementwise", "fused", "product", "reduction"]
+__all__ = ["convolution", "elementwise", "epilogue", "fused", "product", "reduction"]

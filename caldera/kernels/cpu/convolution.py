@@ -4,9 +4,9 @@
 - "im2col by image": the same for one image at a time: little workspace, and columns that stay in
   the cache, but smaller products.
 - "product": a 1x1 kernel without stride and padding is a product as it stands.
-- "depthwise": with one channel a group nothing is to be added up over channels; multiply and add.
+- "depthwise": with one channel a group, the input gradient by multiplying and adding.
 
-Each exists for the convolution, its input gradient and its weight gradient.
+All but the last exist for the convolution, its input gradient and its weight gradient.
 """
 
 from __future__ import annotations
@@ -321,49 +321,44 @@ def _bind_product(call: Call) -> Runner:
     return _pick(call.node, convolve, for_input, for_weight)
 
 
-# --- depthwise
+# --- depthwise: products whose inner size is 1 would leave BLAS nothing to do
 
 
 def _is_depthwise(node: Node) -> bool:
     return Geometry(node).is_depthwise
 
 
+def _one_output(geometry: Geometry) -> Spec:
+    return Spec(geometry.shapes[2][1:], geometry.dtype)
+
+
 def _depthwise_workspace(node: Node) -> int:
-    geometry = Geometry(node)
-    return room_for(Spec(geometry.shapes[2], geometry.dtype))
+    return room_for(_one_output(Geometry(node)))
 
 
 def _bind_depthwise(call: Call) -> Runner:
     geometry = Geometry(call.node)
-    first, second = call.inputs
+    gradient, kernels = call.inputs
     (out,) = call.outputs
-    terms = Scratch(call.workspace).array(geometry.shapes[2], out.dtype)
-    meetings = list(geometry.meetings())
+    spec = _one_output(geometry)
+    terms = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    meetings = [
+        (kernels[:, 0, i, j, None, None], terms[:, rows, columns], (rows, columns), image)
+        for i, j, (rows, columns), image in geometry.meetings()
+    ]
 
-    def add_up(
-        source: Callable[[Meeting], Array], target: Callable[[Meeting], Array]
-    ) -> None:
+    def run() -> None:
         out.fill(0)
-        for meeting in meetings:
-            i, j, (rows, columns), _ = meeting
-            term = terms[..., rows, columns]
-            np.multiply(source(meeting), second[:, 0, i, j, None, None], term)
-            total = target(meeting)
-            np.add(total, term, total)
+        for outputs, images in zip(gradient, out, strict=True):
+            for weight, term, (rows, columns), image in meetings:
+                np.multiply(outputs[:, rows, columns], weight, term)
+                part = images[:, image[0], image[1]]
+                np.add(part, term, part)
 
-    def convolve() -> None:
-        add_up(lambda m: first[..., m[3][0], m[3][1]], lambda m: out[..., m[2][0], m[2][1]])
+    return run
 
-    def for_input() -> None:
-        add_up(lambda m: first[..., m[2][0], m[2][1]], lambda m: out[..., m[3][0], m[3][1]])
 
-    def for_weight() -> None:
-        for i, j, (rows, columns), (image_rows, image_columns) in meetings:
-            term = terms[..., rows, columns]
-            np.multiply(first[..., image_rows, image_columns], second[..., rows, columns], term)
-            np.add.reduce(term, axis=(0, 2, 3), out=out[:, 0, i, j])
-
-    return _pick(call.node, convolve, for_input, for_weight)
+_ALL = ("conv2d", "conv2d_input", "conv2d_weight")
 
 
 def _register(
@@ -372,13 +367,14 @@ def _register(
     workspace: Callable[[Node], int],
     priority: int,
     supports: Callable[[Node], bool] = lambda node: True,
+    ops: tuple[str, ...] = _ALL,
 ) -> None:
     bind_any, workspace_any = through_float32(bind, workspace)
-    for op in ("conv2d", "conv2d_input", "conv2d_weight"):
+    for op in ops:
         TABLE.add(Kernel(op, "cpu", name, bind_any, supports, workspace_any, priority))
 
 
 _register("product", _bind_product, _product_workspace, 3, _is_product)
-_register("depthwise", _bind_depthwise, _depthwise_workspace, 2, _is_depthwise)
+_register("depthwise", _bind_depthwise, _depthwise_workspace, 2, _is_depthwise, ("conv2d_input",))
 _register("im2col by image", _bind_image, _image_workspace, 1)
 _register("im2col", _bind_whole, _whole_workspace, 0)

@@ -20,13 +20,11 @@ Into = Callable[..., Any]
 
 
 # NumPy wants the output of these two by keyword.
-def maximum_into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """The larger of two, written to `out`."""
+def _maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     np.maximum(a, b, out=out)
 
 
-def minimum_into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """The smaller of two, written to `out`."""
+def _minimum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     np.minimum(a, b, out=out)
 
 
@@ -62,8 +60,8 @@ def into(node: Node) -> Into:
 
 _INTO: dict[str, Into] = {
     **UFUNCS,
-    "maximum": maximum_into,
-    "minimum": minimum_into,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "relu": _relu,
     "rsqrt": _rsqrt,
 }

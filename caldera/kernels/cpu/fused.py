@@ -5,13 +5,15 @@ The same body is compiled to native code by faster backends; this one needs noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from caldera.graph.body import Body
 from caldera.graph.node import Node
-from caldera.kernels.cpu.elementwise import Into, into, maximum_into, minimum_into
+from caldera.kernels.cpu.elementwise import into
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
@@ -21,8 +23,8 @@ BLOCK = 1 << 15
 MOST_BLOCKS = 64
 """Each block is bound ahead, so their number is bounded; beyond it blocks grow."""
 
-_ACCUMULATE: dict[str, Into] = {
-    "sum": np.add, "max": maximum_into, "min": minimum_into, "prod": np.multiply,
+_REDUCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
 }  # fmt: skip
 
 
@@ -34,20 +36,22 @@ def loop_shape(body: Body) -> Shape:
     return body.outputs[0].inputs[0].shape
 
 
-def _computed(body: Body) -> list[Node]:
-    """The nodes that need a place for their value, in order; the others are views or constants."""
-    return [node for node in body.order() if node.op.kind == "elementwise"]
+def _last_use(body: Body) -> dict[Node, int]:
+    """When each value is read for the last time; outputs are read after the end."""
+    order = body.order()
+    result: dict[Node, int] = {}
+    for position, node in enumerate(order):
+        for given in node.inputs:
+            result[_source(given)] = position
+    for output in body.outputs:
+        result[_source(output)] = len(order)
+    return result
 
 
 def _registers(body: Body) -> tuple[dict[Node, int], int]:
     """A register for each computed node, taken over from values nobody reads any more."""
     order = body.order()
-    last_use: dict[Node, int] = {}
-    for position, node in enumerate(order):
-        for given in node.inputs:
-            last_use[_source(given)] = position
-    for output in body.outputs:
-        last_use[_source(output)] = len(order)
+    last_use = _last_use(body)
     register: dict[Node, int] = {}
     free: list[int] = []
     count = 0
@@ -115,9 +119,9 @@ def _bind(call: Call) -> Runner:
 
 
 def _flat_enough(shape: Shape, inputs: list[Any], outputs: list[Any]) -> bool:
-    return all(
-        x.size == 1 or (x.shape == shape and x.flags.c_contiguous) for x in inputs
-    ) and all(x.shape == shape and x.flags.c_contiguous for x in outputs)
+    return all(x.size == 1 or (x.shape == shape and x.flags.c_contiguous) for x in inputs) and all(
+        x.shape == shape and x.flags.c_contiguous for x in outputs
+    )
 
 
 class _Binder:
@@ -131,15 +135,20 @@ class _Binder:
         self.shape = shape
         self.inputs = inputs
         self.outputs = outputs
-        self.registers, self.count = _registers(body)
         self.order = body.order()
+        last_use = _last_use(body)
+        self.registers, self.count = _registers(body)
+        self.direct = {
+            node: self._is_direct(index, last_use)
+            for index, node in enumerate(body.outputs)
+            if node.op.kind == "elementwise"
+        }
         self.first = True
 
     def block(self, program: list[Any], start: int, rows: int) -> None:
         """Add the calls for the rows from `start` on."""
         block_shape = (rows, *self.shape[1:]) if self.shape else ()
         values: dict[Node, Any] = {}
-        late: list[tuple[Any, Any]] = []
         for node in self.order:
             if node.op.name == "parameter":
                 values[node] = self._rows(self.inputs[node.attrs["index"]], start, rows)
@@ -148,20 +157,16 @@ class _Binder:
             elif node.op.name == "broadcast_to":
                 values[node] = np.broadcast_to(values[node.inputs[0]], block_shape)
             elif node.op.kind == "elementwise":
-                target = self._target(node, start, rows, block_shape, late)
+                target = self._target(node, start, rows, block_shape)
                 arguments = [values[given] for given in node.inputs]
                 program.append((into(node), (*arguments, target)))
                 values[node] = target
             else:
                 self._reduce(program, node, values[node.inputs[0]], start, rows)
         for index, node in enumerate(self.body.outputs):
-            if node.op.kind == "reduction":
-                continue
-            destination = self._rows(self.outputs[index], start, rows)
-            if values[node] is not destination and not _same_memory(values[node], destination):
-                late.append((destination, values[node]))
-        for destination, value in late:
-            program.append((np.copyto, (destination, value)))
+            if node.op.kind == "elementwise" and not self.direct[node]:
+                destination = self._rows(self.outputs[index], start, rows)
+                program.append((np.copyto, (destination, values[node])))
         self.first = False
 
     def _rows(self, array: Any, start: int, rows: int) -> Any:
@@ -170,31 +175,39 @@ class _Binder:
             return array
         return array[start : start + rows]
 
-    def _target(
-        self, node: Node, start: int, rows: int, block_shape: Shape, late: list[Any]
-    ) -> Any:
-        """Where a node's block goes: its output if no input lies there, else a register."""
-        for index, output in enumerate(self.body.outputs):
-            array = self.outputs[index]
-            if output is node and not any(np.may_share_memory(array, x) for x in self.inputs):
-                return self._rows(array, start, rows)
+    def _is_direct(self, index: int, last_use: dict[Node, int]) -> bool:
+        """Whether an output can be written at once: nothing that lies there is read later on."""
+        node = self.body.outputs[index]
+        made = self.order.index(node)
+        for reader in self.order:
+            if reader.op.name == "parameter":
+                given = self.inputs[reader.attrs["index"]]
+                if np.may_share_memory(given, self.outputs[index]) and not (
+                    last_use[reader] <= made and _same_memory(given, self.outputs[index])
+                ):
+                    return False
+        return True
+
+    def _target(self, node: Node, start: int, rows: int, block_shape: Shape) -> Any:
+        """Where a node's block goes: to its output if that is possible, else to a register."""
+        if self.direct.get(node):
+            return self._rows(self.outputs[self.body.outputs.index(node)], start, rows)
         room = self.call.workspace.size // max(self.count, 1)
         begin = self.registers[node] * room
         nbytes = size(block_shape) * node.dtype.itemsize
         return self.call.workspace[begin : begin + nbytes].view(node.dtype).reshape(block_shape)
 
     def _reduce(self, program: list[Any], node: Node, value: Any, start: int, rows: int) -> None:
-        axis, keepdims = node.attrs["axis"], node.attrs["keepdims"]
         output = self.outputs[self.body.outputs.index(node)]
-        accumulate = _ACCUMULATE[node.op.name]
-        if 0 not in axis:
-            program.append((_reduce_into, (node, value, output[start : start + rows])))
+        if not self.shape or 0 not in node.attrs["axis"]:
+            part = output[start : start + rows] if self.shape else output
+            program.append((_reduction(node, part), (value,)))
         elif self.first:
-            program.append((_reduce_into, (node, value, output)))
+            program.append((_reduction(node, output), (value,)))
         else:
-            partial = np.empty(output.shape, output.dtype)
-            program.append((_reduce_into, (node, value, partial)))
-            program.append((accumulate, (output, partial, output)))
+            more = np.empty(output.shape, output.dtype)
+            program.append((_reduction(node, more), (value,)))
+            program.append((partial(_REDUCTIONS[node.op.name], out=output), (output, more)))
 
     def finish(self, program: list[Any]) -> None:
         """An empty loop still has to write what its reductions give for nothing."""
@@ -205,8 +218,9 @@ class _Binder:
                     program.append((np.copyto, (self.outputs[index], evaluate(node, (empty,))[0])))
 
 
-def _reduce_into(node: Node, value: Any, out: Any) -> None:
-    np.copyto(out, evaluate(node, (value,))[0])
+def _reduction(node: Node, out: Any) -> Callable[[Any], Any]:
+    reduce = _REDUCTIONS[node.op.name].reduce
+    return partial(reduce, dtype=out.dtype, out=out, **node.attrs)
 
 
 def _same_memory(a: Any, b: Any) -> bool:

@@ -1,8 +1,8 @@
 """Reductions that write straight into their output.
 
 Two ways to add up a matrix compete: NumPy's reduction, and a product with a vector of ones, which
-BLAS runs at the speed of memory. The product adds up rows from left to right in a few lanes, so it
-is offered only where that is as accurate as NumPy's pairwise sums.
+BLAS runs at the speed of memory. BLAS adds up a row in a few lanes from left to right, where NumPy
+adds pairwise; so the product is offered only for rows too short to lose accuracy by that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import HALVES, float32, float64
 from caldera.tensor.shape import Shape, size
 
-LONGEST_ROW = 4096
+LONGEST_ROW = 1024
 """Elements that are added up in a row by a product."""
 
 _UFUNCS: dict[str, np.ufunc] = {
@@ -32,7 +32,9 @@ def _bind_ufunc(call: Call) -> Runner:
     (x,), (out,) = call.inputs, call.outputs
     attrs = call.node.attrs
     reduce = _UFUNCS[call.node.op.name].reduce
-    return partial(reduce, x, attrs["axis"], out.dtype, out, attrs["keepdims"])
+    return partial(
+        reduce, x, axis=attrs["axis"], dtype=out.dtype, out=out, keepdims=attrs["keepdims"]
+    )
 
 
 for _name in _UFUNCS:
@@ -74,4 +76,4 @@ def _bind_ones(call: Call) -> Runner:
     return partial(np.dot, np.ones(height, x.dtype), table, result)
 
 
-TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_ones, supports=_is_product, priority=-1))
+TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_ones, supports=_is_product, priority=1))

@@ -11,22 +11,22 @@ Axes = tuple[int, ...]
 
 @reference("sum")
 def _sum(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.add.reduce(x, axis=axis, keepdims=keepdims)
+    return np.sum(x, axis=axis, keepdims=keepdims)
 
 
 @reference("max")
 def _max(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.maximum.reduce(x, axis=axis, keepdims=keepdims)
+    return np.max(x, axis=axis, keepdims=keepdims)
 
 
 @reference("min")
 def _min(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.minimum.reduce(x, axis=axis, keepdims=keepdims)
+    return np.min(x, axis=axis, keepdims=keepdims)
 
 
 @reference("prod")
 def _prod(x: np.ndarray, *, axis: Axes, keepdims: bool) -> np.ndarray:
-    return np.multiply.reduce(x, axis=axis, keepdims=keepdims)
+    return np.prod(x, axis=axis, keepdims=keepdims)
 
 
 @reference("argmax")

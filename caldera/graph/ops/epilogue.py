@@ -1,0 +1,59 @@
+"""A matrix product with what is done to its result on the way out. Made by a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.graph.node import Node
+from caldera.graph.opdef import OPS, composite, refuse_shape
+from caldera.graph.ops import activation
+from caldera.graph.ops.elementwise import add
+from caldera.graph.ops.product import matmul
+from caldera.graph.ops.widening import widened
+
+ACTIVATIONS = frozenset(
+    op.name
+    for op in (
+        OPS["relu"],
+        OPS["sigmoid"],
+        OPS["tanh"],
+        activation.elu,
+        activation.gelu,
+        activation.hard_sigmoid,
+        activation.hard_swish,
+        activation.leaky_relu,
+        activation.selu,
+        activation.silu,
+        activation.softplus,
+    )
+)
+"""The names of the functions that may follow a product."""
+
+Attributes = tuple[tuple[str, Any], ...]
+
+
+def is_bias(bias: Node, result: Node) -> bool:
+    """Whether `bias` is one number for each index along the last axis of `result`."""
+    *leading, last = bias.shape or (0,)
+    fits = len(leading) < len(result.shape) and last == result.shape[-1]
+    return fits and all(n == 1 for n in leading)
+
+
+@composite("matmul_epilogue", kind="product")
+@widened
+def matmul_epilogue(
+    a: Node,
+    b: Node,
+    *bias: Node,
+    ta: bool,
+    tb: bool,
+    activation: str | None,
+    attributes: Attributes,
+) -> Node:
+    """activation(a b + bias): the bias may be left out, and the activation be None."""
+    result: Node = matmul(a, b, ta=ta, tb=tb)
+    if len(bias) > 1 or not all(is_bias(each, result) for each in bias):
+        refuse_shape(f"at most one bias, along the last axis of {result.shape}")
+    for each in bias:
+        result = add(result, each)
+    return result if activation is None else OPS[activation](result, **dict(attributes))

@@ -1,0 +1,305 @@
+"""Choosing among the kernels of an op by measuring them on the real shapes.
+
+The order in which an answer is looked for: a choice that was fixed by hand; the only kernel there
+is; one remembered on disk from an earlier measurement; a measurement, if the time for it is not
+used up; else the kernel with the highest priority. A deterministic run measures nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from caldera.config import settings
+from caldera.errors import ConfigError, DeviceError
+from caldera.graph.node import Node
+from caldera.graph.opdef import OPS
+from caldera.kernels import remember
+from caldera.kernels.measure import Outcome, measure
+from caldera.kernels.remember import Record
+from caldera.kernels.table import TABLE, Kernel, KernelTable
+
+Source = Literal["only", "fixed", "remembered", "measured", "guess"]
+Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
+
+TIMERS: dict[str, Timer] = {"cpu": measure}
+"""How to time kernels on a family of devices; on other families the priorities decide."""
+ORACLE = "reference"
+"""The kernel that others are checked against. It serves only where there is no other."""
+SMALL = 1 << 14
+"""Operations and bytes together, below which calling costs more than computing."""
+HYSTERESIS = 0.03
+"""How much faster a kernel must be to displace one of higher priority."""
+SLOW_FLOPS = 5e9
+"""Operations a second that any kernel reaches: says ahead which nodes would take too long."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which kernel serves a node, and why.
+
+    `times` has the seconds a call that each kernel took when it was measured, None if it was not.
+
+    >>> from caldera.kernels.choose import Verdict
+    >>> from caldera.kernels.table import Kernel
+    >>> fast = Kernel("matmul", "cpu", "blas", bind=lambda call: lambda: None)
+    >>> Verdict(fast, {"blas": 1e-3, "loop": 2e-3}, "measured").beaten
+    {'loop': 2.0}
+    """
+
+    kernel: Kernel
+    times: dict[str, float] | None
+    source: Source
+
+    @property
+    def beaten(self) -> dict[str, float]:
+        """The other kernels that were measured: how many times as long each took."""
+        return _ratios(self.kernel.name, self.times or {})
+
+
+def _ratios(chosen: str, times: dict[str, float]) -> dict[str, float]:
+    own = times.get(chosen, 0.0)
+    return {name: each / own for name, each in times.items() if name != chosen and own > 0}
+
+
+class Choices:
+    """Every choice made in this process or remembered on disk; `choices` is the one in use.
+
+    >>> from caldera.kernels.choose import choices
+    >>> choices.fix("matmul", "reference")
+    >>> print(choices.table().splitlines()[1].split("  ")[-1])
+    fixed by hand
+    >>> choices.unfix("matmul")
+    """
+
+    def __init__(self, table: KernelTable = TABLE) -> None:
+        self._table = table
+        self._fixed: dict[tuple[str, str], str] = {}
+        self._known: dict[tuple[Path, str], Record] = {}
+        self._spent_s = 0.0
+        self._lock = threading.RLock()
+        self._generation = 0
+
+    @property
+    def version(self) -> Hashable:
+        """Differs whenever choices made so far may no longer hold; part of the key of a plan.
+
+        >>> from caldera.kernels.choose import Choices
+        >>> choices = Choices()
+        >>> before = choices.version
+        >>> choices.fix("matmul", "reference")
+        >>> choices.version == before
+        False
+        """
+        return self._generation, settings.workspace_limit
+
+    # --- choosing
+
+    def kernel(self, node: Node, family: str) -> Kernel:
+        """The kernel that runs this node on devices of this family."""
+        return self.verdict(node, family).kernel
+
+    def verdict(self, node: Node, family: str) -> Verdict:
+        """The kernel for this node, with the reason for it."""
+        able = self._table.candidates(node, family)
+        if len(able) == 1:
+            return Verdict(able[0], None, "only")
+        limit = settings.workspace_limit
+        within = [kernel for kernel in able if kernel.workspace(node) <= limit]
+        if not within:
+            return Verdict(min(able, key=lambda each: each.workspace(node)), None, "only")
+        fixed = self._fixed.get((node.op.name, family))
+        for kernel in within:
+            if kernel.name == fixed:
+                return Verdict(kernel, None, "fixed")
+        rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
+        if len(rivals) == 1:
+            return Verdict(rivals[0], None, "only")
+        guess = Verdict(rivals[0], None, "guess")
+        if _work(node) < SMALL:
+            return guess
+        question = remember.question_of(node, family, within)
+        if question is None:
+            return guess
+        with self._lock:
+            return self._recall(question, within) or self._decide(node, question, within, guess)
+
+    def _recall(self, question: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
+        key = (settings.cache_dir, remember.digest(question))
+        record = self._known.get(key) or remember.load(question)
+        if record is None:
+            return None
+        self._known[key] = record
+        kernel = next(each for each in within if each.name == record.chosen)
+        return Verdict(kernel, record.times, "remembered")
+
+    def _decide(
+        self, node: Node, question: dict[str, Any], within: Sequence[Kernel], guess: Verdict
+    ) -> Verdict:
+        rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
+        timer = TIMERS.get(guess.kernel.family)
+        left = settings.tune_budget_s - self._spent_s
+        expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS
+        if timer is None or settings.deterministic or left <= expected:
+            return guess
+        start = perf_counter()
+        try:
+            outcome = timer(node, rivals, left)
+        except MemoryError:
+            return guess
+        finally:
+            self._spent_s += perf_counter() - start
+        for name, reason in outcome.failures.items():
+            warnings.warn(
+                f"op.{node.op.name}: kernel {name!r} is left out: {reason}", RuntimeWarning,
+                stacklevel=2,
+            )  # fmt: skip
+        kernel = _winner(within, outcome.times, node)
+        self._keep(Record(question, kernel.name, outcome.times))
+        return Verdict(kernel, outcome.times, "measured")
+
+    def _keep(self, record: Record) -> None:
+        self._known[settings.cache_dir, remember.digest(record.question)] = record
+        try:
+            remember.store(record)
+        except OSError as problem:
+            warnings.warn(
+                f"choices of kernels are not kept in {settings.cache_dir}: {problem}",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+
+    # --- what a user may do about it
+
+    def fix(self, op: str, kernel_name: str, family: str = "cpu") -> None:
+        """Use this kernel for an op wherever it can run, in this process, whatever is faster.
+
+        Plans that exist keep what they have; new ones follow.
+
+        >>> from caldera.kernels.choose import choices
+        >>> choices.fix("matmul", "blas")
+        >>> choices.unfix("matmul")
+        """
+        _check_op("choices.fix", op)
+        names = self._table.names(op, family)
+        if kernel_name not in names:
+            raise ConfigError.build(
+                "choices.fix", expected=f"a kernel for op.{op}: {', '.join(names) or 'none'}",
+                got=repr(kernel_name),
+            )  # fmt: skip
+        with self._lock:
+            self._fixed[op, family] = kernel_name
+            self._generation += 1
+
+    def unfix(self, op: str, family: str = "cpu") -> None:
+        """Choose for this op by measuring again.
+
+        >>> from caldera.kernels.choose import choices
+        >>> choices.unfix("conv2d")
+        """
+        _check_op("choices.unfix", op)
+        with self._lock:
+            self._fixed.pop((op, family), None)
+            self._generation += 1
+
+    def clear(self) -> None:
+        """Forget all measurements, in memory and on disk, and start with a full time budget.
+
+        >>> import tempfile
+        >>> import caldera as cd
+        >>> from caldera.kernels.choose import choices
+        >>> with tempfile.TemporaryDirectory() as folder, cd.settings.override(cache_dir=folder):
+        ...     choices.clear()
+        """
+        with self._lock:
+            self._known.clear()
+            self._spent_s = 0.0
+            self._generation += 1
+            remember.forget()
+
+    def table(self) -> str:
+        """What was chosen for which op and shapes, and what it beat, to be printed.
+
+        >>> from caldera.kernels.choose import Choices
+        >>> print(Choices().table().splitlines()[0].split())
+        ['op', 'inputs', 'chosen', 'beat']
+        """
+        with self._lock:
+            records = {remember.digest(record.question): record for record in remember.all_here()}
+            for (folder, name), record in self._known.items():
+                if folder == settings.cache_dir:
+                    records[name] = record
+            rows = [("op", "inputs", "chosen", "beat")]
+            rows += [
+                (op, "any", name, "fixed by hand") for (op, _), name in sorted(self._fixed.items())
+            ]
+            rows += sorted(_row(record) for record in records.values())
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _work(node: Node) -> int:
+    """Operations and bytes of a node."""
+    specs = [given.spec for given in node.inputs] + list(node.outputs)
+    return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+
+
+def _winner(within: Sequence[Kernel], times: dict[str, float], node: Node) -> Kernel:
+    """The fastest kernel, with an advantage for those of higher priority."""
+    best: Kernel | None = None
+    for kernel in within:
+        if kernel.name in times and (
+            best is None or times[kernel.name] < times[best.name] * (1 - HYSTERESIS)
+        ):
+            best = kernel
+    if best is None:
+        # All of them failed, so the oracle has to do it.
+        best = next((kernel for kernel in within if kernel.name == ORACLE), None)
+    if best is None:
+        raise DeviceError.build(
+            f"op.{node.op.name}", expected="a kernel that computes what the oracle does",
+            got=f"none of {', '.join(kernel.name for kernel in within)}",
+        )  # fmt: skip
+    return best
+
+
+def _check_op(where: str, op: str) -> None:
+    if op not in OPS:
+        close = difflib.get_close_matches(op, OPS, n=1)
+        raise ConfigError.build(
+            where, expected="the name of an op", got=repr(op),
+            hint=f"did you mean {close[0]!r}?" if close else "",
+        )  # fmt: skip
+
+
+def _row(record: Record) -> tuple[str, str, str, str]:
+    inputs = " ".join(f"{_size(shape)} {dtype}" for shape, dtype in record.question["inputs"])
+    chosen = record.chosen
+    if chosen in record.times:
+        chosen += f" {_duration(record.times[chosen])}"
+    beaten = _ratios(record.chosen, record.times)
+    others = [
+        f"{name} {_duration(record.times[name])} ({ratio:.2f}x)"
+        for name, ratio in sorted(beaten.items(), key=lambda each: each[1])
+    ]
+    return record.question["op"], inputs, chosen, ", ".join(others)
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+choices = Choices()
+"""The choices that plans go by."""

@@ -1,0 +1,133 @@
+"""Timing the kernels of one node against each other, on arrays of its real shapes.
+
+Each kernel is checked once against the oracle; one that raises or computes something else is out of
+the race. The others run in turns, so that whatever disturbs the machine disturbs all of them, and
+the best round of each counts: noise only ever adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
+
+ROUNDS = 5
+SAMPLE_S = 2e-4
+"""What one timing should last at least, so that the clock is fine enough."""
+HOPELESS = 3.0
+"""A kernel that starts this many times slower than the best is not timed any further."""
+ALIGNMENT = 64
+TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}
+"""Largest error, relative to the largest element of the right result."""
+
+
+@dataclass
+class Outcome:
+    """Seconds a call of each kernel that is right, and what is wrong with the others."""
+
+    times: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
+    """Time the kernels on this node for about `seconds`, at least twice each."""
+    deadline = perf_counter() + seconds
+    generator = np.random.default_rng(0)
+    inputs = tuple(_random(given.outputs[0], generator) for given in node.inputs)
+    outputs = tuple(_aligned(spec) for spec in node.outputs)
+    room = max(kernel.workspace(node) for kernel in kernels)
+    workspace = _aligned(Spec((room,), np.dtype(np.uint8))) if room else None
+    call = Call(node, outputs, inputs, workspace)
+    outcome = Outcome()
+    runners: dict[str, Runner] = {}
+    with np.errstate(all="ignore"):
+        right = evaluate(node, inputs)
+        for kernel in kernels:
+            try:
+                runners[kernel.name] = _checked(kernel, call, right)
+            except Exception as problem:
+                # Whatever a candidate raises, the others can still serve.
+                outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
+        _race(runners, outcome.times, deadline)
+    return outcome
+
+
+class _WrongResultError(Exception):
+    """A kernel does not compute what the oracle does."""
+
+
+def _checked(kernel: Kernel, call: Call, right: Sequence[np.ndarray]) -> Runner:
+    for output in call.outputs:
+        # What the kernel before it left here must not pass for its own result.
+        output.fill(np.nan if is_float(output.dtype) else 1)
+    runner = kernel.bind(call)
+    runner()
+    for output, wanted in zip(call.outputs, right, strict=True):
+        _compare(output, wanted)
+    return runner
+
+
+def _compare(output: np.ndarray, wanted: np.ndarray) -> None:
+    if not is_float(output.dtype):
+        if not np.array_equal(output, wanted):
+            raise _WrongResultError("the result differs from that of the oracle")
+        return
+    wide = np.asarray(wanted, float64)
+    scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+    allowed = TOLERANCE[output.dtype] * max(scale, 1e-30)
+    if not np.allclose(output.astype(float64), wide, rtol=0.0, atol=allowed, equal_nan=True):
+        worst = float(np.nanmax(np.abs(output.astype(float64) - wide), initial=0.0))
+        raise _WrongResultError(
+            f"the result differs from that of the oracle by {worst:.1e}, beside {scale:.1e}"
+        )
+
+
+def _race(runners: dict[str, Runner], times: dict[str, float], deadline: float) -> None:
+    for _ in range(2):
+        for name, runner in runners.items():
+            times[name] = min(times.get(name, math.inf), _seconds(runner, 1))
+    best = min(times.values(), default=0.0)
+    repeats = {
+        name: max(1, int(SAMPLE_S / max(times[name], 1e-7)))
+        for name in runners
+        if times[name] <= HOPELESS * best
+    }
+    for _ in range(ROUNDS):
+        for name, count in repeats.items():
+            if perf_counter() > deadline:
+                return
+            times[name] = min(times[name], _seconds(runners[name], count))
+
+
+def _seconds(runner: Runner, count: int) -> float:
+    start = perf_counter()
+    for _ in range(count):
+        runner()
+    return (perf_counter() - start) / count
+
+
+def _aligned(spec: Spec) -> np.ndarray:
+    """Memory as plans lay it out: kernels may be slower on any other."""
+    block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+
+
+def _random(spec: Spec, generator: np.random.Generator) -> np.ndarray:
+    """Numbers of both signs whose sums do not cancel; integers are 0, which is a valid index."""
+    array = _aligned(spec)
+    if is_float(spec.dtype):
+        array[...] = generator.uniform(-0.5, 1.5, spec.shape).astype(spec.dtype)
+    elif spec.dtype == bool_:
+        array[...] = generator.integers(0, 2, spec.shape).astype(bool_)
+    else:
+        array.fill(0)
+    return array

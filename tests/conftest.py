@@ -1,0 +1,23 @@
+"""Tests keep what they measure in a folder of their own, and start from the same seed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+# Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
+# the tests themselves run side by side.
+os.environ["CALDERA_CACHE"] = tempfile.mkdtemp(prefix="caldera-tests-")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+import caldera as cd
+
+
+@pytest.fixture(autouse=True)
+def _same_seed() -> Iterator[None]:
+    cd.seed(0)
+    yield
