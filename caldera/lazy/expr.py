@@ -298,18 +298,28 @@ def _leaf_of(value: Tensor) -> Node:
 
 def lift_all(*values: Any) -> tuple[Node, ...]:
     """Operands that meet each other: lifted, and cast to the dtype they share."""
-    strong = [
-        lift(value) for value in values if isinstance(value, Expr | Tensor | np.ndarray | np.generic)
-    ]
     shared: DType | None = None
-    for node in strong:
-        shared = node.dtype if shared is None else promote(shared, node.dtype)
+    for dtype in map(_dtype_of, values):
+        if dtype is not None:
+            shared = dtype if shared is None else promote(shared, dtype)
     # A weak scalar still decides the family: True + 2 is an int, 1 + 0.5 a float.
     for value in values:
         if isinstance(value, bool | int | float):
             weak = of_scalar(value, shared)
             shared = weak if shared is None else promote(shared, weak)
     return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
+
+
+def _dtype_of(value: Any) -> DType | None:
+    """The dtype an operand insists on; None for what takes that of its neighbours.
+
+    numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
+    """
+    if isinstance(value, Expr | Tensor):
+        return value.dtype
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float):
+        return canonical(value.dtype)
+    return None
 
 
 def _index(node: Node, key: tuple[Any, ...]) -> Node:
