@@ -7,6 +7,7 @@ sequence of calls. The carries alternate between two places, so a step never wri
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ def _argument(node: Node) -> Hashable | None:
     return ("argument", node.attrs["index"]) if node.op.name == "parameter" else None
 
 
-def loop_kernel(node: Node, choose: Chooser, constant: Callable[[Node], Any]) -> Kernel:
+@dataclass(frozen=True)
+class LoopKernel(Kernel):
+    """The kernel of one loop, and the schedule of its body."""
+
+    schedule: Schedule = field(kw_only=True)
+
+
+def loop_kernel(node: Node, choose: Chooser, constant: Callable[[Node], Any]) -> LoopKernel:
     """A kernel for this scan node; `constant` gives the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
@@ -33,9 +41,10 @@ def loop_kernel(node: Node, choose: Chooser, constant: Callable[[Node], Any]) ->
     def bind(call: Call) -> Runner:
         return _bind_loop(call, schedule, constant)
 
-    return Kernel(
-        "scan", "cpu", "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room
-    )
+    return LoopKernel(
+        "scan", "cpu", "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room,
+        schedule=schedule,
+    )  # fmt: skip
 
 
 def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) -> Runner:
@@ -50,8 +59,8 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
     order = range(length - 1, -1, -1) if attrs["reverse"] else range(length)
     for turn, t in enumerate(order):
         following = call.outputs[:carries] if turn == length - 1 else turns[turn % 2]
-        arguments = [*current, *[stack[t] for stack in stacks], *constants]
-        # result[t, ...] rather than result[t]: a scalar step must stay an array to write to.
+        # stack[t, ...] rather than stack[t]: a scalar step must stay a view to read and write.
+        arguments = [*current, *[stack[t, ...] for stack in stacks], *constants]
         results = [*following, *[stack[t, ...] for stack in call.outputs[carries:]]]
 
         def lookup(buffer: Buffer, arguments: Any = arguments, results: Any = results) -> Any:

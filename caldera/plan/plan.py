@@ -5,19 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera.errors import ConfigError, DeviceError, ShapeError
 from caldera.graph.node import Node, Symbol
+from caldera.graph.picture import save
 from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
+from caldera.plan.explain import Explanation, explained
 from caldera.plan.loop import loop_kernel
 from caldera.plan.outputs import OutputSlot
+from caldera.plan.profile import seconds_of_calls
+from caldera.plan.roofline import cpu_peaks
 from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
 from caldera.tensor import Tensor
 from caldera.tensor.convert import exactly
@@ -123,6 +129,68 @@ class Plan:
         """The variables, tensors and inputs that a run reads or updates."""
         return list(self._symbols)
 
+    def draw(self, path: str | PathLike[str]) -> Path:
+        """Write an SVG that shows the graph as it was written and as it runs, side by side.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import caldera as cd
+        >>> from caldera import op
+        >>> x = op.var("x", (3,), fill=cd.constant(2.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cd.compile([x * x]).draw(Path(folder) / "graph.svg").name
+        'graph.svg'
+        """
+        return save(path, {"as written": self.original, "as it runs": self.optimised})
+
+    def explain(
+        self, feeds: Mapping[str, Any] | None = None, *, time: bool = True
+    ) -> Explanation:
+        """Print a table of the steps: kernels, shapes, bytes, operations, times; and give it back.
+
+        The times come from complete runs, after which the variables have their values again.
+        Inputs keep what they were last fed unless `feeds` has something else. On several ranks
+        all of them must call this. `time=False` runs nothing.
+
+        >>> import caldera as cd
+        >>> from caldera import op
+        >>> x = op.var("x", (2, 3), fill=cd.constant(2.0))
+        >>> explanation = cd.compile([op.exp(x)]).explain(time=False)  # doctest: +ELLIPSIS
+        step  op ...
+        >>> explanation.rows[0].op, explanation.rows[0].nbytes
+        ('exp', 48)
+        """
+        seconds = self._seconds(feeds) if time else None
+        peaks = cpu_peaks() if time and self.device.kernels == "cpu" else None
+        found = explained(
+            self.schedule, self.original, self.optimised, self.device, seconds, peaks
+        )
+        print(found)
+        return found
+
+    def _seconds(self, feeds: Mapping[str, Any] | None) -> list[float]:
+        """The time of each call; no run changes what the variables hold."""
+        with self._lock:
+            given = feeds
+            if given is None:
+                given = {name: self._held[s].numpy() for name, s in self._inputs.items()}
+            before = [(symbol.value, symbol.value.copy()) for symbol in self._updated]
+
+            def restore() -> None:
+                for tensor, old in before:
+                    tensor[...] = old.numpy()
+
+            def prepare() -> list[Runner]:
+                restore()
+                self._prepare(given)
+                return self._calls
+
+            try:
+                return seconds_of_calls(prepare, self.device)
+            finally:
+                restore()
+                self._let_go()
+
     # --- running
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
@@ -137,11 +205,15 @@ class Plan:
             else:
                 self.device.stream.launch(partial(_execute, self._calls))
             results = [slot.tensor() for slot in self._slots]
-            if self._lets_go:
-                self._calls = []
-                for slot in self._slots:
-                    slot.let_go()
+            self._let_go()
             return results
+
+    def _let_go(self) -> None:
+        """Drop results that are too large to keep for the next run."""
+        if self._lets_go and self._captured is None:
+            self._calls = []
+            for slot in self._slots:
+                slot.let_go()
 
     def capture(self) -> None:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""

@@ -1,0 +1,317 @@
+"""A plan as a table: what each step does, with which kernel, on what, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from caldera.graph.amounts import (
+    bytes_text,
+    flops_text,
+    percent_text,
+    seconds_text,
+    shortened,
+)
+from caldera.graph.body import Body
+from caldera.graph.node import Node, Spec, Symbol
+from caldera.graph.program import Program
+from caldera.kernels.choose import choices
+from caldera.memory import Device
+from caldera.plan.loop import LoopKernel
+from caldera.plan.roofline import Peaks
+from caldera.plan.schedule import COPY, Buffer, Schedule, Step, Value
+from caldera.tensor.dtype import is_float
+
+WIDEST_OP = 34
+WIDEST_SHAPES = 64
+WIDEST_TARGET = 24
+MOST_SHAPES = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of a plan, or (with `step` None and `depth` above 0) one of a loop's body.
+
+    `seconds`, `share` (of the whole run) and `roofline` (the least time this work can take on this
+    machine, divided by the time it took) are None where nothing was timed.
+    """
+
+    step: int | None
+    depth: int
+    op: str
+    kernel: str
+    beaten: dict[str, float]
+    """The kernels it was measured against, and how many times as long each took."""
+    source: str
+    """Why this kernel: "only", "fixed", "remembered", "measured" or "guess"; "" if forgotten."""
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    target: str
+    """The output or variable that the step writes, if any."""
+    nbytes: int
+    flops: int
+    seconds: float | None = None
+    share: float | None = None
+    roofline: float | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `plan.explain()` found; `str()` of it is the table.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (2, 2), fill=cd.identity())
+    >>> found = cd.compile([x @ x]).explain(time=False)  # doctest: +ELLIPSIS
+    step  op ...
+    >>> [(row.op, row.flops) for row in found.rows]
+    [('matmul', 16)]
+    """
+
+    rows: list[Row]
+    nodes_as_written: int
+    nodes_optimised: int
+    arena_bytes: int
+    naive_bytes: int
+    in_place: int
+    """Steps that write a result over an input that nobody else reads any more."""
+    device: str
+    precision: tuple[str, ...]
+    """The floating-point types the plan computes in."""
+    flops: int
+    seconds: float | None
+    peaks: Peaks | None = field(repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join([*_table(self), "", *_footer(self)])
+
+    def __repr__(self) -> str:
+        return f"<explanation of {sum(row.step is not None for row in self.rows)} steps>"
+
+
+def explained(
+    schedule: Schedule,
+    original: Program,
+    optimised: Program,
+    device: Device,
+    seconds: Sequence[float] | None,
+    peaks: Peaks | None,
+) -> Explanation:
+    """The explanation of a schedule; `seconds` has the time of each step, if they were timed."""
+    total = None if seconds is None else sum(seconds)
+    rows: list[Row] = []
+    for index, step in enumerate(schedule.steps):
+        time = None if seconds is None else seconds[index]
+        rows.append(_row(step, device, index, time, total, peaks))
+        if isinstance(step.kernel, LoopKernel):
+            rows += _loop_rows(step.kernel.schedule, device, 1)
+    return Explanation(
+        rows=rows,
+        nodes_as_written=_count(original),
+        nodes_optimised=_count(optimised),
+        arena_bytes=schedule.arena_bytes,
+        naive_bytes=schedule.naive_bytes,
+        in_place=sum(_is_in_place(step) for step in schedule.steps),
+        device=device.name,
+        precision=_precision(schedule),
+        flops=sum(row.flops for row in rows if row.depth == 0),
+        seconds=total,
+        peaks=peaks,
+    )
+
+
+# --- rows
+
+
+def _row(
+    step: Step,
+    device: Device,
+    index: int | None,
+    seconds: float | None = None,
+    total: float | None = None,
+    peaks: Peaks | None = None,
+    depth: int = 0,
+) -> Row:
+    copies = step.kernel is COPY
+    beaten, source = _reason(step, device)
+    outputs = tuple(buffer.spec for buffer in step.outputs)
+    flops = 0 if copies else step.node.op.count_flops(step.node)
+    nbytes = _bytes_moved(step)
+    roofline = None
+    if peaks is not None and seconds:
+        roofline = peaks.least_seconds(flops, nbytes, outputs[0].dtype) / seconds
+    return Row(
+        step=index,
+        depth=depth,
+        op="copy" if copies else _op_text(step.node),
+        kernel=step.kernel.name,
+        beaten=beaten,
+        source=source,
+        inputs=tuple(Spec(value.ghost.shape, value.buffer.spec.dtype) for value in step.inputs),
+        outputs=outputs,
+        target=", ".join(filter(None, map(_target, step.outputs))),
+        nbytes=nbytes,
+        flops=flops,
+        seconds=seconds,
+        share=seconds / total if seconds is not None and total else None,
+        roofline=roofline,
+    )
+
+
+def _loop_rows(schedule: Schedule, device: Device, depth: int) -> Iterator[Row]:
+    """The steps of one turn of a loop; the loop as a whole is timed, they are not."""
+    for step in schedule.steps:
+        yield _row(step, device, None, depth=depth)
+        if isinstance(step.kernel, LoopKernel):
+            yield from _loop_rows(step.kernel.schedule, device, depth + 1)
+
+
+def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
+    """What the step's kernel was measured against, and why it was chosen."""
+    if step.kernel is COPY or isinstance(step.kernel, LoopKernel):
+        return {}, "only"
+    verdict = choices.verdict(step.node, device.kernels)
+    # Somebody may have fixed another kernel since the plan was made.
+    return (verdict.beaten, verdict.source) if verdict.kernel is step.kernel else ({}, "")
+
+
+def _bytes_moved(step: Step) -> int:
+    """Bytes read and written: a broadcast value is read once, so is one that is given twice."""
+    read: dict[tuple[Buffer, int], int] = {}
+    for value in step.inputs:
+        nbytes = _distinct_bytes(value)
+        read[value.buffer, nbytes] = nbytes
+    return sum(read.values()) + sum(buffer.spec.nbytes for buffer in step.outputs)
+
+
+def _distinct_bytes(value: Value) -> int:
+    nbytes = value.buffer.spec.dtype.itemsize
+    for length, stride in zip(value.ghost.shape, value.ghost.strides, strict=True):
+        nbytes *= length if stride or not length else 1
+    return nbytes
+
+
+def _is_in_place(step: Step) -> bool:
+    return any(value.buffer.root is buffer.root for value in step.inputs for buffer in step.outputs)
+
+
+def _target(buffer: Buffer) -> str:
+    key = buffer.root.key
+    if isinstance(key, Symbol):
+        return key.name or key.role
+    if isinstance(key, tuple):
+        kind, index = key
+        return f"{kind} {index}"
+    return ""
+
+
+def _op_text(node: Node) -> str:
+    body = node.attrs.get("body")
+    if not isinstance(body, Body):
+        return node.op.name
+    if node.op.name == "scan":
+        return f"scan of {node.attrs['length']} steps"
+    names = [part.op.name for part in body.order() if part.op.kind not in ("leaf", "movement")]
+    runs = [(name, len(list(group))) for name, group in groupby(names)]
+    words = [name if times == 1 else f"{times} {name}" for name, times in runs]
+    return f"{node.op.name}: {', '.join(words)}"
+
+
+def _count(program: Program) -> int:
+    return sum(node.op.kind != "leaf" for node in program.order())
+
+
+def _precision(schedule: Schedule) -> tuple[str, ...]:
+    found = {buffer.spec.dtype for step in schedule.steps for buffer in step.outputs}
+    floats = sorted((dtype.itemsize, dtype.name) for dtype in found if is_float(dtype))
+    return tuple(name for _, name in floats)
+
+
+# --- text
+
+
+def _table(explanation: Explanation) -> Iterator[str]:
+    timed = explanation.seconds is not None
+    heading = ["step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs"]
+    lines = [heading + ["time", "share", "roofline"] * timed]
+    lines += [_cells(row, timed) for row in explanation.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        cells = [
+            text.ljust(width) if i in (1, 2, 3, 4) else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _cells(row: Row, timed: bool) -> list[str]:
+    op = "  " * row.depth + row.op
+    cells = [
+        "" if row.step is None else str(row.step),
+        shortened(op, WIDEST_OP),
+        _kernel_text(row),
+        _shapes_text(row),
+        shortened(row.target, WIDEST_TARGET),
+        bytes_text(row.nbytes),
+        flops_text(row.flops).removesuffix("FLOP").rstrip() if row.flops else "-",
+    ]
+    if timed:
+        cells.append("" if row.seconds is None else seconds_text(row.seconds))
+        cells.append("" if row.share is None else percent_text(row.share))
+        cells.append("" if row.roofline is None else percent_text(row.roofline))
+    return cells
+
+
+def _kernel_text(row: Row) -> str:
+    """The kernel and what it beat: `winograd (1.8x im2col)` took 1.8 times less than im2col."""
+    if row.beaten:
+        nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
+        reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)
+    else:
+        reason = {"fixed": "fixed", "guess": "not measured"}.get(row.source, "")
+    return f"{row.kernel} ({reason})" if reason else row.kernel
+
+
+def _shapes_text(row: Row) -> str:
+    """`(6, 5), (5, 3) -> (6, 3) float32`: a dtype stands after the last shape that has it."""
+    outputs = _specs_text(row.outputs, after=None)
+    if not row.inputs:
+        return outputs
+    same = {spec.dtype for spec in row.inputs} == {row.outputs[0].dtype}
+    inputs = _specs_text(row.inputs, after=row.outputs[0] if same else None)
+    return shortened(f"{inputs} -> {outputs}", WIDEST_SHAPES)
+
+
+def _specs_text(specs: Sequence[Spec], after: Spec | None) -> str:
+    """Specs as text; `after` is what follows them, whose dtype need not be said twice."""
+    runs = [(spec, len(list(group))) for spec, group in groupby(specs)]
+    words = []
+    following = [spec for spec, _ in runs[1:]] + [after]
+    for (spec, count), later in zip(runs[:MOST_SHAPES], following, strict=False):
+        text = str(spec.shape) if count == 1 else f"{count} x {spec.shape}"
+        said_later = later is not None and later.dtype == spec.dtype
+        words.append(text if said_later else f"{text} {spec.dtype.name}")
+    left = sum(count for _, count in runs[MOST_SHAPES:])
+    return ", ".join([*words, f"{left} more"] if left else words)
+
+
+def _footer(found: Explanation) -> Iterator[str]:
+    steps = sum(row.step is not None for row in found.rows)
+    yield (
+        f"{steps} steps; {found.nodes_as_written} nodes as written, "
+        f"{found.nodes_optimised} after optimisation; {found.in_place} in place"
+    )
+    planned, naive = found.arena_bytes, found.naive_bytes
+    share = f" ({percent_text(planned / naive)})" if naive else ""
+    yield f"arena {bytes_text(planned)} planned, {bytes_text(naive)} naive{share}"
+    work = flops_text(found.flops)
+    if found.seconds:
+        work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"
+    yield f"{work}; device {found.device}; precision {', '.join(found.precision) or 'none'}"
+    if found.peaks is not None:
+        peaks = found.peaks
+        yield (
+            f"roofline: {flops_text(peaks.float32)}/s in float32, {flops_text(peaks.float64)}/s in "
+            f"float64, {bytes_text(peaks.bandwidth)}/s; above 100% the data was in cache"
+        )

@@ -1,0 +1,122 @@
+"""What this machine can do at best: operations a second and bytes a second, measured once.
+
+The two peaks bound every kernel: it can be no faster than its operations at the one and its bytes
+at the other. They are remembered in `settings.cache_dir` for this CPU, number of threads and NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.kernels.remember import digest, machine
+from caldera.tensor.dtype import DType, float32, float64
+from caldera.threads import parallel_for
+
+SIDE = 640
+"""Rows of the product that is timed: large enough for BLAS to reach its full speed."""
+COPIED = 96 << 20
+"""Bytes of the copy that is timed: more than the caches hold."""
+ENOUGH_S = 0.1
+"""Each of the three is timed again and again for so long, and the best counts."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Operations a second in float32 and float64, and bytes a second from and to memory.
+
+    >>> peaks = Peaks(float32=2e9, float64=1e9, bandwidth=1e9)
+    >>> peaks.least_seconds(flops=2e9, nbytes=10, dtype=float32)
+    1.0
+    """
+
+    float32: float
+    float64: float
+    bandwidth: float
+
+    def least_seconds(self, flops: float, nbytes: float, dtype: DType) -> float:
+        """The time below which this much work cannot be done."""
+        # Other types are computed in float32, or cost about as much.
+        speed = self.float64 if dtype == float64 else self.float32
+        return max(flops / speed, nbytes / self.bandwidth)
+
+
+def cpu_peaks() -> Peaks:
+    """The peaks of this machine: remembered, or measured now (about 0.3 s)."""
+    key = (settings.cache_dir, digest({"peaks": machine()}))
+    if key not in _known:
+        path = settings.cache_dir / "peaks" / f"{key[1]}.json"
+        found = _read(path)
+        if found is None:
+            found = measure()
+            # A folder that cannot be written only means that it is measured again next time.
+            with suppress(OSError):
+                _write(path, found)
+        _known[key] = found
+    return _known[key]
+
+
+_known: dict[tuple[Path, str], Peaks] = {}
+
+
+def measure() -> Peaks:
+    """Time a product in each precision, and a copy."""
+    return Peaks(_product_speed(float32), _product_speed(float64), _copy_speed())
+
+
+def _product_speed(dtype: DType) -> float:
+    a = np.ones((SIDE, SIDE), dtype)
+    result = np.empty_like(a)
+    return 2.0 * SIDE**3 / _least_seconds(lambda: np.matmul(a, a, result))
+
+
+def _copy_speed() -> float:
+    source = np.ones(COPIED // 8)
+    target = np.empty_like(source)
+
+    def copy_part(worker: int, workers: int) -> None:
+        part = slice(source.size * worker // workers, source.size * (worker + 1) // workers)
+        np.copyto(target[part], source[part])
+
+    least = _least_seconds(lambda: parallel_for(copy_part, settings.threads))
+    return 2.0 * source.nbytes / least
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    work()  # the first one warms up
+    best = math.inf
+    deadline = perf_counter() + ENOUGH_S
+    while best == math.inf or perf_counter() < deadline:
+        start = perf_counter()
+        work()
+        best = min(best, perf_counter() - start)
+    return best
+
+
+def _read(path: Path) -> Peaks | None:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        found = Peaks(float(held["float32"]), float(held["float64"]), float(held["bandwidth"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    speeds = (found.float32, found.float64, found.bandwidth)
+    return found if all(math.isfinite(speed) and speed > 0 for speed in speeds) else None
+
+
+def _write(path: Path, peaks: Peaks) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside its place and moved there, so that a reader never sees half of it.
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(vars(peaks), file)
+    os.replace(name, path)

@@ -1,0 +1,333 @@
+"""What `explain` says about a plan is true, and asking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
+from caldera.kernels.choose import Choices, Verdict, choices
+from caldera.kernels.table import TABLE, Runner
+from caldera.memory import Device
+from caldera.plan import profile, roofline
+from caldera.plan.roofline import Peaks, cpu_peaks
+from caldera.tensor.dtype import float32, float64, int64
+
+PEAKS = Peaks(float32=2e9, float64=1e9, bandwidth=4e9)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Few runs, and peaks that need not be measured."""
+    monkeypatch.setattr(profile, "BUDGET_S", 0.0)
+    monkeypatch.setattr(roofline, "measure", lambda: PEAKS)
+    monkeypatch.setattr(roofline, "_known", {})
+    with cd.settings.override(cache_dir=tmp_path):
+        yield
+
+
+def training_step(device: str = "cpu") -> tuple[cd.Plan, list[cd.Variable]]:
+    x = op.input("x", (4, 3))
+    w = op.var("w", (3, 2), fill=cd.uniform(), device=device)
+    b = op.var("b", (2,), fill=cd.uniform(), device=device)
+    loss = op.sum(op.square(x @ w + b))
+    gradients = op.grad(loss, [w, b])
+    # Steps so large that a few of them in a row would leave nothing but infinities.
+    updates = [op.assign(p, p - 1e6 * g) for p, g in zip([w, b], gradients, strict=True)]
+    return cd.compile([loss, *updates]), [w, b]
+
+
+# --- what it says
+
+
+def test_the_table_is_printed_and_given_back(capsys: pytest.CaptureFixture[str]) -> None:
+    plan, _ = training_step()
+    explanation = plan.explain()
+    assert capsys.readouterr().out == f"{explanation}\n"
+    heading = str(explanation).splitlines()[0].split()
+    assert heading == [
+        "step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs", "time", "share", "roofline",
+    ]  # fmt: skip
+    assert len(str(explanation).splitlines()) == 1 + len(explanation.rows) + 1 + 4
+    assert repr(explanation) == f"<explanation of {len(plan.schedule.steps)} steps>"
+
+
+def test_shapes_bytes_and_operations_are_those_of_the_step() -> None:
+    a, b = op.var("a", (5, 3)), op.var("b", (3, 7))
+    (row,) = cd.compile([a @ b]).explain(time=False).rows
+    assert (row.step, row.op, row.target) == (0, "matmul", "output 0")
+    assert [spec.shape for spec in row.inputs] == [(5, 3), (3, 7)]
+    assert [spec.shape for spec in row.outputs] == [(5, 7)]
+    assert row.flops == 2 * 5 * 3 * 7
+    assert row.nbytes == 4 * (15 + 21 + 35)
+
+
+def test_a_broadcast_value_is_read_once() -> None:
+    x, y = op.var("x", (100, 100)), op.var("y", (100,))
+    plan = cd.compile([op.broadcast(y, (100, 100)) @ x], without=["simplify"])
+    row = plan.explain(time=False).rows[-1]
+    assert row.nbytes == 4 * (100 + 10_000 + 10_000)
+
+
+def test_a_value_given_twice_is_read_once() -> None:
+    x = op.var("x", (6, 6))
+    (row,) = cd.compile([x @ x]).explain(time=False).rows
+    assert row.nbytes == 4 * (36 + 36)
+
+
+def test_a_fused_step_names_its_ops() -> None:
+    x = op.var("x", (4, 4))
+    (row,) = cd.compile([op.exp(x + 1.0) * 2.0 * x]).explain(time=False).rows
+    assert row.op == "fused: add, exp, 2 mul"
+    assert row.flops == 4 * 16
+
+
+def test_copies_say_where_they_go(capsys: pytest.CaptureFixture[str]) -> None:
+    x = op.var("x", (4,), fill=cd.one())
+    (row,) = cd.compile([x]).explain(time=False).rows
+    assert (row.op, row.flops, row.nbytes, row.target) == ("copy", 0, 32, "output 0")
+    assert "(4,) -> (4,) float32  output 0" in capsys.readouterr().out
+
+
+def test_updated_variables_are_named() -> None:
+    plan, _ = training_step()
+    targets = {row.target for row in plan.explain(time=False).rows}
+    assert {"w", "b"} <= targets
+
+
+def test_dtypes_stand_where_they_change(capsys: pytest.CaptureFixture[str]) -> None:
+    x = op.var("x", (4,), dtype="int64")
+    cd.compile([op.cast(x, "float64")]).explain(time=False)
+    assert "(4,) int64 -> (4,) float64" in capsys.readouterr().out
+
+
+def test_a_loop_is_one_step_with_its_body_below(capsys: pytest.CaptureFixture[str]) -> None:
+    w = op.var("w", (3, 3))
+
+    def step(carry: cd.Expr, x: cd.Expr) -> tuple[cd.Expr, None]:
+        return op.reshape(op.reshape(carry, (1, 3)) @ w, (3,)) * x, None
+
+    last, _ = op.scan(step, op.var("start", (3,)), op.var("xs", (5, 3)))
+    explanation = cd.compile([last]).explain()
+    loop, *body = explanation.rows
+    assert (loop.step, loop.depth, loop.op, loop.kernel) == (0, 0, "scan of 5 steps", "loop")
+    assert loop.seconds is not None
+    assert {(row.step, row.depth, row.seconds) for row in body} == {(None, 1, None)}
+    assert [row.op for row in body][:2] == ["matmul", "mul"]
+    # The loop counts, its body is only shown.
+    assert explanation.flops == loop.flops == 5 * sum(row.flops for row in body)
+    assert "\n        matmul" in capsys.readouterr().out
+
+
+def test_the_footer_has_the_facts_of_the_plan() -> None:
+    plan, _ = training_step()
+    explanation = plan.explain(time=False)
+    assert explanation.nodes_as_written > explanation.nodes_optimised >= len(plan.schedule.steps)
+    assert explanation.arena_bytes == plan.arena_bytes
+    assert explanation.naive_bytes == plan.naive_bytes
+    assert (explanation.device, explanation.precision) == ("cpu", ("float32",))
+    text = str(explanation)
+    assert f"{explanation.nodes_as_written} nodes as written" in text
+    assert f"{explanation.nodes_optimised} after optimisation" in text
+    assert f"{100 * plan.arena_bytes / plan.naive_bytes:.0f}%" in text
+
+
+def test_results_written_over_an_input_are_counted() -> None:
+    x = op.var("x", (64,), fill=cd.one())
+    in_place = cd.compile([op.assign(x, op.exp(x))])
+    assert in_place.explain(time=False).in_place == 1
+    apart = cd.compile([op.exp(x)])
+    assert apart.explain(time=False).in_place == 0
+
+
+# --- which kernel, and what it beat
+
+
+def test_beaten_kernels_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verdict(self: Choices, node: Node, family: str) -> Verdict:
+        (kernel, *_) = TABLE.candidates(node, family)
+        times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
+        return Verdict(kernel, times, "measured")
+
+    monkeypatch.setattr(Choices, "verdict", verdict)
+    x = op.var("x", (3, 3))
+    (row,) = cd.compile([x @ x]).explain(time=False).rows
+    assert row.beaten == {"slow": 1.8, "slower": 3.0, "slowest": 9.0}
+    assert f"{row.kernel} (1.8x slow, 3.0x slower)" in capsys.readouterr().out
+
+
+def test_a_kernel_fixed_by_hand_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    choices.fix("matmul", "reference")
+    try:
+        x = op.var("x", (3, 3))
+        plan = cd.compile([x @ x])
+        assert plan.explain(time=False).rows[0].source == "fixed"
+        assert "reference (fixed)" in capsys.readouterr().out
+        # The plan keeps its kernel; why another one is chosen now says nothing about it.
+        choices.fix("matmul", "blas")
+        (row,) = plan.explain(time=False).rows
+        assert (row.kernel, row.source, row.beaten) == ("reference", "", {})
+    finally:
+        choices.unfix("matmul")
+
+
+# --- time
+
+
+def test_without_time_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = training_step()
+    monkeypatch.setattr(plan, "_prepare", None)
+    explanation = plan.explain(time=False)
+    assert explanation.seconds is None
+    assert all(row.seconds is row.share is row.roofline is None for row in explanation.rows)
+    assert "roofline" not in str(explanation)
+
+
+def test_shares_are_those_of_the_times() -> None:
+    plan, _ = training_step()
+    explanation = plan.explain()
+    seconds = [row.seconds for row in explanation.rows if row.seconds is not None]
+    assert len(seconds) == len(plan.schedule.steps)
+    assert explanation.seconds == pytest.approx(sum(seconds))
+    assert sum(row.share or 0.0 for row in explanation.rows) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("dtype", "speed"), [("float32", 2e9), ("float64", 1e9)])
+def test_the_roofline_is_the_least_time_over_the_real_one(dtype: str, speed: float) -> None:
+    x = op.var("x", (16, 16), dtype=dtype)
+    (row,) = cd.compile([x @ x]).explain().rows
+    assert row.seconds is not None
+    least = max(row.flops / speed, row.nbytes / PEAKS.bandwidth)
+    assert row.roofline == pytest.approx(least / row.seconds)
+
+
+def test_the_larger_of_work_and_traffic_bounds_the_time() -> None:
+    assert PEAKS.least_seconds(4e9, 4e9, float32) == 2.0
+    assert PEAKS.least_seconds(4e9, 4e9, float64) == 4.0
+    assert PEAKS.least_seconds(0, 8e9, int64) == 2.0
+
+
+# --- nothing changes
+
+
+@pytest.mark.parametrize("device", ["cpu", "loopback"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_variables_keep_their_values(device: str, captured: bool) -> None:
+    plan, variables = training_step(device)
+    twin, twins = training_step(device)
+    for variable, other in zip(variables, twins, strict=True):
+        other.assign(variable.numpy())
+    if captured:
+        plan.capture()
+    feeds = {"x": np.ones((4, 3), np.float32)}
+    before = [variable.numpy() for variable in variables]
+    explanation = plan.explain(feeds)
+    for variable, old in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+    assert explanation.device == plan.device.name
+    assert plan.run(feeds)[0].item() == twin.run(feeds)[0].item()
+    for variable, other in zip(variables, twins, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+def test_variables_keep_their_values_when_a_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, variables = training_step()
+    before = [variable.numpy() for variable in variables]
+    runs = []
+
+    def fail_after_a_run(calls: Sequence[Runner], device: Device) -> list[float]:
+        for call in calls:
+            call()
+        runs.append(len(calls))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profile, "_on_host", fail_after_a_run)
+    with pytest.raises(KeyboardInterrupt):
+        plan.explain()
+    assert runs == [len(plan.schedule.steps)]
+    for variable, old in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_results_in_the_hands_of_a_user_stay() -> None:
+    x = op.var("x", (3,), fill=cd.one())
+    plan = cd.compile([x * 2.0])
+    held = plan.run()[0]
+    x.assign([5.0, 5.0, 5.0])
+    plan.explain()
+    assert held.tolist() == [2.0, 2.0, 2.0]
+    assert plan.run()[0].tolist() == [10.0, 10.0, 10.0]
+
+
+def test_inputs_keep_what_they_were_fed() -> None:
+    x = op.input("x", (2,), dtype="int64")
+    table = op.var("table", (4, 3), fill=cd.one())
+    plan = cd.compile([op.gather(table, x)])
+    plan.explain()
+    plan.run({"x": [1, 3]})
+    plan.explain()
+    plan.explain({"x": [0, 2]})
+    with pytest.raises(ConfigError, match="a value for each of: x"):
+        plan.explain({"y": [0, 2]})
+
+
+# --- the peaks of the machine
+
+
+def test_peaks_are_measured_once_and_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = []
+
+    def measure() -> Peaks:
+        measured.append(PEAKS)
+        return PEAKS
+
+    monkeypatch.setattr(roofline, "measure", measure)
+    assert cpu_peaks() == cpu_peaks() == PEAKS
+    assert len(measured) == 1
+    monkeypatch.setattr(roofline, "_known", {})  # as in the next process
+    assert cpu_peaks() == PEAKS
+    assert len(measured) == 1
+    with cd.settings.override(threads=cd.settings.threads + 1):
+        cpu_peaks()
+    assert len(measured) == 2
+    with cd.settings.override(cache_dir=tmp_path / "other"):
+        cpu_peaks()
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"float32": 1}', '{"float32": 0, "float64": 1, "bandwidth": 1}']
+)
+def test_a_damaged_file_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    cpu_peaks()
+    (file,) = (tmp_path / "peaks").iterdir()
+    file.write_text(content)
+    monkeypatch.setattr(roofline, "_known", {})
+    assert cpu_peaks() == PEAKS
+    assert '"bandwidth": 4' in file.read_text()
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "peaks").write_text("a file where the folder should be")
+    assert cpu_peaks() == PEAKS
+
+
+def test_the_real_measurement_gives_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(roofline, "SIDE", 16)
+    monkeypatch.setattr(roofline, "COPIED", 1 << 16)
+    monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
+    peaks = roofline.measure()
+    assert min(peaks.float32, peaks.float64, peaks.bandwidth) > 0
