@@ -21,7 +21,7 @@ from caldera.memory import Device
 from caldera.plan.loop import LoopKernel
 from caldera.plan.roofline import Peaks
 from caldera.plan.schedule import COPY, Buffer, Schedule, Step, Value
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import DType, is_float
 
 WIDEST_OP = 34
 WIDEST_SHAPES = 64
@@ -119,6 +119,17 @@ def explained(
         seconds=total,
         peaks=peaks,
     )
+
+
+def fastest(schedule: Schedule, seconds: Sequence[float]) -> dict[DType, float]:
+    """The most operations a second that any product reached, by dtype."""
+    speeds: dict[DType, float] = {}
+    for step, time in zip(schedule.steps, seconds, strict=True):
+        if step.node.op.kind == "product" and time > 0:
+            dtype = step.outputs[0].spec.dtype
+            speed = step.node.op.count_flops(step.node) / time
+            speeds[dtype] = max(speeds.get(dtype, 0.0), speed)
+    return speeds
 
 
 # --- rows

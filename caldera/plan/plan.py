@@ -19,11 +19,11 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
-from caldera.plan.explain import Explanation, explained
+from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.loop import loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
-from caldera.plan.roofline import cpu_peaks
+from caldera.plan.roofline import cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
 from caldera.tensor import Tensor
 from caldera.tensor.convert import exactly
@@ -161,7 +161,9 @@ class Plan:
         ('exp', 48)
         """
         seconds = self._seconds(feeds) if time else None
-        peaks = cpu_peaks() if time and self.device.kernels == "cpu" else None
+        peaks = None
+        if seconds is not None and self.device.kernels == "cpu":
+            peaks = cpu_peaks_at_least(fastest(self.schedule, seconds))
         found = explained(
             self.schedule, self.original, self.optimised, self.device, seconds, peaks
         )
