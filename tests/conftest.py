@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
 # the tests themselves run side by side.
@@ -18,6 +17,5 @@ import caldera as cd
 
 
 @pytest.fixture(autouse=True)
-def _same_seed() -> Iterator[None]:
+def _same_seed() -> None:
     cd.seed(0)
-    yield

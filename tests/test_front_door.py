@@ -15,7 +15,14 @@ import pytest
 import caldera
 
 HEAVY = ("cupy", "mpi4py", "optuna", "matplotlib", "torch", "jax", "sklearn", "scipy", "pandas")
-PUBLIC_ROOMS = ("caldera", "caldera.op", "caldera.optim", "caldera.io", "caldera.testing", "caldera.comm")
+PUBLIC_ROOMS = (
+    "caldera",
+    "caldera.comm",
+    "caldera.io",
+    "caldera.op",
+    "caldera.optim",
+    "caldera.testing",
+)
 
 
 def _modules() -> list[str]:

@@ -1,8 +1,8 @@
 """A thread through the whole house: one training step, from memory to several ranks.
 
-Convolution, batch normalisation, dropout, LSTM, Adam with a schedule and loss scaling are one graph.
-It trains on full batches and a smaller last one, on one rank and on two, planned, captured and
-replayed. If the semantics of the floors did not fit together, something here would differ.
+Convolution, batch normalisation, dropout, LSTM, Adam with a schedule and loss scaling are one
+graph. It trains on full batches and a smaller last one, on one rank and on two, planned, captured
+and replayed. If the semantics of the floors did not fit together, something here would differ.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Network:
         normal, mean = self.batch_norm(maps, scale, shift, total)
         active = op.relu(normal)
         elements = FILTERS * IMAGE[1] * IMAGE[2]
-        dropped = op.dropout(
-            active, 0.25, state=self.random, offset=first * elements, stream=3
-        )
+        dropped = op.dropout(active, 0.25, state=self.random, offset=first * elements, stream=3)
         columns = op.reshape(op.transpose(dropped, (3, 0, 1, 2)), (IMAGE[2], count, -1))
         last = self.lstm(columns, w_in, w_state, bias, count)
         per_sample = op.cross_entropy(last @ w_out, labels, reduction="none")

@@ -58,7 +58,7 @@ class VirtualRank(Communicator):
         except threading.BrokenBarrierError:
             raise CommError.build(
                 f"rank {self.rank}", expected=f"all {self.size} ranks to take part",
-                got=f"{self._meeting.barrier.n_waiting} after {PATIENCE_S:g} s, or a rank that failed",
+                got=f"fewer after {PATIENCE_S:g} s, or one that failed",
                 hint="every rank must call the same collectives in the same order",
             ) from None  # fmt: skip
 

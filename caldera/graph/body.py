@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
@@ -76,7 +77,7 @@ class Body:
     """A graph with arguments, itself a value: interned, so equal bodies are one object."""
 
     __slots__ = ("__weakref__", "outputs", "parameters")
-    _table: weakref.WeakValueDictionary[object, Body] = weakref.WeakValueDictionary()
+    _table: ClassVar[weakref.WeakValueDictionary[object, Body]] = weakref.WeakValueDictionary()
 
     parameters: tuple[Spec, ...]
     outputs: tuple[Node, ...]

@@ -81,7 +81,9 @@ class Op:
     - `differentiable`: False where a derivative makes no sense; asking for one is an error.
     """
 
-    def __init__(self, name: str, infer: InferRule, kind: Kind, *, commutative: bool = False) -> None:
+    def __init__(
+        self, name: str, infer: InferRule, kind: Kind, *, commutative: bool = False
+    ) -> None:
         self.name = name
         self.infer = infer
         self.kind: Kind = kind

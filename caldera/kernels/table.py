@@ -47,7 +47,7 @@ class Kernel:
     """One way to run an op on a family of devices.
 
     `priority` orders the candidates before anything was measured: the highest serves first.
-    `in_place` says whether an output may share its memory with an input of the same shape and dtype.
+    `in_place` says whether an output may share the memory of an input of its shape and dtype.
     """
 
     op: str
@@ -71,7 +71,9 @@ class KernelTable:
         row = self._kernels.setdefault((kernel.op, kernel.family), [])
         if any(other.name == kernel.name for other in row):
             raise ConfigError.build(
-                "kernel table", expected="a new name", got=f"a second {kernel.name!r} for {kernel.op}"
+                "kernel table",
+                expected="a new name",
+                got=f"a second {kernel.name!r} for {kernel.op}",
             )
         row.append(kernel)
         row.sort(key=lambda each: -each.priority)
@@ -89,7 +91,9 @@ class KernelTable:
         """Whether any kernel is registered for this op."""
         return bool(self._kernels.get((op, family)))
 
-    def candidates(self, node: Node, family: str, workspace_limit: int | None = None) -> list[Kernel]:
+    def candidates(
+        self, node: Node, family: str, workspace_limit: int | None = None
+    ) -> list[Kernel]:
         """The kernels that can run this node within the workspace allowed, best guess first."""
         able = [
             kernel

@@ -6,8 +6,8 @@ from typing import Any
 
 from caldera.errors import DtypeError
 from caldera.graph.ops import state
-from caldera.lazy import Expr, Variable, lift
 from caldera.graph.ops.base import broadcast_to, cast
+from caldera.lazy import Expr, Variable, lift
 
 
 def assign(target: Variable, value: Any) -> Expr:

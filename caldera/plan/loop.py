@@ -6,7 +6,7 @@ sequence of calls. The carries alternate between two places, so a step never wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,10 @@ from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan.arena import aligned
-from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
+from caldera.plan.schedule import Buffer, Chooser, Key, Root, Schedule
 
 
-def _argument(node: Node) -> Hashable | None:
+def _argument(node: Node) -> Key | None:
     return ("argument", node.attrs["index"]) if node.op.name == "parameter" else None
 
 
@@ -54,7 +54,7 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
     constants = call.inputs[carries + sequences :]
     specs = attrs["body"].parameters[:carries]
     turns = _turning_places(call.workspace, specs, schedule.arena_bytes)
-    current = call.inputs[:carries]
+    current: Sequence[Any] = call.inputs[:carries]
     calls: list[Runner] = []
     order = range(length - 1, -1, -1) if attrs["reverse"] else range(length)
     for turn, t in enumerate(order):
@@ -66,9 +66,11 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
         def lookup(buffer: Buffer, arguments: Any = arguments, results: Any = results) -> Any:
             root = buffer.root
             if root.place == "constant":
-                return constant(root.key)  # type: ignore[arg-type]
+                assert isinstance(root.key, Node)
+                return constant(root.key)
             if root.place == "external":
-                kind, index = root.key  # type: ignore[misc]
+                assert isinstance(root.key, tuple)
+                kind, index = root.key
                 return (arguments if kind == "argument" else results)[index]
             return _part(call.workspace, root.offset, buffer.spec)
 

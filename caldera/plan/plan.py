@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,6 @@ from caldera.plan.roofline import cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
 from caldera.tensor import Tensor
 from caldera.tensor.convert import exactly
-
 
 MOST_KEPT = 4 << 20
 """Bytes of results a plan may hold on to between runs, to write the next ones to the same place."""
@@ -91,7 +90,7 @@ class Plan:
         self.schedule = Schedule(roots, self._choose, _symbol_of, in_place)
         self._updated = [symbol for symbol, _ in optimised.updates]
         read = {b.key for b in self.schedule.buffers if isinstance(b.key, Symbol)}
-        self._symbols: list[Symbol] = sorted(read, key=lambda symbol: symbol.serial)  # type: ignore[arg-type, attr-defined]
+        self._symbols = sorted(read, key=lambda symbol: symbol.serial)
         self._inputs = _by_name([symbol for symbol in self._symbols if symbol.role == "input"])
         # Inputs and constant arrays have no place of their own: the plan keeps them on its device.
         self._held: dict[Symbol, Tensor] = {}
@@ -143,9 +142,7 @@ class Plan:
         """
         return save(path, {"as written": self.original, "as it runs": self.optimised})
 
-    def explain(
-        self, feeds: Mapping[str, Any] | None = None, *, time: bool = True
-    ) -> Explanation:
+    def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
         """Print a table of the steps: kernels, shapes, bytes, operations, times; and give it back.
 
         The times come from complete runs, after which the variables have their values again.
@@ -164,9 +161,7 @@ class Plan:
         peaks = None
         if seconds is not None and self.device.kernels == "cpu":
             peaks = cpu_peaks_at_least(fastest(self.schedule, seconds))
-        found = explained(
-            self.schedule, self.original, self.optimised, self.device, seconds, peaks
-        )
+        found = explained(self.schedule, self.original, self.optimised, self.device, seconds, peaks)
         print(found)
         return found
 
@@ -260,13 +255,11 @@ class Plan:
             return self._constant(root.key)
         if root.place == "arena":
             assert self._block is not None
-            return self.device.array(
-                self._block, root.offset, buffer.spec.shape, buffer.spec.dtype
-            )
+            return self.device.array(self._block, root.offset, buffer.spec.shape, buffer.spec.dtype)
         if isinstance(root.key, Symbol):
             return self._symbol_array(root.key)
-        _, index = root.key  # type: ignore[misc]
-        return self._slots[index].array()
+        assert isinstance(root.key, tuple)
+        return self._slots[root.key[1]].array()
 
     def _reaches(self, tensor: Tensor) -> bool:
         if self.device.is_host:
@@ -342,5 +335,5 @@ def _by_name(symbols: list[Symbol]) -> dict[str, Symbol]:
     return names
 
 
-def _symbol_of(node: Node) -> Hashable | None:
+def _symbol_of(node: Node) -> Symbol | None:
     return node.attrs.get("symbol")

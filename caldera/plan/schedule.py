@@ -7,20 +7,22 @@ has one schedule; so has the body of a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from caldera.graph.body import topological
-from caldera.graph.node import Node, Spec
+from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
 
 Place = Literal["arena", "external", "constant"]
+Key = Symbol | Node | tuple[str, int]
+"""Whose memory it is: a symbol's, a constant node's, or a numbered place such as ("output", 0)."""
 Lookup = Callable[["Buffer"], Any]
 Chooser = Callable[[Node], Kernel]
 
@@ -31,7 +33,7 @@ class Buffer:
 
     spec: Spec
     place: Place
-    key: Hashable = None
+    key: Key | None = None
     first: int = -1
     last: int = -1
     offset: int = 0
@@ -81,7 +83,7 @@ class Root:
     """
 
     node: Node
-    key: Hashable
+    key: Key
     overwrites: bool = False
 
 
@@ -99,7 +101,7 @@ class Schedule:
 
     roots: Sequence[Root]
     choose: Chooser
-    external: Callable[[Node], Hashable | None]
+    external: Callable[[Node], Key | None]
     in_place: bool = True
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -108,7 +110,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self._values: dict[Node, tuple[Value, ...]] = {}
-        self._external: dict[Hashable, Buffer] = {}
+        self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
         for node in topological([root.node for root in self.roots]):
             self._values[node] = self._visit(node)
@@ -136,12 +138,12 @@ class Schedule:
         self._add_step(node, self.choose(node), inputs, outputs)
         return tuple(self._whole(buffer) for buffer in outputs)
 
-    def _new(self, spec: Spec, place: Place, key: Hashable = None) -> Buffer:
+    def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:
         buffer = Buffer(spec, place, key)
         self.buffers.append(buffer)
         return buffer
 
-    def _external_buffer(self, key: Hashable, spec: Spec) -> Buffer:
+    def _external_buffer(self, key: Key, spec: Spec) -> Buffer:
         if key not in self._external:
             self._external[key] = self._new(spec, "external", key)
         return self._external[key]
@@ -166,7 +168,7 @@ class Schedule:
         self.steps.append(step)
 
     def _deliver(self) -> None:
-        """Bring each root to its place: written there at once if possible, else copied at the end."""
+        """Bring each root to its place: written there at once if possible, else copied."""
         copies: list[tuple[Root, Value, Buffer]] = []
         overwritten = {root.key for root in self.roots if root.overwrites}
         # Places that are read during the run come first: writing to them directly saves most.
@@ -178,8 +180,8 @@ class Schedule:
                 value.buffer.shared = target
             else:
                 copies.append((root, value, target))
-        # Copies out of the run come before those that overwrite what it read. Of the latter, a value
-        # that is itself read from a place about to be overwritten is taken aside first.
+        # Copies out of the run come before those that overwrite what it read. Of the latter, a
+        # value that is itself read from a place about to be overwritten is taken aside first.
         late: list[tuple[Root, Value, Buffer]] = []
         for root, value, target in copies:
             if not root.overwrites:

@@ -68,9 +68,7 @@ def _evaluate_parts(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarra
     return tuple(interpret(parts, dict(zip(stand_ins, inputs, strict=True))))
 
 
-def interpret(
-    outputs: Sequence[Node], values: Mapping[Node, np.ndarray]
-) -> list[np.ndarray]:
+def interpret(outputs: Sequence[Node], values: Mapping[Node, np.ndarray]) -> list[np.ndarray]:
     """The outputs of a graph, node by node; `values` holds what its leaves stand for."""
     results: dict[Node, tuple[np.ndarray, ...]] = {node: (array,) for node, array in values.items()}
     for node in topological(outputs):

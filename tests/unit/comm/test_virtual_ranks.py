@@ -36,7 +36,7 @@ def test_a_rank_that_raises_ends_all_of_them() -> None:
 
 
 def test_the_gradient_of_a_sum_over_ranks_sums_what_arrives() -> None:
-    """loss = sum over ranks of rank_weight * (sum over ranks of x)**2, as one rank would write it."""
+    """loss = sum over ranks of weight * (sum over ranks of x)**2, as one rank would write it."""
     start = np.array([1.0, 2.0, -1.0])
 
     def work(comm: Communicator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a check of an op is: a function of expressions, the arrays it is called with, and NumPy's."""
+"""A check of an op: a function of expressions, the arrays it is called with, and NumPy's."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_an_update_from_a_value_that_is_also_a_result() -> None:
 
 def test_two_values_for_one_variable_are_refused() -> None:
     w = _variable("w", 2)
-    with pytest.raises(cd.CalderaError, match="at most one new value.*two for w"):
+    with pytest.raises(cd.CalderaError, match=r"at most one new value.*two for w"):
         cd.compile([op.assign(w, w + 1.0), op.assign(w, w + 2.0)])
 
 
@@ -203,7 +203,7 @@ def test_variables_on_two_devices_are_refused() -> None:
     a, b = _variable("a", 2, device="loopback:0"), _variable("b", 2, device="loopback:1")
     with pytest.raises(cd.DeviceError, match="a on loopback:0, b on loopback:1"):
         (a + b).eval()
-    with pytest.raises(cd.DeviceError, match="variable a.*move it with"):
+    with pytest.raises(cd.DeviceError, match=r"variable a.*move it with"):
         cd.compile(a + 1.0, device="cpu")
 
 

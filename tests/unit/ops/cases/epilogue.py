@@ -1,0 +1,28 @@
+"""Cases for products with a bias and an activation, which a pass makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.ops.epilogue import matmul_epilogue
+from caldera.lazy import Expr
+from tests.unit.ops.case import Case, numbers
+
+
+def _call(*given: Expr, ta: bool = False, tb: bool = False, activation: Any = None) -> Expr:
+    nodes = [each.node for each in given]
+    return Expr(matmul_epilogue(*nodes, ta=ta, tb=tb, activation=activation, attributes=()))
+
+
+_A, _B = numbers(3, 2), numbers(2, 4)
+
+CASES = [
+    Case("matmul_epilogue", _call, (_A, _B), lambda a, b: a @ b, name="product", order=2),
+    Case("matmul_epilogue", _call, (_A, _B, numbers(4, seed=1)), lambda a, b, c: a @ b + c,
+         name="bias"),
+    Case("matmul_epilogue", lambda a, b, c: _call(a, b, c, ta=True, tb=True, activation="tanh"),
+         (numbers(2, 2, 3), numbers(2, 4, 2), numbers(1, 4, seed=1)),
+         lambda a, b, c: np.tanh(a.swapaxes(1, 2) @ b.swapaxes(1, 2) + c), name="all", order=2),
+]  # fmt: skip
