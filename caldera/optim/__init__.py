@@ -1,19 +1,81 @@
-"""Optimizers, learning-rate schedules and loss scaling."""
+"""Optimizers, learning-rate schedules, weight decay, gradient clipping and loss scaling."""
 
 from __future__ import annotations
 
-from caldera.optim._base import Minimum, Optimizer
-from caldera.optim.adam import Adam
-from caldera.optim.gradient_descent import GradientDescent
+from typing import Any
+
+from caldera.optim._base import Minimum, Optimizer, optimizers
+from caldera.optim.adagrad import Adagrad
+from caldera.optim.adam import Adam, AdamW
+from caldera.optim.clip import Clip, ClipNorm, ClipValue, clips
+from caldera.optim.decay import L1, L2, Decay, Decoupled, decays
+from caldera.optim.epoch_rule import EpochRule, GrowingBatch, ReduceOnPlateau, epoch_rules
+from caldera.optim.group import Group
+from caldera.optim.lamb import LAMB
+from caldera.optim.lars import LARS
 from caldera.optim.loss_scale import LossScale
-from caldera.optim.schedule import Cosine, Schedule
+from caldera.optim.rmsprop import RMSProp
+from caldera.optim.schedule import (
+    Cosine,
+    Exponential,
+    LinearWarmUp,
+    OneCycle,
+    Schedule,
+    StepDecay,
+    schedules,
+)
+from caldera.optim.sgd import SGD, GradientDescent
+
+
+def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
+    """The optimizer of that name, made with these arguments; an optimizer is given back as it is.
+
+    Names are sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lars and lamb, and those you
+    register with `optim.optimizers.register`. `optimizers.from_config` reads what `config()` wrote.
+
+    >>> from caldera import optim
+    >>> optim.get("nesterov", learning_rate=0.1).nesterov
+    True
+    >>> optim.get("adam", lerning_rate=0.1)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: optimizer adam: expected an argument it takes, got 'lerning_rate'; did you mean 'learning_rate'?
+    """  # noqa: E501
+    return optimizers.make(optimizer, **arguments)
+
 
 __all__ = [
+    "L1",
+    "L2",
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Adagrad",
     "Adam",
+    "AdamW",
+    "Clip",
+    "ClipNorm",
+    "ClipValue",
     "Cosine",
+    "Decay",
+    "Decoupled",
+    "EpochRule",
+    "Exponential",
     "GradientDescent",
+    "Group",
+    "GrowingBatch",
+    "LinearWarmUp",
     "LossScale",
     "Minimum",
+    "OneCycle",
     "Optimizer",
+    "RMSProp",
+    "ReduceOnPlateau",
     "Schedule",
+    "StepDecay",
+    "clips",
+    "decays",
+    "epoch_rules",
+    "get",
+    "optimizers",
+    "schedules",
 ]

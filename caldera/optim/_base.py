@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn, Self, TypedDict
 
 import numpy as np
 
@@ -13,8 +14,17 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import Device
+from caldera.nn.configurable import Configurable, Family
+from caldera.optim.accumulate import Accumulation
+from caldera.optim.clip import Clip
+from caldera.optim.decay import L2, Decay
+from caldera.optim.epoch_rule import EpochRule
+from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
-from caldera.optim.schedule import Schedule, require_positive
+from caldera.optim.schedule import Schedule, require_count, require_positive
+from caldera.tensor.dtype import float32, promote
+
+Rate = float | Schedule | EpochRule
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,30 @@ class Minimum:
     converged: bool
 
 
-class Optimizer(ABC):
+class Options(TypedDict, total=False):
+    """What every optimizer takes beside its own arguments (see `Optimizer`)."""
+
+    weight_decay: float | None
+    decay: Decay | None
+    clip: Clip | None
+    accumulate: int
+    groups: Sequence[Group]
+
+
+class Optimizer(Configurable, ABC):
     """Turns gradients into new values of variables.
+
+    - `learning_rate`: a number, a `Schedule` (a function of the step) or an `EpochRule`.
+    - `weight_decay`: strength of the usual decay of this optimizer; `decay` is any other one.
+    - `clip`: `ClipNorm` or `ClipValue`, applied to the gradients before anything else.
+    - `accumulate`: micro-batches whose gradients make one step. Only every so many runs of the plan
+      change the parameters; what is left at the end of an epoch counts for the next.
+    - `groups`: parameters with a learning rate or weight decay of their own.
 
     A new one names the state it keeps for each parameter in `keeps`, and writes `update`: from the
     parameter, its gradient, its state, the learning rate and the number of this step (from 1) to
     the new parameter and the new state. Everything is an expression, so a whole training step is
-    one graph.
+    one graph. All of the above work for it as well.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -50,15 +77,47 @@ class Optimizer(ABC):
     0.0
     """
 
-    keeps: ClassVar[tuple[str, ...]] = ()
+    keeps: tuple[str, ...] = ()
+    usual_decay: ClassVar[type[Decay]] = L2
+    usual_strength: ClassVar[float] = 0.0
+    decays_inside: ClassVar[bool] = False
+    """Whether `update` itself makes decoupled decay part of the step, with `self.pull`."""
 
-    def __init__(self, learning_rate: float | Schedule) -> None:
-        if not isinstance(learning_rate, Schedule):
-            require_positive(type(self).__name__, learning_rate)
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        *,
+        weight_decay: float | None = None,
+        decay: Decay | None = None,
+        clip: Clip | None = None,
+        accumulate: int = 1,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        name = type(self).__name__
+        if isinstance(learning_rate, EpochRule):
+            if learning_rate.controls != "learning_rate":
+                _refuse(name, "a rule for the learning rate", learning_rate)
+        elif not isinstance(learning_rate, Schedule):
+            require_positive(name, learning_rate)
+        if weight_decay is not None and decay is not None:
+            _refuse(name, "weight_decay= or decay=", (weight_decay, decay))
+        if decay is not None and not isinstance(decay, Decay):
+            _refuse(name, "decay= an object such as optim.L2(1e-3)", decay)
+        if clip is not None and not isinstance(clip, Clip):
+            _refuse(name, "clip= an object such as optim.ClipNorm(1.0)", clip)
+        if isinstance(groups, Group) or not all(isinstance(each, Group) for each in groups):
+            _refuse(name, "groups= a list of optim.Group", groups)
+        require_count(name, "accumulate", accumulate)
+        strength = self.usual_strength if weight_decay is None else weight_decay
+        self.decay = self.usual_decay(strength) if decay is None else decay
         self._given_rate = learning_rate
+        self.clip = clip
+        self.accumulate = accumulate
+        self.groups = tuple(groups)
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
         self._learning_rate: Variable | None = None
+        self._accumulation: Accumulation | None = None
 
     @abstractmethod
     def update(
@@ -70,6 +129,8 @@ class Optimizer(ABC):
         step: Expr,
     ) -> tuple[Expr, Mapping[str, Expr]]:
         """The new parameter and the new state."""
+
+    # --- what it knows
 
     @property
     def step(self) -> Variable:
@@ -83,7 +144,7 @@ class Optimizer(ABC):
         >>> import caldera as cd
         >>> from caldera import op, optim
         >>> x = op.var("x", (), fill=cd.constant(3.0))
-        >>> descent = optim.GradientDescent(0.5)
+        >>> descent = optim.SGD(0.5)
         >>> step = cd.compile(descent.train(x ** 2, [x]))
         >>> descent.learning_rate.assign(0.25)
         >>> _ = step.run()
@@ -92,58 +153,91 @@ class Optimizer(ABC):
         """
         return self._created(self._learning_rate)
 
-    def _created(self, variable: Variable | None) -> Variable:
-        if variable is None:
-            raise ConfigError.build(
-                type(self).__name__, expected="an optimizer that was given variables", got="none yet",
-                hint="call train, apply or minimize first",
-            )  # fmt: skip
-        return variable
+    @property
+    def epoch_rule(self) -> EpochRule | None:
+        """The rule that decides the learning rate between epochs, if there is one."""
+        return self._given_rate if isinstance(self._given_rate, EpochRule) else None
 
-    def _create(self, device: Device) -> Variable:
-        if self._step is None:
-            self._step = op.var("step", (), dtype="int64", device=device)
-            if not isinstance(self._given_rate, Schedule):
-                self._learning_rate = op.var(
-                    "learning rate", (), fill=float(self._given_rate), dtype="float64", device=device
-                )
-        return self._step
+    def current_rate(self) -> float:
+        """The learning rate of the next step, as a number.
 
-    def _rate(self, count: Expr) -> Expr:
-        if isinstance(self._given_rate, Schedule):
-            return self._given_rate.rate(count)
-        return self.learning_rate
+        >>> import caldera as cd
+        >>> from caldera import op, optim
+        >>> x = op.var("x", (), fill=cd.constant(3.0))
+        >>> descent = optim.SGD(optim.Exponential(0.5, factor=0.5))
+        >>> _ = descent.minimize(x ** 2, [x], steps=2)
+        >>> descent.current_rate()
+        0.125
+        """
+        return float(self._rate(op.cast(self.step, "float64")))
+
+    def variables(self) -> list[Variable]:
+        """All variables it keeps between steps, for checkpoints: the count first."""
+        kept = [self.step]
+        if self._learning_rate is not None:
+            kept.append(self._learning_rate)
+        if self._accumulation is not None:
+            kept += self._accumulation.variables()
+        return kept + [variable for state in self.state.values() for variable in state.values()]
+
+    def after_epoch(self, metrics: Mapping[str, Any]) -> None:
+        """Let an `EpochRule` set the learning rate; a training loop calls it after each epoch."""
+        if self.epoch_rule is not None:
+            self.learning_rate.assign(self.epoch_rule.after_epoch(metrics))
+
+    # --- taking steps
 
     def apply(
-        self, variables: Sequence[Variable], gradients: Sequence[Expr], *, ok: Expr | None = None
+        self,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        *,
+        ok: Expr | None = None,
+        weight: Expr | float = 1.0,
     ) -> list[Expr]:
-        """The assignments of one step. Where `ok` is false nothing changes, not even the count."""
+        """The assignments of one step. Where `ok` is false nothing changes, not even the count.
+
+        `weight` matters where gradients are accumulated: it says how much this micro-batch counts
+        (its number of samples, if its loss is a mean over them).
+        """
+        self._check(variables, gradients)
         taken = self._create(variables[0].tensor.device)
-        assignments = []
-        for variable, gradient in zip(variables, gradients, strict=True):
+        rate = self._rate(op.cast(taken, "float64"))
+        slopes = [
+            op.cast(gradient, promote(variable.dtype, float32))
+            for variable, gradient in zip(variables, gradients, strict=True)
+        ]
+        assignments: list[Expr] = []
+        if self._accumulation is not None:
+            slopes, ok, assignments = self._accumulation.collected(variables, slopes, weight, ok)
+        if self.clip is not None:
+            slopes = self.clip.clipped(slopes)
+        groups = assign_groups(type(self).__name__, self.groups, variables)
+        for variable, slope in zip(variables, slopes, strict=True):
+            group = groups.get(variable)
+            own = rate if group is None else rate * group.learning_rate_factor
+            new, kept = self._rule_of(group)._decayed_update(variable, slope, own, taken)
             state = self._state_of(variable)
-            count = op.cast(taken, variable.dtype)
-            rate = op.cast(self._rate(count), variable.dtype)
-            new, kept = self.update(variable, gradient, state, rate, count + 1.0)
-            if kept.keys() != state.keys():
-                raise ConfigError.build(
-                    f"{type(self).__name__}.update", expected=f"new values for {sorted(state)}",
-                    got=f"{sorted(kept)}", hint="keeps and update must name the same state",
-                )  # fmt: skip
             assignments.append(_assign(variable, new, ok))
             assignments += [_assign(state[name], kept[name], ok) for name in state]
         assignments.append(_assign(taken, taken + 1, ok))
         return assignments
 
     def train(
-        self, loss: Expr, variables: Sequence[Variable], *, loss_scale: LossScale | None = None
+        self,
+        loss: Expr,
+        variables: Sequence[Variable],
+        *,
+        loss_scale: LossScale | None = None,
+        weight: Expr | float = 1.0,
     ) -> list[Expr]:
         """The assignments of one step that makes `loss` smaller, with its gradients."""
         if loss_scale is None:
-            return self.apply(variables, op.grad(loss, list(variables)))
+            return self.apply(variables, op.grad(loss, list(variables)), weight=weight)
         scaled = op.grad(loss_scale.scaled(loss), list(variables))
         gradients, ok = loss_scale.unscaled(scaled)
-        return [*self.apply(variables, gradients, ok=ok), *loss_scale.adapted(ok)]
+        updates = self.apply(variables, gradients, ok=ok, weight=weight)
+        return [*updates, *loss_scale.adapted(ok)]
 
     def minimize(
         self,
@@ -176,16 +270,92 @@ class Optimizer(ABC):
                 return Minimum(float(value), taken, converged=True)
         return Minimum(float(loss), steps, converged=False)
 
+    # --- the parts of a step
+
+    def pull(self, parameter: Expr) -> Expr | float:
+        """What decoupled decay adds to the direction of a step; for rules that decay inside."""
+        if self.decay.coupled or not self.decay.strength:
+            return 0.0
+        return self.decay.pull(parameter)
+
+    def _decayed_update(
+        self, variable: Variable, gradient: Expr, rate: Expr, taken: Variable
+    ) -> tuple[Expr, Mapping[str, Expr]]:
+        state = self._state_of(variable)
+        wide = gradient.dtype
+        rate = op.cast(rate, wide)
+        parameter = op.cast(variable, wide)
+        if self.decay.strength and self.decay.coupled:
+            gradient = gradient + self.decay.pull(parameter)
+        elif self.decay.strength and not self.decays_inside:
+            parameter = parameter - rate * self.decay.pull(parameter)
+        new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
+        if kept.keys() != state.keys():
+            raise ConfigError.build(
+                f"{type(self).__name__}.update", expected=f"new values for {sorted(state)}",
+                got=f"{sorted(kept)}", hint="keeps and update must name the same state",
+            )  # fmt: skip
+        return new, kept
+
+    def _rule_of(self, group: Group | None) -> Self:
+        """This optimizer, or for a group with a weight decay of its own one that has that."""
+        if group is None or group.weight_decay is None:
+            return self
+        rule = copy.copy(self)
+        rule.decay = replace(self.decay, strength=group.weight_decay)
+        return rule
+
+    def _rate(self, count: Expr) -> Expr:
+        if isinstance(self._given_rate, Schedule):
+            return self._given_rate.rate(count)
+        return self.learning_rate
+
+    def _created(self, variable: Variable | None) -> Variable:
+        if variable is None:
+            raise ConfigError.build(
+                type(self).__name__, expected="an optimizer that has variables", got="none yet",
+                hint="call train, apply or minimize first",
+            )  # fmt: skip
+        return variable
+
+    def _create(self, device: Device) -> Variable:
+        if self._step is None:
+            self._step = op.var("step", (), dtype="int64", device=device)
+            if not isinstance(self._given_rate, Schedule):
+                given = self._given_rate
+                number = float(given.value if isinstance(given, EpochRule) else given)
+                self._learning_rate = op.var(
+                    "learning rate", (), fill=number, dtype="float64", device=device
+                )
+            if self.accumulate > 1:
+                self._accumulation = Accumulation(self.accumulate, device)
+        return self._step
+
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
         if variable not in self.state:
             self.state[variable] = {
                 name: op.var(
-                    f"{variable.name}/{name}", variable.shape, dtype=variable.dtype,
-                    device=variable.tensor.device,
+                    f"{variable.name}/{name}", variable.shape,
+                    dtype=promote(variable.dtype, float32), device=variable.tensor.device,
                 )
                 for name in self.keeps
             }  # fmt: skip
         return self.state[variable]
+
+    def _check(self, variables: Sequence[Variable], gradients: Sequence[Expr]) -> None:
+        if not 0 < len(set(variables)) == len(variables) == len(gradients):
+            raise ConfigError.build(
+                type(self).__name__, expected="different variables, and a gradient for each",
+                got=f"{len(gradients)} gradients for "
+                + (", ".join(variable.name for variable in variables) or "no variables"),
+            )  # fmt: skip
+
+
+optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
+
+
+def _refuse(where: str, expected: str, got: object) -> NoReturn:
+    raise ConfigError.build(where, expected=expected, got=repr(got))
 
 
 def _assign(variable: Variable, new: Expr, ok: Expr | None) -> Expr:

@@ -1,17 +1,19 @@
-"""Adam (Kingma and Ba, 2015)."""
+"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from caldera import op
-from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer
-from caldera.optim.schedule import Schedule
+from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim.decay import Decay, Decoupled
+from caldera.optim.schedule import require_fraction
 
 
+@optimizers.register("adam")
 class Adam(Optimizer):
     """Steps scaled by running means of the gradient and of its square, corrected for their start.
 
@@ -23,20 +25,20 @@ class Adam(Optimizer):
     2.9
     """
 
-    keeps: ClassVar[tuple[str, ...]] = ("mean", "square")
+    keeps = ("mean", "square")
 
     def __init__(
         self,
-        learning_rate: float | Schedule = 1e-3,
+        learning_rate: Rate = 1e-3,
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(learning_rate)
-        for name, value in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= value < 1:
-                raise ConfigError.build("Adam", expected=f"0 <= {name} < 1", got=f"{value}")
+        super().__init__(learning_rate, **options)
+        require_fraction(type(self).__name__, "beta1", beta1)
+        require_fraction(type(self).__name__, "beta2", beta2)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -49,9 +51,39 @@ class Adam(Optimizer):
         rate: Expr,
         step: Expr,
     ) -> tuple[Expr, Mapping[str, Expr]]:
+        direction, kept = self.direction(gradient, state, step)
+        return parameter - rate * direction, kept
+
+    def direction(
+        self, gradient: Expr, state: Mapping[str, Expr], step: Expr
+    ) -> tuple[Expr, Mapping[str, Expr]]:
+        """The step for a rate of 1, and the new state."""
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
         square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
-        unbiased_mean = mean / (1 - self.beta1**step)
-        unbiased_square = square / (1 - self.beta2**step)
-        new = parameter - rate * unbiased_mean / (op.sqrt(unbiased_square) + self.epsilon)
-        return new, {"mean": mean, "square": square}
+        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+        return mean * _correction(self.beta1, step) / size, {"mean": mean, "square": square}
+
+
+@optimizers.register("adamw")
+class AdamW(Adam):
+    """Adam with decoupled weight decay: w also shrinks by rate * weight_decay * w at each step.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.AdamW(0.1, weight_decay=0.5).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.75
+    """
+
+    usual_decay: ClassVar[type[Decay]] = Decoupled
+    usual_strength: ClassVar[float] = 0.01
+
+
+def _correction(beta: float, step: Expr) -> Expr | float:
+    """1 / (1 - beta ** step): what a running mean that began at 0 lacks.
+
+    Written so that float32 does not cancel in the first steps. It is one number a step, so that a
+    parameter's elements are multiplied and not divided.
+    """
+    return op.reciprocal(-op.expm1(step * math.log(beta))) if beta else 1.0

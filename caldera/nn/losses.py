@@ -1,0 +1,236 @@
+"""Losses: one number a sample, and their weighted mean over all samples of a batch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caldera import op
+from caldera.errors import ConfigError, ShapeError
+from caldera.lazy import Expr
+from caldera.nn.configurable import Configurable, Family
+from caldera.tensor.dtype import DType, canonical, int64
+from caldera.tensor.shape import Shape, normalise_axis
+
+
+class Loss(Configurable, ABC):
+    """What training makes small. A new one writes `per_sample`, and registers a name to be saved.
+
+    Called with predictions and targets it is the mean over samples, or the weighted one. A sample
+    of weight 0 counts for nothing, whatever its target is, so 0 marks padding. `total` is what the
+    sum is divided by, if it is not the number (or weight) of the samples here: with that of the
+    samples of all ranks, the losses and gradients of the ranks add up to those of the whole batch.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> from caldera.nn.losses import Loss
+    >>> class Quartic(Loss):
+    ...     def per_sample(self, prediction, target):
+    ...         return op.sum((prediction - target) ** 4, axis=1)
+    >>> prediction, target = cd.tensor([[2.0], [1.0]]), cd.tensor([[0.0], [0.0]])
+    >>> float(Quartic()(prediction, target)), float(Quartic()(prediction, target, [0.0, 1.0]))
+    (8.5, 1.0)
+    """
+
+    @abstractmethod
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        """The loss of each of the N samples, of shape (N,)."""
+
+    def target_spec(
+        self, prediction_shape: Sequence[int], dtype: Any = "float32"
+    ) -> tuple[Shape, DType]:
+        """Shape and dtype of the targets for predictions of this shape and dtype."""
+        return tuple(prediction_shape), canonical(dtype)
+
+    def __call__(
+        self, prediction: Any, target: Any, weights: Any = None, total: Any = None
+    ) -> Expr:
+        where = type(self).__name__
+        losses = self.per_sample(prediction, target)
+        if losses.ndim != 1 or losses.shape != tuple(prediction.shape)[:1]:
+            raise ShapeError.build(
+                where, expected="one loss for each sample along the first axis",
+                got=f"losses of shape {losses.shape} for predictions of {prediction.shape}",
+            )  # fmt: skip
+        count: Any = float(len(losses))
+        if weights is not None:
+            factors = op.cast(weights, losses.dtype)
+            if factors.shape != losses.shape:
+                raise ShapeError.build(
+                    where, expected=f"weights of shape {losses.shape}, one a sample",
+                    got=f"{factors.shape}",
+                )  # fmt: skip
+            # Not a mere product: padding may have no loss at all (0 * nan would be nan).
+            losses = op.where(factors == 0.0, 0.0, losses * factors)
+            count = op.sum(factors)
+        return op.sum(losses) / op.cast(count if total is None else total, losses.dtype)
+
+
+losses: Family[Loss] = Family("loss", Loss)
+"""Losses by name."""
+
+
+@losses.register("cross_entropy")
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-log(softmax(prediction)) at the target's class: the loss of a classifier, from its logits.
+
+    The classes lie along `axis` (1 for images of logits, (N, classes, H, W)). Targets are class
+    indices, or with `probabilities` distributions in the shape of the predictions. Label smoothing
+    mixes them with the even distribution: a part of that size is spread over all classes.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import CrossEntropy
+    >>> CrossEntropy()(cd.tensor([[1000.0, 0.0], [0.0, 1000.0]]), cd.tensor([0, 0])).item()
+    500.0
+    >>> CrossEntropy().target_spec((32, 10))
+    ((32,), dtype('int64'))
+    """
+
+    label_smoothing: float = 0.0
+    axis: int = -1
+    probabilities: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError.build(
+                "CrossEntropy", expected="0 <= label_smoothing < 1", got=f"{self.label_smoothing}"
+            )
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        each = op.cross_entropy(prediction, target, reduction="none", axis=self.axis)
+        smoothing = self.label_smoothing
+        if smoothing:
+            even = -op.mean(op.log_softmax(prediction, axis=self.axis), axis=self.axis)
+            each = (1 - smoothing) * each + smoothing * even
+        return mean_by_sample(each)
+
+    def target_spec(
+        self, prediction_shape: Sequence[int], dtype: Any = "float32"
+    ) -> tuple[Shape, DType]:
+        shape = tuple(prediction_shape)
+        axis = normalise_axis(self.axis, len(shape), "CrossEntropy")
+        if axis == 0:
+            raise ShapeError.build(
+                "CrossEntropy", expected="a batch of samples with an axis of classes",
+                got=f"predictions of shape {shape} with axis={self.axis}",
+            )  # fmt: skip
+        if self.probabilities:
+            return shape, canonical(dtype)
+        return (*shape[:axis], *shape[axis + 1 :]), int64
+
+
+@losses.register("binary_cross_entropy")
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """-log(p) where the target is 1 and -log(1 - p) where it is 0, for p = sigmoid(prediction).
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import BinaryCrossEntropy
+    >>> BinaryCrossEntropy()(cd.tensor([[1000.0], [1000.0]]), cd.tensor([[1.0], [0.0]])).item()
+    500.0
+    """
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(op.binary_cross_entropy(prediction, target, reduction="none"))
+
+
+@losses.register("mean_squared", "mse")
+@dataclass(frozen=True)
+class MeanSquared(Loss):
+    """(prediction - target) ** 2.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import MeanSquared
+    >>> MeanSquared()(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [1.0]])).item()
+    8.0
+    """
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(op.mean_squared_error(prediction, target, reduction="none"))
+
+
+@losses.register("mean_absolute", "mae")
+@dataclass(frozen=True)
+class MeanAbsolute(Loss):
+    """|prediction - target|.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import MeanAbsolute
+    >>> MeanAbsolute()(cd.tensor([[1.0], [5.0]]), cd.tensor([[1.0], [1.0]])).item()
+    2.0
+    """
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(op.mean_absolute_error(prediction, target, reduction="none"))
+
+
+@losses.register("huber")
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Half the squared error up to a difference of `delta`, and straight on from there.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import Huber
+    >>> Huber(delta=2.0)(cd.tensor([[1.0], [5.0]]), cd.tensor([[0.0], [0.0]])).item()
+    4.25
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < math.inf:
+            raise ConfigError.build("Huber", expected="a delta above 0", got=f"{self.delta}")
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))
+
+
+@losses.register("hinge")
+@dataclass(frozen=True)
+class Hinge(Loss):
+    """max(0, 1 - target * prediction) for targets -1 and 1: the loss of a support vector machine.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import Hinge
+    >>> Hinge()(cd.tensor([[2.0], [0.5]]), cd.tensor([[1.0], [1.0]])).item()
+    0.25
+    """
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        return mean_by_sample(op.hinge(prediction, target, reduction="none"))
+
+
+@losses.register("kl")
+@dataclass(frozen=True)
+class KullbackLeibler(Loss):
+    """sum(target * log(target / p)) for p = softmax(prediction), with the classes along `axis`.
+
+    Targets are probabilities. Log-probabilities are logits as well, so both may be predicted.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import KullbackLeibler
+    >>> KullbackLeibler()(cd.tensor([[3.0, 3.0]]), cd.tensor([[0.5, 0.5]])).item()
+    0.0
+    """
+
+    axis: int = -1
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        logarithms = op.log_softmax(prediction, axis=self.axis)
+        each = op.kl_divergence(logarithms, target, reduction="none", axis=self.axis)
+        return mean_by_sample(each)
+
+
+def mean_by_sample(values: Expr) -> Expr:
+    """The mean of all values that belong to one sample: those beyond the first axis.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import mean_by_sample
+    >>> mean_by_sample(cd.tensor([[1.0, 3.0], [5.0, 5.0]]) * 1.0).tolist()
+    [2.0, 5.0]
+    """
+    return op.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values

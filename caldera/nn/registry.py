@@ -1,0 +1,73 @@
+"""Names for things that users and files refer to by name: layers, losses, optimizers and so on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from caldera.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name. A name is given once; one that nobody has is an error.
+
+    >>> from caldera.nn.registry import Registry
+    >>> colours: Registry[int] = Registry("colour")
+    >>> colours.add("red", 0xFF0000)
+    >>> colours["red"], list(colours), "blue" in colours
+    (16711680, ['red'], False)
+    >>> colours["ret"]
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: colour: expected a registered name, got 'ret'; did you mean 'red'?
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, value: T) -> None:
+        """Give `value` a name. A class that is defined again, as in a notebook, takes its place."""
+        if name in self._entries and not _same_definition(self._entries[name], value):
+            raise ConfigError.build(
+                f"{self.kind} {name}", expected="a name that is free",
+                got=f"that of {self._entries[name]!r}", hint="choose another name",
+            )  # fmt: skip
+        self._entries[name] = value
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self:
+            raise ConfigError.build(
+                self.kind, expected="a registered name", got=repr(name),
+                hint=nearest(name, self._entries),
+            )  # fmt: skip
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _same_definition(old: object, new: object) -> bool:
+    return isinstance(old, type) and isinstance(new, type) and repr(old) == repr(new)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The hint for a name that does not exist.
+
+    >>> from caldera.nn.registry import nearest
+    >>> nearest("adamm", ["adam", "sgd"])
+    "did you mean 'adam'?"
+    >>> nearest("qqq", ["adam", "sgd"])
+    'known: adam, sgd'
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)

@@ -1,0 +1,66 @@
+"""Gradient accumulation: one step from the gradients of several micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera import op
+from caldera.lazy import Expr, Variable
+from caldera.memory import Device
+
+
+class Accumulation:
+    """The weighted mean of the gradients of `count` micro-batches, collected in variables.
+
+    The weight of a micro-batch is what its loss was divided by (its number of samples, say), so
+    that micro-batches of different sizes give exactly the gradient of all their samples together.
+    """
+
+    def __init__(self, count: int, device: Device) -> None:
+        self.count = count
+        self.taken = op.var("micro-batches", (), dtype="int64", device=device)
+        self.weight = op.var("weight of micro-batches", (), dtype="float64", device=device)
+        self.sums: dict[Variable, Variable] = {}
+
+    def variables(self) -> list[Variable]:
+        """What a checkpoint keeps."""
+        return [self.taken, self.weight, *self.sums.values()]
+
+    def collected(
+        self,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        weight: Expr | float,
+        ok: Expr | None,
+    ) -> tuple[list[Expr], Expr, list[Expr]]:
+        """The mean gradients, whether it is time for a step, and the assignments that collect.
+
+        A micro-batch that is not `ok` is left out, as if it had not been.
+        """
+        # A cast, so that a plain number becomes an expression as well.
+        share = op.cast(weight, "float64")
+        due = self.taken + 1 == self.count
+        total = self.weight + share
+        assignments = [
+            self._keep(self.taken, self.taken + 1, due, ok),
+            self._keep(self.weight, total, due, ok),
+        ]
+        means = []
+        for variable, gradient in zip(variables, gradients, strict=True):
+            kept = self._sum_of(variable, gradient)
+            collected = kept + gradient * op.cast(share, gradient.dtype)
+            assignments.append(self._keep(kept, collected, due, ok))
+            means.append(collected / op.cast(total, gradient.dtype))
+        return means, due if ok is None else op.logical_and(due, ok), assignments
+
+    def _sum_of(self, variable: Variable, gradient: Expr) -> Variable:
+        if variable not in self.sums:
+            self.sums[variable] = op.var(
+                f"{variable.name}/gradient", variable.shape, dtype=gradient.dtype,
+                device=variable.tensor.device,
+            )  # fmt: skip
+        return self.sums[variable]
+
+    def _keep(self, variable: Variable, new: Expr, due: Expr, ok: Expr | None) -> Expr:
+        kept = op.where(due, 0, new)
+        return op.assign(variable, kept if ok is None else op.where(ok, kept, variable))

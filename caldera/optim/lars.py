@@ -1,0 +1,66 @@
+"""LARS: layer-wise adaptive rates for large batches (You, Gitman and Ginsburg, 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Unpack
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim.decay import Decay, Decoupled
+from caldera.optim.schedule import require_fraction
+
+
+@optimizers.register("lars")
+class LARS(Optimizer):
+    """Momentum in which every parameter has a rate in proportion to its own length.
+
+    That local rate is rate * trust * |w| / (|gradient| + weight_decay * |w|), and the rate itself
+    where |w| or the divisor is 0. The decay is part of the rule: velocity = momentum * velocity +
+    local rate * (gradient + weight_decay * w). Use it with a warm-up (`LinearWarmUp`), and put
+    biases in a `Group` without decay.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.LARS(0.5, trust=0.5).minimize(x ** 2, [x], steps=1)
+    >>> x.numpy().item()
+    2.25
+    """
+
+    keeps = ("velocity",)
+    usual_decay: ClassVar[type[Decay]] = Decoupled
+    decays_inside: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.1,
+        *,
+        momentum: float = 0.9,
+        trust: float = 1e-3,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction("LARS", "momentum", momentum)
+        if not trust > 0:
+            raise ConfigError.build("LARS", expected="trust above 0", got=f"{trust}")
+        self.momentum = momentum
+        self.trust = trust
+
+    def update(
+        self,
+        parameter: Expr,
+        gradient: Expr,
+        state: Mapping[str, Expr],
+        rate: Expr,
+        step: Expr,
+    ) -> tuple[Expr, Mapping[str, Expr]]:
+        pull = self.pull(parameter)
+        size = op.norm(parameter)
+        slope = op.norm(gradient) + op.norm(pull)
+        known = op.logical_and(size > 0.0, slope > 0.0)
+        local = rate * op.where(known, self.trust * size / op.where(known, slope, 1.0), 1.0)
+        velocity = self.momentum * state["velocity"] + local * (gradient + pull)
+        return parameter - velocity, {"velocity": velocity}

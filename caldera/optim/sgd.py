@@ -1,0 +1,67 @@
+"""Stochastic gradient descent, plain or with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Unpack
+
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim.schedule import require_fraction
+
+
+@optimizers.register("sgd")
+class SGD(Optimizer):
+    """w - rate * gradient; with momentum, the gradient is replaced by a decaying sum of them all.
+
+    velocity = momentum * velocity + gradient (Polyak, 1964; as in PyTorch, the rate is not part of
+    it). With `nesterov` the step looks ahead: it is gradient + momentum * velocity. `SGD(rate)`, or
+    by its other name `GradientDescent(rate)`, is plain descent and keeps no state.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.SGD(0.5).minimize(x ** 2, [x], steps=1)
+    >>> x.numpy().item()
+    0.0
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction("SGD", "momentum", momentum)
+        if nesterov and not momentum:
+            raise ConfigError.build(
+                "SGD", expected="momentum above 0 with nesterov=True", got=f"{momentum}"
+            )
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.keeps = ("velocity",) if momentum else ()
+
+    def update(
+        self,
+        parameter: Expr,
+        gradient: Expr,
+        state: Mapping[str, Expr],
+        rate: Expr,
+        step: Expr,
+    ) -> tuple[Expr, Mapping[str, Expr]]:
+        if not self.momentum:
+            return parameter - rate * gradient, {}
+        velocity = self.momentum * state["velocity"] + gradient
+        direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        return parameter - rate * direction, {"velocity": velocity}
+
+
+GradientDescent = SGD
+
+optimizers.add("momentum", partial(SGD, momentum=0.9))
+optimizers.add("nesterov", partial(SGD, momentum=0.9, nesterov=True))

@@ -1,0 +1,43 @@
+"""Names for things of one kind."""
+
+from __future__ import annotations
+
+import pytest
+
+import caldera as cd
+from caldera.nn.registry import Registry
+
+
+def test_a_name_is_given_once() -> None:
+    registry: Registry[object] = Registry("thing")
+    registry.add("one", 1)
+    assert registry["one"] == 1
+    assert (list(registry), len(registry), "one" in registry, 1 in registry) == (
+        ["one"], 1, True, False,
+    )  # fmt: skip
+    with pytest.raises(cd.ConfigError, match="thing one: expected a name that is free"):
+        registry.add("one", 2)
+    with pytest.raises(cd.ConfigError, match="got 'onee'; did you mean 'one'"):
+        _ = registry["onee"]
+    with pytest.raises(cd.ConfigError, match="got 'zzz'; known: one"):
+        _ = registry["zzz"]
+
+
+def test_a_class_that_is_defined_again_takes_its_own_place() -> None:
+    registry: Registry[type] = Registry("thing")
+
+    def define() -> type:
+        class Thing:
+            pass
+
+        registry.add("thing", Thing)
+        return Thing
+
+    first, second = define(), define()
+    assert registry["thing"] is second is not first
+
+    class Other:
+        pass
+
+    with pytest.raises(cd.ConfigError, match="name that is free"):
+        registry.add("thing", Other)

@@ -1,0 +1,130 @@
+"""Names, and optimizers and schedules as plain data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op, optim
+
+OPTIMIZERS = [
+    optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    optim.SGD(optim.LinearWarmUp(5, then=optim.Cosine(0.1, steps=10)), decay=optim.L1(0.1)),
+    optim.Adagrad(0.1, epsilon=1e-6, clip=optim.ClipNorm(1.0)),
+    optim.RMSProp(0.1, momentum=0.5, centered=True, clip=optim.ClipValue(0.5)),
+    optim.Adam(optim.StepDecay(0.1, at=[2, 4]), beta1=0.5, accumulate=2),
+    optim.AdamW(optim.OneCycle(0.1, steps=20)),
+    optim.LARS(optim.Exponential(0.1, factor=0.5), groups=[optim.Group("b", 2.0, 0.0)]),
+    optim.LAMB(optim.ReduceOnPlateau(0.1, patience=2)),
+    optim.SGD(np.float32(0.5)),  # type: ignore[arg-type]
+]
+
+
+def _trained(optimizer: optim.Optimizer) -> list[np.ndarray]:
+    w = op.var("w", (2,), fill=np.array([1.0, -2.0]), dtype="float64")
+    b = op.var("b", (), fill=3.0, dtype="float64")
+    plan = cd.compile(optimizer.train(op.sum(w * w) + b * b, [w, b]))
+    for _ in range(4):
+        plan.run()
+    return [w.numpy(), b.numpy()]
+
+
+@pytest.mark.parametrize("given", OPTIMIZERS, ids=lambda each: type(each).__name__)
+def test_an_optimizer_that_was_read_back_is_the_same(given: optim.Optimizer) -> None:
+    text = json.dumps(given.config(), sort_keys=True)
+    again = optim.optimizers.from_config(json.loads(text))
+    assert type(again) is type(given)
+    assert again.config() == given.config()
+    for left, right in zip(_trained(given), _trained(again), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_group_of_variables_is_written_as_their_names() -> None:
+    v = op.var("odd[1]*name", ())
+    config = optim.Group([v, "bias"], weight_decay=0.0).config()
+    again = optim.SGD(groups=[optim.Group([v, "bias"], weight_decay=0.0)])
+    (group,) = optim.optimizers.from_config(again.config()).groups
+    assert config["arguments"]["match"][1] == "bias"
+    assert group.holds(op.var("odd[1]*name", ()))
+    assert not group.holds(op.var("odd1name", ()))
+
+
+def test_every_name_makes_an_optimizer() -> None:
+    names = {"sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"}
+    assert names <= set(optim.optimizers)
+    for name in names:
+        assert optim.get(name, learning_rate=0.5).arguments()["learning_rate"] == 0.5
+    momentum = optim.get("momentum", weight_decay=0.25)
+    assert isinstance(momentum, optim.SGD)
+    assert (momentum.momentum, momentum.nesterov, momentum.decay.strength) == (0.9, False, 0.25)
+    assert optim.get("momentum", momentum=0.5).config()["name"] == "sgd"
+    adam = optim.Adam()
+    assert optim.get(adam) is adam
+
+
+def _config(**changes: Any) -> dict[str, Any]:
+    return {**optim.Adam().config(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: optim.get("adaam"), "optimizer: .*got 'adaam'; did you mean 'adam'"),
+        (lambda: optim.get("zzz"), "known: adagrad, adam"),
+        (lambda: optim.get("adam", bta1=0.5), "'bta1'; did you mean 'beta1'"),
+        (lambda: optim.get("adam", acumulate=2), "'acumulate'; did you mean 'accumulate'"),
+        (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only beside a name"),
+        (lambda: optim.get(3), "a name or an object, got 3"),
+        (lambda: optim.schedules.make("cosine", peak=1.0), "missing .*'steps'"),
+        (lambda: optim.optimizers.from_config({"name": "adam"}), "a dict of kind, name, arguments"),
+        (lambda: optim.optimizers.from_config("adam"), "a dict of kind, name, arguments"),
+        (lambda: optim.optimizers.from_config(_config(kind="schedule")), "kind 'optimizer'"),
+        (lambda: optim.optimizers.from_config(_config(name="os.system")), "a registered name"),
+        (lambda: optim.optimizers.from_config(_config(name=["x"])), "a name and arguments"),
+        (lambda: optim.optimizers.from_config(_config(arguments=3)), "a name and arguments"),
+        (lambda: optim.optimizers.from_config(_config(arguments={"x": 1})), "argument it takes"),
+        (
+            lambda: optim.optimizers.from_config(_config(arguments={"beta1": "much"})),
+            "arguments it can be made with",
+        ),
+        (
+            lambda: optim.optimizers.from_config(_config(arguments={"decay": {"kind": "module"}})),
+            "kind: expected a registered name, got 'module'",
+        ),
+        (
+            lambda: optim.optimizers.from_config(
+                _config(arguments={"decay": optim.ClipNorm(1.0).config()})
+            ),
+            "decay= an object",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_named(read, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(cd.ConfigError, match=message):
+        read()
+
+
+def test_what_cannot_be_written_is_named() -> None:
+    class Unknown(optim.Schedule):
+        def rate(self, step):  # type: ignore[no-untyped-def]
+            return step
+
+    with pytest.raises(cd.ConfigError, match="Unknown: expected a registered class"):
+        optim.Adam(Unknown()).config()
+
+    @optim.schedules.register("test_holding")
+    class Holding(optim.Schedule):
+        def __init__(self, thing: object) -> None:
+            pass
+
+        def rate(self, step):  # type: ignore[no-untyped-def]
+            return step
+
+    with pytest.raises(cd.ConfigError, match="test_holding thing: expected what JSON can hold"):
+        Holding(object()).config()
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        Unknown(rate=3)  # type: ignore[call-arg]
