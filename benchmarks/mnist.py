@@ -1,0 +1,159 @@
+"""MNIST beside PyTorch: the same weights, the same samples in the same order.
+
+The seed's network (four dense layers, 528 units, sigmoid, batch 100, SGD 0.05, weight decay 0.001):
+the loss curves of five epochs must overlay. Then the same sizes with ReLU and Adam, and LeNet-5 with
+Adam. Times are of whole runs in alternation, data in memory, and stand beside the test accuracy.
+
+    python benchmarks/mnist.py [--epochs 5] [--data FOLDER]
+
+PyTorch is optional: without it, only Caldera's side is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import data, nn, optim
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def networks() -> dict[str, tuple[Callable[[], list[nn.Layer]], Callable[[], optim.Optimizer]]]:
+    """The networks and how each is trained."""
+    return {
+        "seed's MLP, sigmoid, SGD": (
+            lambda: nn.models.mlp((1, 28, 28), activation="sigmoid"),
+            lambda: optim.SGD(0.05, weight_decay=0.001),
+        ),
+        "MLP, ReLU, Adam": (
+            lambda: nn.models.mlp((1, 28, 28), activation="relu"),
+            lambda: optim.Adam(1e-3),
+        ),
+        "LeNet-5, ReLU, Adam": (lambda: nn.models.lenet5(), lambda: optim.Adam(1e-3)),
+    }
+
+
+class Losses(cd.Callback):
+    """The mean loss of each stretch of 100 steps."""
+
+    def __init__(self) -> None:
+        self.curve: list[float] = []
+        self._seen = 0.0
+
+    def batch_ends(self, run: cd.Run) -> None:
+        if run.batch % 100 == 0:
+            total = run.loss() * run.batch
+            self.curve.append((total - (self._seen if run.batch > 100 else 0.0)) / 100)
+            self._seen = total
+
+
+def train_caldera(model: cd.NeuralNetwork, mnist: data.Dataset, epochs: int) -> dict[str, Any]:
+    """Train with `fit`; the curve, the accuracy and the time."""
+    losses = Losses()
+    start = time.perf_counter()
+    model.fit(mnist.train, epochs=epochs, callbacks=[losses], verbose=0)
+    seconds = time.perf_counter() - start
+    return {
+        "curve": losses.curve,
+        "seconds": seconds,
+        "accuracy": model.evaluate(mnist.test, batch_size=1000)["accuracy"],
+    }
+
+
+def train_torch(
+    model: cd.NeuralNetwork, weights: list[np.ndarray], mnist: data.Dataset, epochs: int
+) -> dict[str, Any]:
+    """The same network from the same weights, on the same batches, in PyTorch."""
+    import torch
+    from torch import nn as tn
+
+    layers: list[Any] = []
+    given = iter(weights)
+    activations = {"sigmoid": tn.Sigmoid, "relu": tn.ReLU, "tanh": tn.Tanh}
+    for layer in model.network.layers:
+        if isinstance(layer, nn.Dense):
+            made: Any = tn.Linear(*layer.weight.shape)
+            made.weight.data = torch.from_numpy(next(given).T.copy())
+        elif isinstance(layer, nn.Conv2D):
+            w = next(given)
+            padding = 2 if not any(isinstance(each, tn.Conv2d) for each in layers) else 0
+            made = tn.Conv2d(w.shape[1], w.shape[0], w.shape[2], padding=padding)
+            made.weight.data = torch.from_numpy(w)
+        elif isinstance(layer, nn.Pooling2D):
+            layers.append(tn.MaxPool2d(2))
+            continue
+        else:
+            layers += [tn.Flatten()] if isinstance(layer, nn.Flatten) else []
+            continue
+        made.bias.data = torch.from_numpy(next(given))
+        layers.append(made)
+        if layer.activation:
+            layers.append(activations[layer.activation]())
+    network = tn.Sequential(*layers)
+    ours = model.optimizer
+    if isinstance(ours, optim.Adam):
+        optimizer: Any = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
+    else:
+        optimizer = torch.optim.SGD(network.parameters(), 0.05, weight_decay=0.001, fused=True)
+    loader = data.Loader(mnist.train, model.batch_size, seed=model.seed)
+    curve, seen = [], []
+    start = time.perf_counter()
+    for _ in range(epochs):
+        for batch in loader:
+            logits = network(torch.from_numpy(batch.x))
+            loss = tn.functional.cross_entropy(logits, torch.from_numpy(np.asarray(batch.y)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+            if len(seen) == 100:
+                curve.append(float(np.mean(seen)))
+                seen = []
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        x, y = mnist.test.batch(np.arange(len(mnist.test)))
+        accuracy = float((network(torch.from_numpy(x)).argmax(1).numpy() == y).mean())
+    return {"curve": curve, "seconds": seconds, "accuracy": accuracy}
+
+
+def main() -> None:
+    """Run all networks and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--data", default=None)
+    options = parser.parse_args()
+    mnist = data.mnist(options.data)
+    print(f"{platform.machine()}, {cd.settings.threads} threads, NumPy {np.__version__}", end="")
+    if HAS_TORCH:
+        import torch
+
+        torch.set_num_threads(cd.settings.threads)
+        print(f", PyTorch {torch.__version__}", end="")
+    print(f"; {len(mnist.train)} samples, {options.epochs} epochs, batch 100, seed 0\n")
+    for name, (layers, optimizer) in networks().items():
+        model = cd.NeuralNetwork(layers(), optimizer=optimizer(), batch_size=100, seed=0)
+        weights = [p.numpy() for p in model.parameters()]
+        ours = train_caldera(model, mnist, options.epochs)
+        print(f"{name}")
+        print(f"  Caldera  accuracy {ours['accuracy']:.4f}  {ours['seconds']:7.1f} s")
+        if HAS_TORCH:
+            theirs = train_torch(model, weights, mnist, options.epochs)
+            print(f"  PyTorch  accuracy {theirs['accuracy']:.4f}  {theirs['seconds']:7.1f} s")
+            apart = np.abs(np.array(ours["curve"]) - np.array(theirs["curve"]))
+            print(f"  loss curves (means of 100 steps) at most {apart.max():.2e} apart")
+            for label, run in (("Caldera", ours), ("PyTorch", theirs)):
+                shown = run["curve"][:: max(1, len(run["curve"]) // 6)]
+                print(f"    {label}  " + "  ".join(f"{loss:.5f}" for loss in shown))
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

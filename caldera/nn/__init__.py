@@ -1,0 +1,128 @@
+"""Layers, losses, metrics and the model zoo.
+
+    from caldera import nn
+
+A network is a list of layers, or a class that calls layers; `nn.Layer` says how to write your own.
+"""
+
+from __future__ import annotations
+
+from caldera.nn import losses, metrics, models
+from caldera.nn.activations import (
+    ELU,
+    GELU,
+    RBF,
+    SELU,
+    HardSigmoid,
+    HardSwish,
+    LeakyReLU,
+    LogSoftmax,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from caldera.nn.attention import (
+    Embedding,
+    MultiHeadAttention,
+    PositionalEmbedding,
+    TransformerBlock,
+)
+from caldera.nn.basic import (
+    Activation,
+    Dense,
+    Dropout,
+    Flatten,
+    FullyConnected,
+    Input,
+    Output,
+    Reshape,
+    Sequential,
+    activations,
+    layers,
+    register,
+)
+from caldera.nn.composite import Add, Branches, Concat, Residual
+from caldera.nn.config import from_config, to_config
+from caldera.nn.context import Context, LayerCall, context, trace
+from caldera.nn.convolution import Conv1D, Conv2D, ConvTranspose2D, DepthwiseConv2D
+from caldera.nn.fills import fillers
+from caldera.nn.layer import Layer
+from caldera.nn.normalisation import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
+from caldera.nn.outline import count_parameters, network
+from caldera.nn.pooling import (
+    AdaptiveAveragePool2D,
+    AveragePool2D,
+    GlobalAveragePool,
+    MaxPool2D,
+    Pooling2D,
+)
+from caldera.nn.recurrent import GRU, LSTM, RNN
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "GRU",
+    "LSTM",
+    "RBF",
+    "RNN",
+    "SELU",
+    "Activation",
+    "AdaptiveAveragePool2D",
+    "Add",
+    "AveragePool2D",
+    "BatchNorm",
+    "Branches",
+    "Concat",
+    "Context",
+    "Conv1D",
+    "Conv2D",
+    "ConvTranspose2D",
+    "Dense",
+    "DepthwiseConv2D",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "FullyConnected",
+    "GlobalAveragePool",
+    "GroupNorm",
+    "HardSigmoid",
+    "HardSwish",
+    "Input",
+    "Layer",
+    "LayerCall",
+    "LayerNorm",
+    "LeakyReLU",
+    "LocalResponseNorm",
+    "LogSoftmax",
+    "MaxPool2D",
+    "MultiHeadAttention",
+    "Output",
+    "Pooling2D",
+    "PositionalEmbedding",
+    "ReLU",
+    "Reshape",
+    "Residual",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+    "TransformerBlock",
+    "activations",
+    "context",
+    "count_parameters",
+    "fillers",
+    "from_config",
+    "layers",
+    "losses",
+    "metrics",
+    "models",
+    "network",
+    "register",
+    "to_config",
+    "trace",
+]

@@ -1,0 +1,220 @@
+"""A layer for each activation function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caldera import op
+from caldera.lazy import Expr
+from caldera.nn.basic import register
+from caldera.nn.layer import Layer
+
+
+@register
+@dataclass(eq=False)
+class ReLU(Layer):
+    """max(x, 0).
+
+    >>> from caldera import nn
+    >>> nn.ReLU()([-2.0, 3.0]).tolist()
+    [0.0, 3.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.relu(x)
+
+
+@register
+@dataclass(eq=False)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x)).
+
+    >>> from caldera import nn
+    >>> nn.Sigmoid()([0.0]).tolist()
+    [0.5]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.sigmoid(x)
+
+
+@register
+@dataclass(eq=False)
+class Tanh(Layer):
+    """The hyperbolic tangent.
+
+    >>> from caldera import nn
+    >>> nn.Tanh()([0.0]).tolist()
+    [0.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.tanh(x)
+
+
+@register
+@dataclass(eq=False)
+class LeakyReLU(Layer):
+    """x above 0, slope * x below.
+
+    >>> from caldera import nn
+    >>> nn.LeakyReLU(0.5)([-2.0, 3.0]).tolist()
+    [-1.0, 3.0]
+    """
+
+    slope: float = 0.01
+
+    def forward(self, x: Expr) -> Expr:
+        return op.leaky_relu(x, self.slope)
+
+
+@register
+@dataclass(eq=False)
+class ELU(Layer):
+    """x above 0, alpha * (exp(x) - 1) below.
+
+    >>> from caldera import nn
+    >>> nn.ELU(0.5)([-1000.0, 3.0]).tolist()
+    [-0.5, 3.0]
+    """
+
+    alpha: float = 1.0
+
+    def forward(self, x: Expr) -> Expr:
+        return op.elu(x, self.alpha)
+
+
+@register
+@dataclass(eq=False)
+class SELU(Layer):
+    """ELU, scaled so that values keep mean 0 and variance 1 from layer to layer.
+
+    >>> from caldera import nn
+    >>> nn.SELU()([0.0]).tolist()
+    [0.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.selu(x)
+
+
+@register
+@dataclass(eq=False)
+class GELU(Layer):
+    """x times the probability that a standard normal number is below it.
+
+    `approximate` takes the tanh formula of GPT-2.
+
+    >>> from caldera import nn
+    >>> nn.GELU()([0.0, 100.0]).tolist()
+    [0.0, 100.0]
+    """
+
+    approximate: bool = False
+
+    def forward(self, x: Expr) -> Expr:
+        return op.gelu(x, self.approximate)
+
+
+@register
+@dataclass(eq=False)
+class SiLU(Layer):
+    """x * sigmoid(x), also known as swish.
+
+    >>> from caldera import nn
+    >>> nn.SiLU()([0.0, 100.0]).tolist()
+    [0.0, 100.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.silu(x)
+
+
+@register
+@dataclass(eq=False)
+class Softplus(Layer):
+    """log(1 + exp(x)).
+
+    >>> from caldera import nn
+    >>> nn.Softplus()([-1000.0, 1000.0]).tolist()
+    [0.0, 1000.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.softplus(x)
+
+
+@register
+@dataclass(eq=False)
+class HardSigmoid(Layer):
+    """x / 6 + 1/2, kept between 0 and 1.
+
+    >>> from caldera import nn
+    >>> nn.HardSigmoid()([-4.0, 0.0, 4.0]).tolist()
+    [0.0, 0.5, 1.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.hard_sigmoid(x)
+
+
+@register
+@dataclass(eq=False)
+class HardSwish(Layer):
+    """x times the hard sigmoid of x.
+
+    >>> from caldera import nn
+    >>> nn.HardSwish()([-4.0, 4.0]).tolist()
+    [-0.0, 4.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.hard_swish(x)
+
+
+@register
+@dataclass(eq=False)
+class RBF(Layer):
+    """The Gaussian radial basis function exp(-(eps x)^2).
+
+    >>> from caldera import nn
+    >>> nn.RBF(2.0)([0.0, 100.0]).tolist()
+    [1.0, 0.0]
+    """
+
+    eps: float = 1.0
+
+    def forward(self, x: Expr) -> Expr:
+        return op.rbf(x, self.eps)
+
+
+@register
+@dataclass(eq=False)
+class Softmax(Layer):
+    """exp(x) / sum(exp(x)) along `axis`.
+
+    >>> from caldera import nn
+    >>> nn.Softmax()([[1000.0, 1000.0]]).tolist()
+    [[0.5, 0.5]]
+    """
+
+    axis: int = -1
+
+    def forward(self, x: Expr) -> Expr:
+        return op.softmax(x, self.axis)
+
+
+@register
+@dataclass(eq=False)
+class LogSoftmax(Layer):
+    """The logarithm of the softmax along `axis`.
+
+    >>> from caldera import nn
+    >>> nn.LogSoftmax()([[1000.0, 0.0]]).tolist()
+    [[0.0, -1000.0]]
+    """
+
+    axis: int = -1
+
+    def forward(self, x: Expr) -> Expr:
+        return op.log_softmax(x, self.axis)

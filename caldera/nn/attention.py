@@ -1,0 +1,222 @@
+"""Attention: tables of vectors, positions, heads, the transformer's block. Sequences are (N, T, C).
+
+A mask says which steps are real: truth values (N, S) for the keys of each sample, (N, T, S) for
+each query, or (N, heads, T, S).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.basic import Dense, Dropout, check_counts, register
+from caldera.nn.fills import fill_or
+from caldera.nn.layer import Layer
+from caldera.nn.normalisation import LayerNorm
+from caldera.tensor import glorot_uniform, normal, uniform
+from caldera.tensor.dtype import is_integer
+
+
+@register
+@dataclass(eq=False)
+class Embedding(Layer):
+    """A vector of `width` numbers for each of `count` words, looked up by number.
+
+    With `mask_zero`, word 0 is padding: the result is (vectors, mask), which a recurrent layer
+    takes as its two inputs. Vectors begin with uniform numbers within 0.05 unless `fill` says
+    otherwise.
+
+    >>> from caldera import nn, op
+    >>> nn.Embedding(100, 16)(op.input("words", (5, 10), dtype="int64")).shape
+    (5, 10, 16)
+    """
+
+    count: int
+    width: int
+    mask_zero: bool = False
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("Embedding", count=self.count, width=self.width)
+
+    def build(self, words: Expr) -> None:
+        shape = (self.count, self.width)
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, uniform(-0.05, 0.05)))
+
+    def forward(self, words: Expr) -> Any:
+        if not is_integer(words.dtype):
+            raise self.refuse(
+                "whole numbers", f"{words.dtype.name} of shape {words.shape}",
+                "give the network nn.Input(shape, dtype='int64')",
+            )  # fmt: skip
+        vectors = op.embedding(self.weight, words)
+        return (vectors, words != 0) if self.mask_zero else vectors
+
+
+@register
+@dataclass(eq=False)
+class PositionalEmbedding(Layer):
+    """x plus a learned vector for each position, of which there are at most `length`.
+
+    The vectors begin with normal numbers of deviation 0.02 unless `fill` says otherwise.
+
+    >>> from caldera import nn, op
+    >>> nn.PositionalEmbedding(128)(op.input("x", (5, 10, 16))).shape
+    (5, 10, 16)
+    """
+
+    length: int
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("PositionalEmbedding", length=self.length)
+
+    def build(self, x: Expr) -> None:
+        shape = (self.length, x.shape[-1])
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, normal(0.0, 0.02)))
+
+    def forward(self, x: Expr) -> Expr:
+        if x.ndim != 3 or x.shape[1] > self.length:
+            raise self.refuse(f"sequences (N, T, C) of at most {self.length} steps", f"{x.shape}")
+        return x + self.weight[: x.shape[1]]
+
+
+@register
+@dataclass(eq=False)
+class MultiHeadAttention(Layer):
+    """Attention of each step to the others (or to `memory`), in several heads.
+
+    `layer(x)` is self-attention, `layer(x, memory)` attends to another sequence of the same width;
+    both take a `mask` (see above). `causal` lets a step see only itself and those before it.
+    Weights begin with Glorot's uniform numbers unless `fill` and, for the last product,
+    `output_fill` say otherwise.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.MultiHeadAttention(4, causal=True)
+    >>> layer(op.input("x", (5, 10, 16))).shape
+    (5, 10, 16)
+    >>> [p.shape for p in layer.parameters()]
+    [(16, 48), (48,), (16, 16), (16,)]
+    """
+
+    heads: int
+    causal: bool = False
+    bias: bool = True
+    fill: Any = None
+    output_fill: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("MultiHeadAttention", heads=self.heads)
+
+    def build(self, x: Expr, *rest: Any) -> None:
+        if x.ndim != 3 or x.shape[-1] % self.heads:
+            raise self.refuse(
+                f"sequences (N, T, C) with a width that {self.heads} heads divide", f"{x.shape}"
+            )
+        width = x.shape[-1]
+        # Queries, keys and values side by side: one product for the three.
+        self.weight = self.parameter(
+            "input_weight", (width, 3 * width), fill_or(self.fill, _separate_glorot(width))
+        )
+        self.offset = self.parameter("input_bias", (3 * width,)) if self.bias else None
+        self.output_weight = self.parameter(
+            "output_weight", (width, width), fill_or(self.output_fill, glorot_uniform())
+        )
+        self.output_offset = self.parameter("output_bias", (width,)) if self.bias else None
+
+    def forward(self, x: Expr, memory: Expr | None = None, mask: Expr | None = None) -> Expr:
+        width = self.weight.shape[0]
+        for each in (x, memory):
+            if each is not None and (each.ndim != 3 or each.shape[-1] != width):
+                raise self.refuse(f"sequences (N, T, {width})", f"shape {each.shape}")
+        if memory is None:
+            q, k, v = op.split(op.linear(x, self.weight, self.offset), 3, axis=2)
+        else:
+            q = self._product(x, 0, width)
+            k, v = op.split(self._product(memory, width, 3 * width), 2, axis=2)
+        seen = None if mask is None else self._for_heads(mask, x, k)
+        q, k, v = self._in_heads(q), self._in_heads(k), self._in_heads(v)
+        mixed = op.scaled_dot_product_attention(q, k, v, mask=seen, causal=self.causal)
+        joined = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), x.shape)
+        return op.linear(joined, self.output_weight, self.output_offset)
+
+    def _product(self, x: Expr, begin: int, end: int) -> Expr:
+        offset = None if self.offset is None else self.offset[begin:end]
+        return op.linear(x, self.weight[:, begin:end], offset)
+
+    def _in_heads(self, x: Expr) -> Expr:
+        """(N, T, C) as (N, heads, T, C / heads)."""
+        count, steps, width = x.shape
+        parts = op.reshape(x, (count, steps, self.heads, width // self.heads))
+        return op.transpose(parts, (0, 2, 1, 3))
+
+    def _for_heads(self, mask: Expr, x: Expr, keys: Expr) -> Expr:
+        count, queries = x.shape[:2]
+        shape = (count, queries, keys.shape[1])
+        if mask.shape == (count, keys.shape[1]):
+            return op.unsqueeze(mask, (1, 2))
+        if mask.shape == shape:
+            return op.unsqueeze(mask, 1)
+        if mask.ndim != 4:
+            raise self.refuse(
+                f"a mask of shape ({count}, {shape[2]}), {shape} or "
+                f"{(count, self.heads, *shape[1:])}", f"{mask.shape}",
+            )  # fmt: skip
+        return mask
+
+
+def _separate_glorot(width: int) -> Any:
+    """Glorot's rule for each of three square matrices side by side, not for the wide one."""
+    limit = float(np.sqrt(3.0 / width))
+    return uniform(-limit, limit)
+
+
+@register
+@dataclass(eq=False)
+class TransformerBlock(Layer):
+    """Attention, then two dense layers, each on the normalised input and added to it (pre-norm).
+
+    The hidden layer is `ratio` times as wide as x. `dropout` acts on both branches before they are
+    added. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last product of
+    each branch.
+
+    >>> from caldera import nn, op
+    >>> block = nn.TransformerBlock(4, causal=True)
+    >>> block(op.input("x", (5, 10, 16))).shape
+    (5, 10, 16)
+    >>> sum(p.size for p in block.parameters())
+    3280
+    """
+
+    heads: int
+    causal: bool = False
+    ratio: float = 4.0
+    dropout: float = 0.0
+    activation: str = "gelu"
+    fill: Any = None
+    output_fill: Any = None
+
+    def __post_init__(self) -> None:
+        if self.ratio <= 0:
+            raise ConfigError.build("TransformerBlock", expected="ratio > 0", got=f"{self.ratio}")
+        self.norm1 = LayerNorm()
+        self.attention = MultiHeadAttention(
+            self.heads, causal=self.causal, fill=self.fill, output_fill=self.output_fill
+        )
+        self.norm2 = LayerNorm()
+        self.drop1 = Dropout(self.dropout)
+        self.drop2 = Dropout(self.dropout)
+
+    def build(self, x: Expr, *rest: Any) -> None:
+        width = x.shape[-1]
+        self.hidden = Dense(max(1, round(self.ratio * width)), self.activation, fill=self.fill)
+        self.output = Dense(width, fill=self.output_fill)
+
+    def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
+        x = x + self.drop1(self.attention(self.norm1(x), mask=mask))
+        return x + self.drop2(self.output(self.hidden(self.norm2(x))))

@@ -1,0 +1,274 @@
+"""The plain layers: what goes in and out, dense layers, activations, shapes, dropout, sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.context import context
+from caldera.nn.fills import fill_or
+from caldera.nn.layer import Layer
+from caldera.nn.registry import Registry
+from caldera.tensor import glorot_uniform
+
+L = TypeVar("L", bound=Layer)
+
+layers: Registry[type[Layer]] = Registry("layer")
+"""Layers by name: what model files and recipes may hold."""
+
+activations: Registry[Callable[..., Expr]] = Registry("activation")
+"""Activation functions by name: what a layer's `activation` may be."""
+
+for _name in (
+    "relu", "sigmoid", "tanh", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus",
+    "hard_sigmoid", "hard_swish", "rbf", "softmax", "log_softmax",
+):  # fmt: skip
+    activations.add(_name, getattr(op, _name))
+
+
+def register(kind: type[L]) -> type[L]:
+    """Make a layer of your own known by its class name, so that models with it can be saved.
+
+    >>> from dataclasses import dataclass
+    >>> from caldera import nn
+    >>> @nn.register
+    ... @dataclass(eq=False)
+    ... class Double(nn.Layer):
+    ...     def forward(self, x):
+    ...         return x * 2.0
+    >>> nn.layers["Double"] is Double
+    True
+    """
+    layers.add(kind.__name__, kind)
+    return kind
+
+
+def activation_function(name: str | None) -> Callable[[Expr], Expr]:
+    """The function of an activation; None (or "linear") is the identity."""
+    if name is None or name == "linear":
+        return lambda x: x
+    return activations[name]
+
+
+def check_counts(layer: str, **counts: Any) -> None:
+    """Refuse settings of a layer that are not whole numbers of at least 1."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError.build(
+                layer, expected=f"{name}= a whole number of at least 1", got=repr(value)
+            )
+
+
+@register
+@dataclass(eq=False)
+class Input(Layer):
+    """What goes into the network: the shape of one sample, and its dtype if it is no float.
+
+    >>> from caldera import nn, op
+    >>> nn.Input((28, 28))(op.input("x", (5, 28, 28))).shape
+    (5, 28, 28)
+    """
+
+    shape: Sequence[int]
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        self.shape = tuple(self.shape)
+
+    def forward(self, x: Expr) -> Expr:
+        if x.shape[1:] != self.shape:
+            raise self.refuse(
+                f"samples of shape {self.shape}", f"{x.shape[1:]}",
+                "the first axis is that of the samples",
+            )  # fmt: skip
+        return x
+
+
+@register
+@dataclass(eq=False)
+class Output(Layer):
+    """What comes out of the network: its input, checked to have `shape` if one is given.
+
+    >>> from caldera import nn, op
+    >>> nn.Output((3,))(op.input("x", (5, 3))).shape
+    (5, 3)
+    """
+
+    shape: Sequence[int] | None = None
+
+    def forward(self, x: Expr) -> Expr:
+        if self.shape is not None and x.shape[1:] != tuple(self.shape):
+            raise self.refuse(f"results of shape {tuple(self.shape)}", f"{x.shape[1:]}")
+        return x
+
+
+@register
+@dataclass(eq=False)
+class Dense(Layer):
+    """x @ weight + bias over the last axis, then an activation if one is named.
+
+    Weights begin with Glorot's uniform numbers unless `fill` says otherwise, biases with 0.
+
+    >>> from caldera import nn, op
+    >>> nn.Dense(10, activation="relu")(op.input("x", (5, 4))).shape
+    (5, 10)
+    """
+
+    units: int
+    activation: str | None = None
+    bias: bool = True
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        check_counts("Dense", units=self.units)
+        self._activation = activation_function(self.activation)
+
+    def build(self, x: Expr) -> None:
+        if x.ndim < 2:
+            raise self.refuse("a batch of vectors", f"{x.shape}", "the first axis is the samples'")
+        shape = (x.shape[-1], self.units)
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
+        self.offset = self.parameter("bias", (self.units,)) if self.bias else None
+
+    def forward(self, x: Expr) -> Expr:
+        if x.shape[-1] != self.weight.shape[0]:
+            raise self.refuse(
+                f"{self.weight.shape[0]} values on the last axis", f"{x.shape}",
+                "images need nn.Flatten before it" if x.ndim > 2 else "",
+            )  # fmt: skip
+        return self._activation(op.linear(x, self.weight, self.offset))
+
+
+FullyConnected = Dense
+"""The seed's name for `Dense`."""
+
+
+@register
+@dataclass(eq=False)
+class Activation(Layer):
+    """An activation by name; each also has a layer of its own (`nn.ReLU`, `nn.Sigmoid`, ...).
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> nn.Activation("relu")(cd.tensor([-1.0, 2.0])).tolist()
+    [0.0, 2.0]
+    """
+
+    kind: str
+
+    def __post_init__(self) -> None:
+        self._function = activation_function(self.kind)
+
+    def forward(self, x: Expr) -> Expr:
+        return self._function(x)
+
+
+@register
+@dataclass(eq=False)
+class Flatten(Layer):
+    """Each sample as a vector.
+
+    >>> from caldera import nn, op
+    >>> nn.Flatten()(op.input("x", (5, 2, 3))).shape
+    (5, 6)
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+@register
+@dataclass(eq=False)
+class Reshape(Layer):
+    """Each sample in another shape (one size may be -1).
+
+    >>> from caldera import nn, op
+    >>> nn.Reshape((3, -1))(op.input("x", (5, 12))).shape
+    (5, 3, 4)
+    """
+
+    shape: Sequence[int]
+
+    def forward(self, x: Expr) -> Expr:
+        return op.reshape(x, (x.shape[0], *self.shape))
+
+
+@register
+@dataclass(eq=False)
+class Dropout(Layer):
+    """While training, sets a fraction `rate` of the values to zero and scales the rest up.
+
+    >>> from caldera import nn, op
+    >>> nn.Dropout(0.5)(op.input("x", (5, 2))).shape
+    (5, 2)
+    """
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate < 1:
+            raise ConfigError.build("Dropout", expected="0 <= rate < 1", got=f"{self.rate}")
+
+    def forward(self, x: Expr) -> Expr:
+        now = context()
+        if not now.training or self.rate == 0:
+            return x
+        source = now.random_source(self.path, math.prod(x.shape[1:]))
+        return op.dropout(x, self.rate, **source)
+
+
+def named_in_order(
+    parts: Sequence[Layer], fallback: str = "{index}-{kind}"
+) -> Iterator[tuple[str, Layer]]:
+    """Layers of a list by their own name, else by position and kind."""
+    for index, layer in enumerate(parts):
+        yield layer.name or fallback.format(index=index, kind=type(layer).__name__), layer
+
+
+def check_layers(where: str, parts: Any) -> list[Layer]:
+    """A list of layers, no two of them with the same name."""
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise ConfigError.build(where, expected="a list of layers", got=repr(parts))
+    found: dict[str, Layer] = {}
+    for layer in parts:
+        if not isinstance(layer, Layer):
+            raise ConfigError.build(
+                where, expected="layers", got=repr(layer),
+                hint="use nn.Activation(name) for a function by name",
+            )  # fmt: skip
+        if layer.name and found.setdefault(layer.name, layer) is not layer:
+            raise ConfigError.build(
+                where, expected="a name of its own for every layer", got=f"two named {layer.name!r}"
+            )
+    return list(parts)
+
+
+@register
+@dataclass(eq=False)
+class Sequential(Layer):
+    """Layers one after the other; a tuple that one gives back are the inputs of the next.
+
+    >>> from caldera import nn, op
+    >>> block = nn.Sequential([nn.Dense(8), nn.ReLU(), nn.Dense(2)])
+    >>> block(op.input("x", (5, 4))).shape
+    (5, 2)
+    """
+
+    layers: Sequence[Layer]
+
+    def __post_init__(self) -> None:
+        self.layers = check_layers("Sequential", self.layers)
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        return named_in_order(self.layers)
+
+    def forward(self, *inputs: Expr) -> Any:
+        value: Any = inputs if len(inputs) > 1 else inputs[0]
+        for layer in self.layers:
+            value = layer(*value) if isinstance(value, tuple) else layer(value)
+        return value

@@ -1,0 +1,143 @@
+"""Layers made of layers: residual blocks, branches; and joining what came from several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.basic import (
+    Sequential,
+    activation_function,
+    check_layers,
+    named_in_order,
+    register,
+)
+from caldera.nn.layer import Layer
+
+
+@register
+@dataclass(eq=False)
+class Residual(Layer):
+    """What `layers` make of x, plus x itself (or what `shortcut` makes of it), then `activation`.
+
+    >>> from caldera import nn, op
+    >>> block = nn.Residual([nn.Dense(4, activation="relu"), nn.Dense(4)], activation="relu")
+    >>> block(op.input("x", (5, 4))).shape
+    (5, 4)
+    """
+
+    layers: Sequence[Layer]
+    shortcut: Layer | None = None
+    activation: str | None = None
+
+    def __post_init__(self) -> None:
+        self.layers = check_layers("Residual", self.layers)
+        if self.shortcut is not None and not isinstance(self.shortcut, Layer):
+            raise ConfigError.build(
+                "Residual", expected="shortcut= a layer or None", got=repr(self.shortcut),
+                hint="put several into nn.Sequential",
+            )  # fmt: skip
+        self._activation = activation_function(self.activation)
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        yield from named_in_order(self.layers)
+        if self.shortcut is not None:
+            yield self.shortcut.name or "shortcut", self.shortcut
+
+    def forward(self, x: Expr) -> Expr:
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        kept = x if self.shortcut is None else self.shortcut(x)
+        if y.shape != kept.shape:
+            raise self.refuse(
+                f"layers that give the shape of the shortcut, {kept.shape}", f"{y.shape}",
+                "give a shortcut= with the same strides and channels",
+            )  # fmt: skip
+        return self._activation(y + kept)
+
+
+@register
+@dataclass(eq=False)
+class Branches(Layer):
+    """Several layers on the same input, their results joined along `axis` (1 is the channels).
+
+    A branch is a layer or a list of layers.
+
+    >>> from caldera import nn, op
+    >>> block = nn.Branches([nn.Conv2D(8, 1), [nn.Conv2D(4, 1), nn.Conv2D(8, 3, padding="same")]])
+    >>> block(op.input("x", (5, 3, 7, 7))).shape
+    (5, 16, 7, 7)
+    """
+
+    branches: Sequence[Any]
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        wrapped = [
+            Sequential(branch) if isinstance(branch, list | tuple) else branch
+            for branch in self.branches
+        ]
+        self.branches = check_layers("Branches", wrapped)
+        if not self.branches:
+            raise ConfigError.build("Branches", expected="at least one branch", got="none")
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        return named_in_order(self.branches, "branch{index}")
+
+    def forward(self, x: Expr) -> Expr:
+        return _joined(self, [branch(x) for branch in self.branches], self.axis)
+
+
+@register
+@dataclass(eq=False)
+class Concat(Layer):
+    """Its inputs joined along `axis` (1 is the channels).
+
+    >>> from caldera import nn, op
+    >>> nn.Concat()(op.input("a", (5, 2, 7)), op.input("b", (5, 3, 7))).shape
+    (5, 5, 7)
+    """
+
+    axis: int = 1
+
+    def forward(self, *inputs: Expr) -> Expr:
+        return _joined(self, list(inputs), self.axis)
+
+
+@register
+@dataclass(eq=False)
+class Add(Layer):
+    """The sum of its inputs.
+
+    >>> from caldera import nn
+    >>> nn.Add()([1.0, 2.0], [10.0, 20.0]).tolist()
+    [11.0, 22.0]
+    """
+
+    def forward(self, first: Expr, *others: Expr) -> Expr:
+        total = first
+        for other in others:
+            if other.shape != first.shape:
+                raise self.refuse(f"inputs of one shape, {first.shape}", f"{other.shape}")
+            total = total + other
+        return total
+
+
+def _joined(layer: Layer, parts: list[Expr], axis: int) -> Expr:
+    shapes = [part.shape for part in parts]
+    rank = len(shapes[0])
+    if not -rank <= axis < rank:
+        raise layer.refuse(f"parts that have an axis {axis}", f"shape {shapes[0]}")
+    around = {(len(s), s[: axis % rank], s[axis % rank + 1 :]) for s in shapes}
+    if len(around) > 1:
+        raise layer.refuse(
+            f"parts that differ along axis {axis} only",
+            " and ".join(str(shape) for shape in shapes),
+            "strides and paddings of the branches must agree",
+        )
+    return op.concat(parts, axis=axis)

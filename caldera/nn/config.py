@@ -1,0 +1,143 @@
+"""Layers as plain data: what a model file holds.
+
+    {"layer": "Dense", "units": 10, "activation": null, "bias": true, "fill": null}
+
+A layer is its registered name and its fields. Layers inside layers are written the same way, a
+filler as {"filler": name, ...}. A layer that occurs several times (shared parameters) is written
+once, with a number under "shared", and later as {"layer": "shared", "shared": number}. A file can
+therefore make nothing but registered layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import CalderaError, ConfigError
+from caldera.nn.basic import layers
+from caldera.nn.fills import fill_from_config, fill_to_config
+from caldera.nn.layer import Layer
+from caldera.nn.registry import nearest
+from caldera.tensor import Filler
+
+DEEPEST = 64
+"""Layers inside layers that a file may hold."""
+_MARKS = ("layer", "filler")
+
+
+def to_config(layer: Layer) -> dict[str, Any]:
+    """A layer and all inside it as a dict that JSON can hold (without the weights).
+
+    >>> from caldera import nn
+    >>> nn.to_config(nn.Dense(10))
+    {'layer': 'Dense', 'units': 10, 'activation': None, 'bias': True, 'fill': None}
+    """
+    return _layer_to_config(layer, {})
+
+
+def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    kind = type(layer).__name__
+    if kind not in layers or layers[kind] is not type(layer):
+        raise ConfigError.build(
+            layer.path, expected="a registered layer", got=kind,
+            hint="decorate the class with @nn.register so that files can name it",
+        )  # fmt: skip
+    if id(layer) in written:
+        first = written[id(layer)]
+        first.setdefault("shared", 1 + sum("shared" in each for each in written.values()))
+        return {"layer": "shared", "shared": first["shared"]}
+    config: dict[str, Any] = {"layer": kind}
+    written[id(layer)] = config
+    for field in fields(layer):
+        if field.init and not (field.name == "name" and not layer.name):
+            value = getattr(layer, field.name)
+            config[field.name] = _value_to_config(value, f"{layer.path} {field.name}=", written)
+    if layer.frozen:
+        config["frozen"] = True
+    return config
+
+
+def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]]) -> Any:
+    if isinstance(value, Layer):
+        return _layer_to_config(value, written)
+    if isinstance(value, Filler):
+        return fill_to_config(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.integer | np.floating | np.bool_):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_value_to_config(each, where, written) for each in value]
+    if isinstance(value, dict) and not any(
+        not isinstance(key, str) or key in _MARKS for key in value
+    ):
+        return {key: _value_to_config(each, where, written) for key, each in value.items()}
+    raise ConfigError.build(
+        where, expected="numbers, text, lists, dicts, layers or fillers", got=type(value).__name__,
+        hint="a file cannot hold anything else",
+    )  # fmt: skip
+
+
+def from_config(config: Mapping[str, Any]) -> Layer:
+    """The layer that `to_config` wrote, with new weights.
+
+    >>> from caldera import nn
+    >>> nn.from_config({"layer": "Dense", "units": 10})
+    Dense(name='', units=10, activation=None, bias=True, fill=None)
+    >>> nn.from_config({"layer": "Dense", "unit": 10})
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: Dense: expected its own settings, got 'unit'; did you mean 'units'?
+    """
+    return _layer_from_config(config, {}, DEEPEST)
+
+
+def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Layer:
+    if depth == 0:
+        raise ConfigError.build("layer", expected=f"at most {DEEPEST} layers deep", got="more")
+    if not isinstance(config, Mapping) or not isinstance(config.get("layer"), str):
+        raise ConfigError.build("layer", expected='{"layer": name, ...}', got=repr(config)[:100])
+    settings = {key: value for key, value in config.items() if key not in ("layer", "shared")}
+    number = config.get("shared")
+    if config["layer"] == "shared":
+        if settings or not isinstance(number, int) or number not in shared:
+            raise ConfigError.build(
+                "shared layer", expected="the number of a layer that came before", got=repr(number)
+            )
+        return shared[number]
+    kind = layers[config["layer"]]
+    known = [field.name for field in fields(kind) if field.init]
+    frozen = settings.pop("frozen", False)
+    for key in settings:
+        if key not in known:
+            raise ConfigError.build(
+                config["layer"], expected="its own settings", got=repr(key),
+                hint=nearest(key, known),
+            )  # fmt: skip
+    values = {key: _value_from_config(each, shared, depth) for key, each in settings.items()}
+    try:
+        layer = kind(**values)
+    except CalderaError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError.build(
+            config["layer"], expected="settings it can have", got=str(error)
+        ) from None
+    layer.frozen = bool(frozen)
+    if isinstance(number, int):
+        shared[number] = layer
+    return layer
+
+
+def _value_from_config(value: Any, shared: dict[int, Layer], depth: int) -> Any:
+    if isinstance(value, Mapping):
+        if "layer" in value:
+            return _layer_from_config(value, shared, depth - 1)
+        if "filler" in value:
+            return fill_from_config(value)
+        return {key: _value_from_config(each, shared, depth) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_value_from_config(each, shared, depth) for each in value]
+    return value

@@ -1,0 +1,138 @@
+"""What layers need to know while a network is written down as a graph.
+
+A network is traced once for training and once for evaluation; the two graphs differ. The context
+says which of the two it is, where random numbers come from, and collects what a layer wants to
+remember (running statistics) as updates of the step.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.graph.node import Symbol
+from caldera.lazy import Expr, Variable
+
+if TYPE_CHECKING:
+    from caldera.nn.layer import Layer
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One use of a layer, for `summary`.
+
+    >>> from caldera import nn, op
+    >>> with nn.trace() as traced:
+    ...     _ = nn.Dense(3)(op.input("x", (5, 2)))
+    >>> [(call.layer.path, call.outputs[0].shape) for call in traced.calls]
+    [('Dense', (5, 3))]
+    """
+
+    layer: Layer
+    inputs: tuple[Expr, ...]
+    outputs: tuple[Expr, ...]
+
+
+@dataclass
+class Context:
+    """The circumstances of one trace.
+
+    `random` is the (seed, step) pair that random layers read. `first` is the number of the batch's
+    first sample within the whole batch over all ranks, so that masks do not depend on how it is
+    split. Without `allocate`, parameters have shapes but neither memory nor values: enough to count
+    them, not to run.
+
+    >>> from caldera import nn
+    >>> nn.Context(training=True).updates
+    []
+    """
+
+    training: bool = False
+    dtype: Any = "float32"
+    device: Any = None
+    random: Variable | None = None
+    first: Expr | int = 0
+    allocate: bool = True
+    calls: list[LayerCall] = field(default_factory=list)
+    _new_values: dict[Symbol, tuple[Variable, Expr]] = field(default_factory=dict, repr=False)
+    _random_uses: Counter[str] = field(default_factory=Counter, repr=False)
+
+    @property
+    def updates(self) -> list[Expr]:
+        """The assignments that belong to the step."""
+        return [op.assign(variable, value) for variable, value in self._new_values.values()]
+
+    def update(self, variable: Variable, value: Expr) -> None:
+        """Let `variable` hold `value` after the step (training only)."""
+        self._new_values[variable.symbol] = (variable, value)
+
+    def latest(self, variable: Variable) -> Expr:
+        """What `variable` will hold after the step, as far as is known by now.
+
+        A layer that is used several times in a step builds one update on the other with it.
+        """
+        return self._new_values.get(variable.symbol, (variable, variable))[1]
+
+    def random_source(self, path: str, elements_per_sample: int) -> dict[str, Any]:
+        """The arguments of a random op that belongs to the layer at `path`."""
+        if self.random is None:
+            raise ConfigError.build(
+                path, expected="a random state while training", got="none",
+                hint="train with fit, or give nn.trace(random=op.random_state())",
+            )  # fmt: skip
+        use = self._random_uses[path]
+        self._random_uses[path] += 1
+        return {
+            "state": self.random,
+            "offset": self.first * elements_per_sample,
+            # The same layer has the same stream in every plan, process and run; one that is used
+            # several times draws new numbers each time.
+            "stream": zlib.crc32(f"{path}#{use}".encode() if use else path.encode()),
+        }
+
+
+_current: ContextVar[Context | None] = ContextVar("caldera_nn_context", default=None)
+
+
+def context() -> Context:
+    """The context of the trace that is under way; outside of one, that of evaluation.
+
+    >>> from caldera import nn
+    >>> nn.context().training
+    False
+    """
+    found = _current.get()
+    return Context() if found is None else found
+
+
+@contextmanager
+def trace(**circumstances: Any) -> Iterator[Context]:
+    """Layers called inside are written down under these circumstances (see `Context`).
+
+    >>> import caldera as cd
+    >>> from caldera import nn, op
+    >>> x = op.input("x", (4, 3))
+    >>> with nn.trace(training=True, random=op.random_state()) as traced:
+    ...     y = nn.BatchNorm()(x)
+    >>> len(traced.updates)
+    2
+    """
+    with resumed(Context(**circumstances)) as made:
+        yield made
+
+
+@contextmanager
+def resumed(now: Context) -> Iterator[Context]:
+    """Layers called inside are written down in this context."""
+    token = _current.set(now)
+    try:
+        yield now
+    finally:
+        _current.reset(token)

@@ -1,0 +1,227 @@
+"""Convolutions over images (N, C, H, W) and sequences (N, C, L).
+
+`kernel`, `stride` and `dilation` are a number or a pair (vertical, horizontal). `padding` is a
+number, a pair, ((top, bottom), (left, right)), "same" or "valid", as for `op.conv2d`. Weights have
+PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says otherwise, biases with
+0.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.basic import activation_function, check_counts, register
+from caldera.nn.fills import fill_or
+from caldera.nn.layer import Layer
+from caldera.tensor import glorot_uniform
+
+
+def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """One size for each axis."""
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,) * axes
+    for each in sizes:
+        check_counts(layer, **{name: each})
+    if len(sizes) != axes:
+        raise ConfigError.build(layer, expected=f"{name}= {axes} sizes", got=repr(value))
+    return sizes
+
+
+class Convolution(Layer):
+    """What all convolutions share: checking the input, weight and bias, the activation."""
+
+    axes: ClassVar[int]
+
+    bias: bool
+    activation: str | None
+    fill: Any
+
+    def __post_init__(self) -> None:
+        self._activation = activation_function(self.activation)
+
+    def build(self, x: Expr) -> None:
+        if x.ndim != 2 + self.axes:
+            layout = "images (N, C, H, W)" if self.axes == 2 else "sequences (N, C, L)"
+            raise self.refuse(layout, f"shape {x.shape}")
+        shape, outputs = self.weight_shape(x.shape[1])
+        self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
+        self.offset = self.parameter("bias", (outputs,)) if self.bias else None
+
+    @abstractmethod
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        """The shape of the weight for an input of so many channels, and the channels it gives."""
+
+    @abstractmethod
+    def convolve(self, x: Expr) -> Expr:
+        """The convolution itself."""
+
+    def forward(self, x: Expr) -> Expr:
+        y = self.convolve(x)
+        if self.offset is not None:
+            y = op.bias_add(y, self.offset, axis=1)
+        return self._activation(y)
+
+    def check_groups(self, groups: int, channels: int, filters: int) -> None:
+        """Refuse groups that do not divide the channels or the filters."""
+        check_counts(self.path, groups=groups)
+        if channels % groups or filters % groups:
+            raise self.refuse(
+                f"channels and filters that {groups} groups divide",
+                f"{channels} channels and {filters} filters",
+            )
+
+
+@register
+@dataclass(eq=False)
+class Conv2D(Convolution):
+    """Images convolved with `filters` kernels.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.Conv2D(8, 3, stride=2, padding="same", activation="relu")
+    >>> layer(op.input("x", (5, 3, 28, 28))).shape
+    (5, 8, 14, 14)
+    >>> layer.weight.shape
+    (8, 3, 3, 3)
+    """
+
+    axes: ClassVar[int] = 2
+
+    filters: int
+    kernel: int | Sequence[int]
+    stride: int | Sequence[int] = 1
+    padding: Any = 0
+    dilation: int | Sequence[int] = 1
+    groups: int = 1
+    bias: bool = True
+    activation: str | None = None
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(type(self).__name__, filters=self.filters)
+        self._kernel = _sizes(type(self).__name__, "kernel", self.kernel, self.axes)
+
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        self.check_groups(self.groups, channels, self.filters)
+        return (self.filters, channels // self.groups, *self._kernel), self.filters
+
+    def convolve(self, x: Expr) -> Expr:
+        return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+
+
+@register
+@dataclass(eq=False)
+class Conv1D(Convolution):
+    """Sequences (N, C, L) convolved with `filters` kernels.
+
+    >>> from caldera import nn, op
+    >>> nn.Conv1D(8, 3, padding="same")(op.input("x", (5, 2, 100))).shape
+    (5, 8, 100)
+    """
+
+    axes: ClassVar[int] = 1
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    padding: Any = 0
+    dilation: int = 1
+    groups: int = 1
+    bias: bool = True
+    activation: str | None = None
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts("Conv1D", filters=self.filters, kernel=self.kernel)
+
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        self.check_groups(self.groups, channels, self.filters)
+        return (self.filters, channels // self.groups, self.kernel), self.filters
+
+    def convolve(self, x: Expr) -> Expr:
+        return op.conv1d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+
+
+@register
+@dataclass(eq=False)
+class ConvTranspose2D(Convolution):
+    """The transpose of a convolution: makes images larger, for decoders and generators.
+
+    The weight is (C, filters / groups, h, w). `output_padding`, smaller than the stride, chooses
+    among the sizes that a stride allows.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.ConvTranspose2D(8, 3, stride=2, padding=1, output_padding=1)
+    >>> layer(op.input("x", (5, 16, 7, 7))).shape
+    (5, 8, 14, 14)
+    """
+
+    axes: ClassVar[int] = 2
+
+    filters: int
+    kernel: int | Sequence[int]
+    stride: int | Sequence[int] = 1
+    padding: Any = 0
+    output_padding: int | Sequence[int] = 0
+    dilation: int | Sequence[int] = 1
+    groups: int = 1
+    bias: bool = True
+    activation: str | None = None
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts("ConvTranspose2D", filters=self.filters)
+        self._kernel = _sizes("ConvTranspose2D", "kernel", self.kernel, self.axes)
+
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        self.check_groups(self.groups, channels, self.filters)
+        return (channels, self.filters // self.groups, *self._kernel), self.filters
+
+    def convolve(self, x: Expr) -> Expr:
+        return op.conv_transpose2d(
+            x, self.weight, self.stride, self.padding, self.output_padding, self.dilation,
+            self.groups,
+        )  # fmt: skip
+
+
+@register
+@dataclass(eq=False)
+class DepthwiseConv2D(Convolution):
+    """Each channel convolved with `multiplier` kernels of its own.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.DepthwiseConv2D(3, padding="same")
+    >>> layer(op.input("x", (5, 16, 7, 7))).shape, layer.weight.shape
+    ((5, 16, 7, 7), (16, 1, 3, 3))
+    """
+
+    axes: ClassVar[int] = 2
+
+    kernel: int | Sequence[int]
+    multiplier: int = 1
+    stride: int | Sequence[int] = 1
+    padding: Any = 0
+    dilation: int | Sequence[int] = 1
+    bias: bool = True
+    activation: str | None = None
+    fill: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts("DepthwiseConv2D", multiplier=self.multiplier)
+        self._kernel = _sizes("DepthwiseConv2D", "kernel", self.kernel, self.axes)
+
+    def weight_shape(self, channels: int) -> tuple[tuple[int, ...], int]:
+        filters = channels * self.multiplier
+        return (filters, 1, *self._kernel), filters
+
+    def convolve(self, x: Expr) -> Expr:
+        groups = self.weight.shape[0] // self.multiplier
+        return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, groups)

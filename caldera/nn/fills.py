@@ -1,0 +1,71 @@
+"""What new weights hold, by name: fillers as layers and model files write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.nn.registry import Registry
+from caldera.tensor import (
+    Filler,
+    constant,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    identity,
+    normal,
+    one,
+    orthogonal,
+    uniform,
+    zero,
+)
+from caldera.tensor.fillers import Constant, Identity, Normal, Orthogonal, Scaled, Uniform
+
+fillers: Registry[Callable[..., Filler]] = Registry("filler")
+"""Fillers by name: what a layer's `fill` may be written as."""
+
+for _make in (
+    constant, glorot_normal, glorot_uniform, he_normal, he_uniform, identity, normal, one,
+    orthogonal, uniform, zero,
+):  # fmt: skip
+    fillers.add(_make.__name__, _make)
+
+_NAMES: dict[type[Filler], str] = {
+    Constant: "constant", Uniform: "uniform", Normal: "normal", Orthogonal: "orthogonal",
+    Identity: "identity",
+}  # fmt: skip
+
+
+def fill_or(fill: Any, default: Filler) -> Any:
+    """The filler of a layer: the one given (or named), else the layer's own choice."""
+    if fill is None:
+        return default
+    return fillers[fill]() if isinstance(fill, str) else fill
+
+
+def fill_to_config(fill: Filler) -> dict[str, Any]:
+    """A filler as a model file holds it."""
+    if isinstance(fill, Scaled):
+        return {"filler": f"{fill.rule}_{fill.distribution}"}
+    if type(fill) not in _NAMES:
+        raise ConfigError.build(
+            "to_config", expected="a filler that has a name: " + ", ".join(fillers),
+            got=type(fill).__name__,
+            hint="give the layer no fill=, and assign the values to its parameters",
+        )  # fmt: skip
+    numbers = {each.name: getattr(fill, each.name) for each in fields(fill)}  # type: ignore[arg-type]
+    return {"filler": _NAMES[type(fill)], **numbers}
+
+
+def fill_from_config(config: Mapping[str, Any]) -> Filler:
+    """The filler that a model file names."""
+    arguments = {key: value for key, value in config.items() if key != "filler"}
+    try:
+        return fillers[config["filler"]](**arguments)
+    except TypeError as error:
+        raise ConfigError.build(
+            f"filler {config['filler']!r}", expected="its own arguments", got=str(error)
+        ) from None

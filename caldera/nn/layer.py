@@ -1,0 +1,236 @@
+"""`Layer`: parameters and the function they belong to. Everything in `nn` is one.
+
+A layer in ten lines:
+
+    @nn.register
+    @dataclass(eq=False)
+    class Scale(nn.Layer):
+        start: float = 1.0
+
+        def build(self, x):
+            self.factor = self.parameter("factor", (x.shape[-1],), fill=cd.constant(self.start))
+
+        def forward(self, x):
+            return x * self.factor
+
+`build` is called once, with the expressions of the first call, so shapes need not be given; it
+makes parameters. `forward` writes the layer down, with its parameters, for the inputs it is given.
+The fields are what a model file keeps of the layer; `nn.register` makes it known there by its name.
+Layers held as attributes, also in lists and dicts, are part of the layer. A layer that is called
+several times uses the same parameters each time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from caldera import op
+from caldera.errors import ConfigError, ShapeError
+from caldera.graph.node import Spec, Symbol
+from caldera.graph.opdef import scope
+from caldera.lazy import Expr, Variable, lift
+from caldera.nn.context import LayerCall, context, resumed
+from caldera.tensor.dtype import canonical, is_float
+
+
+@dataclass(eq=False)
+class Layer(ABC):
+    """Base of all layers: holds parameters and other layers, and is called with expressions.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, op
+    >>> layer = nn.Dense(3)
+    >>> layer(op.input("x", (5, 2))).shape
+    (5, 3)
+    >>> [(p.name, p.shape) for p in layer.parameters()]
+    [('Dense/weight', (2, 3)), ('Dense/bias', (3,))]
+    """
+
+    name: str = field(default="", kw_only=True)
+
+    frozen: bool = field(init=False, repr=False)
+    _built: bool = field(init=False, repr=False)
+    _path: str | None = field(init=False, repr=False)
+    _own: dict[str, Variable] = field(init=False, repr=False)
+    _states: dict[str, Variable] = field(init=False, repr=False)
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Give every layer its books, also one whose `__init__` forgets to call ours."""
+        layer = super().__new__(cls)
+        layer._built = False
+        layer._path = None
+        layer._own = {}
+        layer._states = {}
+        layer.frozen = False
+        return layer
+
+    @property
+    def path(self) -> str:
+        """Where the layer stands in its model: the names of what it is in, then its own."""
+        return (self.name or type(self).__name__) if self._path is None else self._path
+
+    @property
+    def built(self) -> bool:
+        """Whether the parameters exist; they are made by the first call."""
+        return self._built
+
+    # --- what a layer of your own writes
+
+    def build(self, *inputs: Any, **named: Any) -> None:  # noqa: B027 - most layers need none
+        """Make the parameters for inputs like these (called once, before the first `forward`).
+
+        Inputs that the first call gives by name are not passed on to `build`.
+        """
+
+    @abstractmethod
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The layer's function."""
+
+    # --- what it uses for that
+
+    def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
+        """A variable that training changes."""
+        return self._make(self._own, name, shape, fill)
+
+    def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
+        """A variable that is saved with the model but not trained (running statistics, say)."""
+        return self._make(self._states, name, shape, fill)
+
+    def _make(
+        self, where: dict[str, Variable], name: str, shape: Sequence[int], fill: Any
+    ) -> Variable:
+        now = context()
+        path = f"{self.path}/{name}".lstrip("/")
+        if now.allocate:
+            where[name] = op.var(path, shape, fill=fill, dtype=now.dtype, device=now.device)
+        else:
+            spec = Spec(tuple(shape), canonical(now.dtype))
+            where[name] = Variable(Symbol(path, spec, "variable"))
+        return where[name]
+
+    def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:
+        """The error for inputs that do not fit; raise it."""
+        return ShapeError.build(self.path, expected=expected, got=got, hint=hint)
+
+    # --- calling
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        now = context()
+        given = tuple(_as_input(value, now.dtype) for value in inputs)
+        given_by_name = {key: _as_input(value, now.dtype) for key, value in named.items()}
+        step = self.path.rpartition("/")[2]
+        with scope(step) if step else nullcontext():
+            if not self._built:
+                self.place_children()
+                self.build(*given)
+                # Layers made by `build` are part of the model as well.
+                self.place_children()
+                self._built = True
+            position = len(now.calls)
+            result = self.forward(*given, **given_by_name)
+        seen = (*given, *given_by_name.values())
+        inner = tuple(value for value in seen if isinstance(value, Expr))
+        now.calls.insert(position, LayerCall(self, inner, _outputs(result)))
+        return result
+
+    def make_parameters(self, *inputs: Any) -> None:
+        """Make the parameters now, leaving no trace of the call, if they do not exist yet.
+
+        For layers that are used while training only: a model has all its parameters, whichever of
+        its graphs is written first.
+        """
+        if not self._built:
+            with resumed(replace(context(), calls=[])):
+                self(*inputs)
+
+    def place_children(self) -> None:
+        """Tell the layers below where they stand; one that is used twice keeps its first place."""
+        for name, child in self.children():
+            if child._path is None:
+                child._path = f"{self.path}/{name}".lstrip("/")
+                child.place_children()
+
+    # --- what it holds
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        """The layers held as attributes, also in lists, tuples and dicts, with their names."""
+        for name, value in vars(self).items():
+            if isinstance(value, Layer):
+                yield value.name or name, value
+            elif isinstance(value, list | tuple):
+                for index, each in enumerate(value):
+                    if isinstance(each, Layer):
+                        yield each.name or f"{name}{index}", each
+            elif isinstance(value, dict):
+                for key, each in value.items():
+                    if isinstance(each, Layer):
+                        yield each.name or str(key), each
+
+    def walk(self) -> Iterator[Layer]:
+        """This layer and all below it, each once."""
+        seen: set[int] = set()
+        stack: list[Layer] = [self]
+        while stack:
+            layer = stack.pop()
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                yield layer
+                stack.extend(child for _, child in reversed(list(layer.children())))
+
+    def variables(self) -> dict[str, Variable]:
+        """The parameters and states of this layer itself, without those of the layers below."""
+        return self._own | self._states
+
+    def parameters(self) -> list[Variable]:
+        """All parameters, frozen ones too; a shared one once."""
+        return _once(p for layer in self.walk() for p in layer._own.values())
+
+    def states(self) -> list[Variable]:
+        """All variables that are saved but not trained."""
+        return _once(s for layer in self.walk() for s in layer._states.values())
+
+    def trainable(self) -> list[Variable]:
+        """The parameters that training changes."""
+        return _once(p for layer in self.walk() if not layer.frozen for p in layer._own.values())
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Keep the parameters of this layer and all below it as they are.
+
+        Frozen batch normalisation also keeps its running statistics, and uses them.
+
+        >>> from caldera import nn, op
+        >>> layer = nn.Dense(3)
+        >>> _ = layer(op.input("x", (1, 2)))
+        >>> layer.freeze()
+        >>> layer.trainable()
+        []
+        """
+        for layer in self.walk():
+            layer.frozen = frozen
+
+
+def _as_input(value: Any, dtype: Any) -> Expr | None:
+    """An expression from what a layer may be called with; data of floats take the trace's dtype."""
+    if value is None or isinstance(value, Expr):
+        return value
+    if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
+        raise ConfigError.build(
+            "layer", expected="each input as an argument of its own",
+            got=f"a {type(value).__name__} of {len(value)}", hint="call layer(a, b)",
+        )  # fmt: skip
+    node = lift(value)
+    return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
+
+
+def _outputs(result: Any) -> tuple[Expr, ...]:
+    if isinstance(result, dict):
+        return tuple(result.values())
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _once(variables: Iterable[Variable]) -> list[Variable]:
+    return list({id(variable): variable for variable in variables}.values())

@@ -1,0 +1,40 @@
+"""Classifying sequences of words, padded with 0 to one length."""
+
+from __future__ import annotations
+
+from caldera.nn.attention import Embedding
+from caldera.nn.basic import Dense, Dropout, Input
+from caldera.nn.layer import Layer
+from caldera.nn.recurrent import LSTM
+
+
+def lstm_classifier(
+    vocabulary: int,
+    length: int,
+    classes: int,
+    width: int = 64,
+    units: int = 128,
+    depth: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+) -> list[Layer]:
+    """Words to vectors of `width`, `depth` LSTM layers of `units`, a dense layer on the last state.
+
+    Word 0 is padding and has no influence.
+
+    >>> from caldera import nn
+    >>> nn.count_parameters(nn.models.lstm_classifier(vocabulary=1000, length=50, classes=2))
+    163586
+    """
+    layers: list[Layer] = [
+        Input((length,), dtype="int64"),
+        Embedding(vocabulary, width, mask_zero=True),
+    ]
+    for _ in range(depth - 1):
+        layers.append(
+            LSTM(units, return_sequences=True, bidirectional=bidirectional, return_mask=True)
+        )
+    layers.append(LSTM(units, bidirectional=bidirectional))
+    if dropout:
+        layers.append(Dropout(dropout))
+    return [*layers, Dense(classes)]

@@ -1,0 +1,139 @@
+"""Normalisation by batch, layer, group of channels, and over neighbouring channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.basic import check_counts, register
+from caldera.nn.context import context
+from caldera.nn.layer import Layer
+from caldera.tensor import one
+
+
+@register
+@dataclass(eq=False)
+class BatchNorm(Layer):
+    """Each channel (axis 1) to mean 0 and variance 1, then scaled and shifted by learned numbers.
+
+    While training, mean and variance are those of the batch, and running averages of them are kept:
+    `momentum` is the part of the new value in each step (PyTorch's meaning and default); the
+    running variance is the unbiased one. Evaluation uses the running averages, and so does training
+    where the layer is frozen.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.BatchNorm()
+    >>> layer(op.input("x", (5, 3, 28, 28))).shape
+    (5, 3, 28, 28)
+    >>> [state.name for state in layer.states()]
+    ['BatchNorm/running_mean', 'BatchNorm/running_var']
+    """
+
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError.build(
+                "BatchNorm", expected="0 <= momentum <= 1", got=f"{self.momentum}"
+            )
+
+    def build(self, x: Expr) -> None:
+        if x.ndim < 2:
+            raise self.refuse("a batch (N, C, ...)", f"shape {x.shape}")
+        shape = (x.shape[1],)
+        self.weight = self.parameter("weight", shape, one())
+        self.bias = self.parameter("bias", shape)
+        self.mean = self.state("running_mean", shape)
+        self.variance = self.state("running_var", shape, one())
+
+    def forward(self, x: Expr) -> Expr:
+        now = context()
+        if not now.training or self.frozen:
+            return op.batch_norm(x, self.weight, self.bias, self.mean, self.variance, self.eps)
+        y, mean, variance = op.batch_norm(x, self.weight, self.bias, eps=self.eps)
+        count = math.prod(x.shape) // x.shape[1]
+        unbiased = variance * (count / max(count - 1, 1))
+        for kept, new in ((self.mean, mean), (self.variance, unbiased)):
+            old = now.latest(kept)
+            now.update(kept, old + self.momentum * (op.stop_gradient(new) - old))
+        return y
+
+
+@register
+@dataclass(eq=False)
+class LayerNorm(Layer):
+    """Each sample to mean 0 and variance 1 over `axis`, then scaled and shifted.
+
+    >>> from caldera import nn, op
+    >>> nn.LayerNorm()(op.input("x", (5, 10, 64))).shape
+    (5, 10, 64)
+    """
+
+    axis: int | Sequence[int] = -1
+    eps: float = 1e-5
+
+    def build(self, x: Expr) -> None:
+        axes = list(self.axis) if isinstance(self.axis, Sequence) else [self.axis]
+        if any(not -x.ndim <= axis < x.ndim for axis in axes):
+            raise self.refuse(f"an input that has the axes {axes}", f"shape {x.shape}")
+        shape = [x.shape[axis] for axis in sorted(axis % x.ndim for axis in axes)]
+        self.weight = self.parameter("weight", shape, one())
+        self.bias = self.parameter("bias", shape)
+
+    def forward(self, x: Expr) -> Expr:
+        return op.layer_norm(x, self.weight, self.bias, self.axis, self.eps)
+
+
+@register
+@dataclass(eq=False)
+class GroupNorm(Layer):
+    """Each group of channels of each sample to mean 0 and variance 1, then scaled and shifted.
+
+    >>> from caldera import nn, op
+    >>> nn.GroupNorm(4)(op.input("x", (5, 8, 7, 7))).shape
+    (5, 8, 7, 7)
+    """
+
+    groups: int
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_counts("GroupNorm", groups=self.groups)
+
+    def build(self, x: Expr) -> None:
+        if x.ndim < 2 or x.shape[1] % self.groups:
+            raise self.refuse(
+                f"(N, C, ...) with channels that {self.groups} groups divide", f"shape {x.shape}"
+            )
+        self.weight = self.parameter("weight", (x.shape[1],), one())
+        self.bias = self.parameter("bias", (x.shape[1],))
+
+    def forward(self, x: Expr) -> Expr:
+        return op.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+
+
+@register
+@dataclass(eq=False)
+class LocalResponseNorm(Layer):
+    """x / (k + alpha / size * sum of x^2 over `size` neighbouring channels) ** beta.
+
+    PyTorch's meaning and defaults; AlexNet's paper has k = 2 and does not divide alpha by the size:
+    there it is LocalResponseNorm(5, 5e-4, 0.75, 2.0).
+
+    >>> from caldera import nn, op
+    >>> nn.LocalResponseNorm(5)(op.input("x", (5, 8, 7, 7))).shape
+    (5, 8, 7, 7)
+    """
+
+    size: int = 5
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
+
+    def forward(self, x: Expr) -> Expr:
+        return op.local_response_norm(x, self.size, self.alpha, self.beta, self.k)

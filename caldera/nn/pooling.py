@@ -1,0 +1,164 @@
+"""Pooling: summing up the neighbourhoods of images (N, C, H, W).
+
+`size` and `stride` are a number or a pair (vertical, horizontal); without a stride the windows lie
+side by side. `padding` is written as for `nn.Conv2D`. Windows that stick out at the bottom or right
+are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.basic import check_counts, register
+from caldera.nn.layer import Layer
+from caldera.op.convolution import as_padding, as_pair
+
+
+@register
+@dataclass(eq=False)
+class Pooling2D(Layer):
+    """The largest element ("max") or the mean ("average") of each window.
+
+    >>> from caldera import nn, op
+    >>> nn.Pooling2D("average", 2)(op.input("x", (5, 3, 28, 28))).shape
+    (5, 3, 14, 14)
+    """
+
+    kind: str = "max"
+    size: int | Sequence[int] = 2
+    stride: int | Sequence[int] | None = None
+    padding: Any = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("max", "average"):
+            raise ConfigError.build("Pooling2D", expected="'max' or 'average'", got=repr(self.kind))
+
+    def forward(self, x: Expr) -> Expr:
+        pool = op.max_pool2d if self.kind == "max" else op.avg_pool2d
+        return pool(x, self.size, self.stride, self.padding)
+
+
+@register
+@dataclass(eq=False)
+class MaxPool2D(Layer):
+    """The largest element of each window; padding never is.
+
+    With `partial_windows`, those that stick out at the bottom or right count with what they cover
+    (PyTorch's ceil mode).
+
+    >>> from caldera import nn, op
+    >>> nn.MaxPool2D(2)([[[[1.0, 5.0], [2.0, 3.0]]]]).tolist()
+    [[[[5.0]]]]
+    >>> nn.MaxPool2D(2, partial_windows=True)(op.input("x", (5, 3, 7, 7))).shape
+    (5, 3, 4, 4)
+    """
+
+    size: int | Sequence[int] = 2
+    stride: int | Sequence[int] | None = None
+    padding: Any = 0
+    partial_windows: bool = False
+
+    def forward(self, x: Expr) -> Expr:
+        padding = self._completed(x) if self.partial_windows and x.ndim == 4 else self.padding
+        return op.max_pool2d(x, self.size, self.stride, padding)
+
+    def _completed(self, x: Expr) -> Any:
+        """The padding, with as much more at the end as the last window lacks."""
+        size = as_pair(self.size, "size", self.path)
+        stride = size if self.stride is None else as_pair(self.stride, "stride", self.path)
+        widths = as_padding(self.padding, self.path, x.shape[2:], size, stride, (1, 1))
+        found = []
+        for axis, (before, after) in enumerate(widths):
+            length = x.shape[2 + axis]
+            more = -(length + before + after - size[axis]) % stride[axis]
+            start_of_last = length + before + after + more - size[axis]
+            # A window that would begin behind the image covers nothing of it.
+            found.append((before, after + (more if start_of_last < length + before else 0)))
+        return tuple(found)
+
+
+@register
+@dataclass(eq=False)
+class AveragePool2D(Layer):
+    """The mean of each window; padding counts as zeros unless `count_padding` is False.
+
+    >>> from caldera import nn
+    >>> nn.AveragePool2D(2)([[[[1.0, 5.0], [2.0, 4.0]]]]).tolist()
+    [[[[3.0]]]]
+    """
+
+    size: int | Sequence[int] = 2
+    stride: int | Sequence[int] | None = None
+    padding: Any = 0
+    count_padding: bool = True
+
+    def forward(self, x: Expr) -> Expr:
+        return op.avg_pool2d(x, self.size, self.stride, self.padding, self.count_padding)
+
+
+@register
+@dataclass(eq=False)
+class GlobalAveragePool(Layer):
+    """The mean of each channel over all its positions: (N, C, ...) to (N, C).
+
+    >>> from caldera import nn
+    >>> nn.GlobalAveragePool()([[[[1.0, 5.0], [2.0, 4.0]]]]).tolist()
+    [[3.0]]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.global_average_pool(x)
+
+
+@register
+@dataclass(eq=False)
+class AdaptiveAveragePool2D(Layer):
+    """Means of windows that are laid out so that the result has `size` rows and columns.
+
+    Window i of s along an axis of n covers floor(i n / s) up to ceil((i + 1) n / s), as in PyTorch:
+    windows may overlap, and images smaller than `size` are repeated.
+
+    >>> from caldera import nn, op
+    >>> nn.AdaptiveAveragePool2D(6)(op.input("x", (5, 3, 13, 13))).shape
+    (5, 3, 6, 6)
+    """
+
+    size: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        pair = tuple(self.size) if isinstance(self.size, Sequence) else (self.size, self.size)
+        check_counts("AdaptiveAveragePool2D", **{f"size {i}": each for i, each in enumerate(pair)})
+        if len(pair) != 2:
+            raise ConfigError.build(
+                "AdaptiveAveragePool2D", expected="size= one or two sizes", got=repr(self.size)
+            )
+        self._size = pair
+
+    def forward(self, x: Expr) -> Expr:
+        if x.ndim != 4:
+            raise self.refuse("images (N, C, H, W)", f"shape {x.shape}")
+        lengths = x.shape[2:]
+        if all(length % size == 0 for length, size in zip(lengths, self._size, strict=True)):
+            windows = [length // size for length, size in zip(lengths, self._size, strict=True)]
+            return x if windows == [1, 1] else op.avg_pool2d(x, windows)
+        # The mean over a rectangle is a mean over rows of means over columns.
+        rows, columns = (
+            _means(length, size, x.dtype) for length, size in zip(lengths, self._size, strict=True)
+        )
+        return op.matmul(op.matmul(rows, x), columns, transpose_b=True)
+
+
+def _means(length: int, size: int, dtype: Any) -> np.ndarray:
+    """The matrix whose row i takes the mean over window i."""
+    weights = np.zeros((size, length))
+    for i in range(size):
+        begin, end = i * length // size, -(-(i + 1) * length // size)
+        weights[i, begin:end] = 1 / (end - begin)
+    return weights.astype(dtype)

@@ -1,0 +1,1 @@
+"""Training: models, `fit`, callbacks, checkpoints, what a run leaves behind."""

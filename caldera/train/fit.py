@@ -1,0 +1,130 @@
+"""`fit` and `evaluate`: from what a user passes to a run over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import Data, Loader, as_data
+from caldera.errors import ConfigError, DataError
+from caldera.optim import LossScale
+from caldera.strategy import Alone, Strategy
+from caldera.train.callbacks import Callback
+from caldera.train.checkpoint import Checkpointer
+from caldera.train.diagnose import StopAtNonFinite
+from caldera.train.history import History
+from caldera.train.progress import Progress
+from caldera.train.run import Run, arrays_of
+from caldera.train.signals import StopOnSignal
+from caldera.train.step import Steps
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+
+def make_steps(
+    model: Model, data: Data, strategy: Strategy | None = None, *, weighted: bool = False
+) -> Steps:
+    """The plans for training a model on data like this, built for its shapes."""
+    sample = data.batch(np.arange(min(2, len(data)))) if len(data) else ()
+    if len(sample) < 2:
+        raise DataError.build(
+            "fit", expected="at least one sample of inputs and targets", got=f"{len(data)} samples"
+        )
+    model.ensure_built(sample)
+    inputs = len(model.signature.inputs)
+    return Steps(
+        model,
+        model.objective,
+        model.optimizer,
+        model.metrics,
+        strategy or Alone(),
+        loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
+        weighted=weighted,
+        targets=len(sample) - inputs,
+    )
+
+
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    validation: Any,
+    epochs: int,
+    batch_size: int,
+    shuffle: bool,
+    verbose: int | None,
+    callbacks: Sequence[Callback],
+    checkpoint: Any,
+    resume: bool,
+    parallel: Strategy | None,
+    sample_weights: Any,
+    class_weights: Any,
+) -> History:
+    """Train; see `Model.fit`."""
+    source = as_data(data)
+    weighted = sample_weights is not None or class_weights is not None
+    steps = make_steps(model, source, parallel, weighted=weighted)
+    communicator = steps.strategy.communicator
+    loader = Loader(
+        source, batch_size, shuffle=shuffle, seed=model.seed,
+        rank=communicator.rank, ranks=communicator.size,
+    )  # fmt: skip
+    saver = Checkpointer(checkpoint) if checkpoint is not None else None
+    if resume and saver is None:
+        raise ConfigError.build(
+            "fit", expected="checkpoint= with resume=True", got="no checkpoint folder",
+            hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
+        )  # fmt: skip
+    watchers: list[Callback] = [StopOnSignal(), StopAtNonFinite(), *callbacks]
+    if saver is not None:
+        watchers.append(saver)
+    watchers.append(Progress(verbose))
+    run = Run(
+        model,
+        steps,
+        loader,
+        epochs=epochs,
+        history=History(),
+        callbacks=watchers,
+        validation=None if validation is None else as_data(validation),
+        sample_weights=_weights_of(sample_weights, len(source)),
+        class_weights=None if class_weights is None else _class_weights(class_weights),
+    )
+    if saver is not None and resume:
+        saver.restore(run)
+    return run.go()
+
+
+def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:
+    """The loss and metrics of a model on data."""
+    source = as_data(data)
+    steps = model.evaluation_steps(source)
+    steps.evaluation(min(batch_size, max(len(source), 1)))
+    steps.evaluation_totals.reset()
+    for batch in Loader(source, batch_size, shuffle=False):
+        steps.evaluation(len(batch)).run(steps.feeds(arrays_of(batch), None))
+    return steps.evaluation_totals.results()
+
+
+def _weights_of(given: Any, count: int) -> np.ndarray | None:
+    if given is None:
+        return None
+    weights = np.asarray(given, dtype=np.float64)
+    if weights.shape != (count,):
+        raise DataError.build(
+            "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
+        )
+    return weights
+
+
+def _class_weights(given: Any) -> np.ndarray:
+    """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
+    if isinstance(given, dict):
+        found = np.ones(max(given) + 1)
+        for label, weight in given.items():
+            found[label] = weight
+        return found
+    return np.asarray(given, dtype=np.float64)

@@ -1,0 +1,141 @@
+"""One call of `fit`: the loop over epochs and batches, and what callbacks see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import Batch, Loader
+from caldera.train.callbacks import Callback
+from caldera.train.history import History
+from caldera.train.step import Steps
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+
+class Run:
+    """The state of a training run: where it is, what it has seen, and whether it should end.
+
+    Callbacks get it. `stop(reason)` ends the run after the current batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        steps: Steps,
+        loader: Loader,
+        *,
+        epochs: int,
+        history: History,
+        callbacks: Sequence[Callback],
+        validation: Any = None,
+        sample_weights: np.ndarray | None = None,
+        class_weights: np.ndarray | None = None,
+    ) -> None:
+        self.model = model
+        self.steps = steps
+        self.loader = loader
+        self.epochs = epochs
+        self.history = history
+        self.callbacks = list(callbacks)
+        self.validation = validation
+        self.sample_weights = sample_weights
+        self.class_weights = class_weights
+        self.epoch = 0
+        self.batch = 0
+        self.step = 0
+        self.stopped = ""
+        self.started = time.perf_counter()
+        self._epoch_started = self.started
+
+    # --- what callbacks ask
+
+    @property
+    def batches(self) -> int:
+        """Batches in this epoch."""
+        return len(self.loader)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self.started
+
+    def loss(self) -> float:
+        """The mean loss of this epoch so far; reading it waits for the device."""
+        return self.steps.training_totals.loss()
+
+    def stop(self, reason: str) -> None:
+        """End the run after this batch."""
+        self.stopped = self.stopped or reason
+
+    # --- running
+
+    def go(self) -> History:
+        """Train until the last epoch, or until somebody stops it."""
+        self._tell("run_begins")
+        try:
+            while self.epoch < self.epochs and not self.stopped:
+                self._one_epoch()
+        except KeyboardInterrupt:
+            self.stop("interrupted")
+        finally:
+            self._tell("run_ends")
+        self.history.stopped = self.stopped
+        return self.history
+
+    def _one_epoch(self) -> None:
+        self._epoch_started = time.perf_counter()
+        if self.batch == 0:
+            self.steps.training_totals.reset()
+        self._tell("epoch_begins")
+        for batch in self.loader:
+            plan = self.steps.training(len(batch))
+            plan.run(self.steps.feeds(arrays_of(batch), self._weights(batch)))
+            self.batch += 1
+            self.step += 1
+            self._tell("batch_ends")
+            if self.stopped:
+                return
+        self._close_epoch()
+
+    def _close_epoch(self) -> None:
+        results = self.steps.training_totals.results()
+        if self.validation is not None:
+            results |= {f"val_{k}": v for k, v in self.model.evaluate(self.validation).items()}
+        results["seconds"] = time.perf_counter() - self._epoch_started
+        self.history.add(self.epoch, results)
+        self.epoch += 1
+        self.batch = 0
+        self._adapt(results)
+        self._tell("epoch_ends")
+
+    def _adapt(self, results: dict[str, Any]) -> None:
+        """Let what acts between epochs change the learning rate or the batch size."""
+        self.model.optimizer.after_epoch(results)
+        for rule in self.model.between_epochs:
+            if rule.controls == "batch_size":
+                self.loader.batch_size = int(rule.after_epoch(results))
+
+    def _weights(self, batch: Batch) -> np.ndarray | None:
+        if self.sample_weights is None and self.class_weights is None:
+            return None
+        weights = np.ones(len(batch))
+        if self.sample_weights is not None:
+            weights = weights * self.sample_weights[batch.indices]
+        if self.class_weights is not None:
+            weights = weights * self.class_weights[np.asarray(batch.y, dtype=np.int64)]
+        return weights
+
+    def _tell(self, event: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(self)
+
+
+def arrays_of(batch: Batch) -> tuple[np.ndarray, ...]:
+    """All arrays of a batch: the inputs, then the targets."""
+    targets = () if batch.y is None else (batch.y,)
+    return (batch.x, *batch.between, *targets)

@@ -1,0 +1,258 @@
+"""The plans of a model: one graph for a training step, one for evaluation, one for prediction.
+
+Shapes are static in a plan, so each batch size has plans of its own; all of them share the model's
+variables. A step whose loss is not finite changes nothing, and its number is kept: so the state that
+led to it is still there when somebody asks why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError, DataError
+from caldera.lazy import Expr, Input, Variable, compile
+from caldera.nn.context import Context, trace
+from caldera.nn.losses import Loss
+from caldera.nn.metrics import Metric
+from caldera.optim import LossScale, Optimizer
+from caldera.plan.plan import Plan
+from caldera.strategy import Strategy
+from caldera.train.totals import Totals
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+MAIN = "output"
+"""The name of the output of a model that has only one."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives for one sample: found by tracing it once."""
+
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The losses of a model's outputs, each with its weight in the sum."""
+
+    losses: Mapping[str, Loss]
+    weights: Mapping[str, float]
+
+    def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
+        """The loss of each output that counts while training."""
+        unknown = sorted(set(self.losses) - set(outputs))
+        if unknown:
+            raise ConfigError.build(
+                "loss", expected="losses for " + ", ".join(outputs), got=", ".join(unknown),
+                hint="name them after what forward gives back",
+            )  # fmt: skip
+        return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
+
+
+@dataclass
+class Steps:
+    """Makes plans for a model and keeps them by batch size."""
+
+    model: Model
+    objective: Objective
+    optimizer: Optimizer
+    metrics: list[Metric]
+    strategy: Strategy
+    loss_scale: LossScale | None = None
+    weighted: bool = False
+    targets: int = 1
+    training_totals: Totals = field(init=False)
+    evaluation_totals: Totals = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.model.device
+        self.training_totals = Totals("training", self.metrics, device)
+        self.evaluation_totals = Totals("evaluation", self.metrics, device)
+        self.random = op.var(
+            "random state", (2,), fill=np.array([self.model.seed, 0]), dtype="int64", device=device
+        )
+        self.bad_step = op.var(
+            "first bad step", (), fill=np.array(-1), dtype="int64", device=device
+        )
+        self._plans: dict[tuple[str, int], Plan] = {}
+        self._given: dict[tuple[str, int], Input] = {}
+
+    # --- plans
+
+    def training(self, count: int) -> Plan:
+        """A training step on `count` samples."""
+        return self._kept("training", count, self._training_program)
+
+    def evaluation(self, count: int) -> Plan:
+        """Adds `count` samples to the evaluation totals."""
+        return self._kept("evaluation", count, self._evaluation_program)
+
+    def _kept(self, kind: str, count: int, build: Any) -> Plan:
+        key = (kind, count)
+        if key not in self._plans:
+            self._plans[key] = compile(
+                build(count),
+                device=self.model.device,
+                precision=self.model.precision,
+                communicator=self.strategy.communicator,
+            )
+        return self._plans[key]
+
+    def _training_program(self, count: int) -> list[Expr]:
+        outputs, traced = self._traced(count, training=True)
+        loss, weight = self._loss(outputs, count, self.objective.of(outputs))
+        updates = self._updates(loss, self.strategy.over_all(weight), traced)
+        return [*updates, *self._added(self.training_totals, outputs, loss, weight, count)]
+
+    def _evaluation_program(self, count: int) -> list[Expr]:
+        outputs, _ = self._traced(count, training=False)
+        present = {k: v for k, v in self.objective.losses.items() if k in outputs}
+        main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
+        loss, weight = self._loss(outputs, count, main)
+        return self._added(self.evaluation_totals, outputs, loss, weight, count)
+
+    # --- parts of the graph
+
+    def _traced(self, count: int, *, training: bool) -> tuple[dict[str, Expr], Context]:
+        inputs = self.inputs(count)
+        with trace(
+            training=training, dtype=self.model.dtype, device=self.model.device, random=self.random
+        ) as traced:
+            result = self.model(*inputs)
+        return named_outputs(result), traced
+
+    def inputs(self, count: int) -> list[Input]:
+        """The inputs of the network for `count` samples."""
+        return [
+            self._input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+
+    def _input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Input:
+        """The input of this name for this batch size: one object, however often it is read."""
+        key = (name, shape[0])
+        if key not in self._given:
+            self._given[key] = op.input(name, shape, dtype=dtype)
+        found = self._given[key]
+        if found.shape != shape:
+            raise ConfigError.build(
+                "loss", expected=f"outputs whose targets have one shape, {found.shape}",
+                got=f"{shape}", hint="give one target array for each output",
+            )  # fmt: skip
+        return found
+
+    def _target(self, output: str, prediction: Expr) -> Input:
+        """The targets of an output: of its own if there are several, else the one for all."""
+        loss = self.objective.losses[output]
+        shape, dtype = loss.target_spec(prediction.shape, prediction.dtype)
+        number = list(self.objective.losses).index(output) if self.targets > 1 else 0
+        return self._input(f"y{number}", shape, dtype)
+
+    def _weights(self, count: int) -> Input | None:
+        return self._input("weights", (count,), self.model.dtype) if self.weighted else None
+
+    def _loss(
+        self, outputs: Mapping[str, Expr], count: int, parts: Mapping[str, tuple[Loss, float]]
+    ) -> tuple[Expr, Expr]:
+        """The loss of the whole batch, and the weight of this rank's samples."""
+        weights = self._weights(count)
+        here = op.sum(weights) if weights is not None else lifted(float(count), self.model.dtype)
+        total = self.strategy.over_all(here)
+        terms = [
+            factor
+            * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            for name, (loss, factor) in parts.items()
+        ]
+        result = terms[0]
+        for term in terms[1:]:
+            result = result + term
+        return result, here
+
+    def _updates(self, loss: Expr, weight: Expr, traced: Context) -> list[Expr]:
+        parameters = self.model.trainable()
+        whole = self.strategy.over_all(loss)
+        fine = op.logical_and(op.isfinite(whole), self.bad_step < 0)
+        scaled = loss if self.loss_scale is None else self.loss_scale.scaled(loss)
+        gradients = self.strategy.exchange(op.grad(scaled, parameters, unused="zero"))
+        ok = fine
+        updates: list[Expr] = []
+        if self.loss_scale is not None:
+            gradients, finite = self.loss_scale.unscaled(gradients)
+            ok = op.logical_and(fine, finite)
+            updates += self.loss_scale.adapted(finite)
+        updates += self.optimizer.apply(parameters, gradients, ok=ok, weight=weight)
+        updates += [self._only_if(fine, update) for update in traced.updates]
+        step = self.random[1]
+        updates += [
+            op.assign(self.random, op.where(fine, self.random + np.array([0, 1]), self.random)),
+            op.assign(self.bad_step, op.where(fine | (self.bad_step >= 0), self.bad_step, step)),
+        ]
+        return updates
+
+    def _only_if(self, fine: Expr, update: Expr) -> Expr:
+        target, value = update.node.inputs
+        variable = Variable(target.attrs["symbol"])
+        return op.assign(variable, op.where(fine, Expr(value), variable))
+
+    def _added(
+        self, totals: Totals, outputs: Mapping[str, Expr], loss: Expr, weight: Expr, count: int
+    ) -> list[Expr]:
+        name, prediction = main_output(outputs, self.objective)
+        target, weights = self._target(name, prediction), self._weights(count)
+        sums = [metric.sums(prediction, target, weights) for metric in self.metrics]
+        sums = [{key: self.strategy.over_all(value) for key, value in each.items()} for each in sums]
+        total = self.strategy.over_all(weight)
+        return totals.add(self.strategy.over_all(loss) * total, total, sums)
+
+    # --- feeding
+
+    def feeds(self, parts: Sequence[np.ndarray], weights: np.ndarray | None) -> dict[str, Any]:
+        """A batch (inputs, then targets) by the names of the plan's inputs."""
+        count = len(self.model.signature.inputs)
+        if len(parts) != count + self.targets:
+            raise DataError.build(
+                "batch", expected=f"{count} inputs and {self.targets} targets",
+                got=f"{len(parts)} arrays", hint="pass (x, y), or (x1, x2, y1, y2) for several",
+            )  # fmt: skip
+        feeds: dict[str, Any] = {f"x{i}": part for i, part in enumerate(parts[:count])}
+        feeds |= {f"y{i}": part for i, part in enumerate(parts[count:])}
+        if self.weighted:
+            feeds["weights"] = weights if weights is not None else np.ones(len(parts[0]))
+        return feeds
+
+    def variables(self) -> dict[str, Variable]:
+        """Everything a checkpoint has to hold besides the model's own variables."""
+        found = {"random state": self.random, "first bad step": self.bad_step}
+        found |= self.training_totals.variables()
+        if self.loss_scale is not None:
+            found["loss scale"] = self.loss_scale.scale
+            found["good steps"] = self.loss_scale.good_steps
+        return found
+
+
+def lifted(value: float, dtype: Any) -> Expr:
+    """A number as an expression."""
+    return op.cast(value, dtype)
+
+
+def named_outputs(result: Any) -> dict[str, Expr]:
+    """What forward gave back, by name: a dict as it is, a tuple as output0, output1, ..."""
+    if isinstance(result, dict):
+        return dict(result)
+    if isinstance(result, tuple | list):
+        return {f"{MAIN}{i}": each for i, each in enumerate(result)}
+    return {MAIN: result}
+
+
+def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:
+    """The output that metrics and predictions are about: the first that has a loss."""
+    name = next(name for name in objective.losses if name in outputs)
+    return name, outputs[name]

@@ -1,0 +1,158 @@
+"""Embeddings, attention and the transformer's block, head by head in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera import nn, op, testing
+from caldera.errors import ShapeError
+
+N, T, C, HEADS = 2, 4, 6, 2
+
+
+def _x(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def _run(layer: nn.Layer, *inputs: Any, **named: Any) -> np.ndarray:
+    with nn.trace(dtype="float64"):
+        return layer(*inputs, **named).numpy()
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def _attended(layer: Any, x: np.ndarray, memory: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Each head by itself; `seen` says which keys (N, T, S) a query may see."""
+    w, b, w_out, b_out = (variable.numpy() for variable in layer.parameters())
+    q = x @ w[:, :C] + b[:C]
+    k, v = memory @ w[:, C : 2 * C] + b[C : 2 * C], memory @ w[:, 2 * C :] + b[2 * C :]
+    size = C // HEADS
+    parts = []
+    for head in range(HEADS):
+        own = slice(head * size, (head + 1) * size)
+        scores = q[..., own] @ k[..., own].swapaxes(1, 2) / np.sqrt(size)
+        parts.append(_softmax(np.where(seen, scores, -np.inf)) @ v[..., own])
+    return np.concatenate(parts, axis=2) @ w_out + b_out
+
+
+def _made(**settings: Any) -> Any:
+    layer = nn.MultiHeadAttention(HEADS, **settings)
+    _run(layer, _x(N, T, C))
+    generator = np.random.default_rng(1)
+    for parameter in layer.parameters():
+        parameter.assign(generator.normal(size=parameter.shape))
+    return layer
+
+
+def test_self_attention() -> None:
+    layer, x = _made(), _x(N, T, C)
+    expected = _attended(layer, x, x, np.ones((N, T, T), bool))
+    np.testing.assert_allclose(_run(layer, x), expected, atol=1e-12)
+
+
+def test_causal_attention_sees_no_later_step() -> None:
+    layer, x = _made(causal=True), _x(N, T, C)
+    expected = _attended(layer, x, x, np.tril(np.ones((N, T, T), bool)))
+    np.testing.assert_allclose(_run(layer, x), expected, atol=1e-12)
+
+
+def test_attention_to_another_sequence() -> None:
+    layer, x, memory = _made(), _x(N, T, C), _x(N, 3, C) + 1.0
+    expected = _attended(layer, x, memory, np.ones((N, T, 3), bool))
+    np.testing.assert_allclose(_run(layer, x, memory), expected, atol=1e-12)
+
+
+def test_padded_sequences_give_what_the_unpadded_ones_give() -> None:
+    layer, x = _made(), _x(N, T, C)
+    lengths = np.array([4, 2])
+    mask = np.arange(T) < lengths[:, None]
+    x[~mask] = 1e6
+    padded = _run(layer, x, mask=mask)
+    for i, length in enumerate(lengths):
+        alone = _run(layer, x[i : i + 1, :length])[0]
+        np.testing.assert_allclose(padded[i, :length], alone, atol=1e-12)
+
+
+def test_masks_of_three_and_four_axes() -> None:
+    layer, x = _made(), _x(N, T, C)
+    seen = np.tril(np.ones((N, T, T), bool))
+    expected = _attended(layer, x, x, seen)
+    np.testing.assert_allclose(_run(layer, x, mask=seen), expected, atol=1e-12)
+    np.testing.assert_allclose(_run(layer, x, mask=seen[:, None]), expected, atol=1e-12)
+    with pytest.raises(ShapeError, match=r"a mask of shape \(2, 4\).*got \(5,\)"):
+        layer(x, mask=np.ones(5, bool))
+
+
+def test_gradients_of_attention() -> None:
+    layer = _made(causal=True)
+    testing.check_gradients(lambda x: layer(x), [_x(1, 3, C)])
+
+
+def _normal(x: np.ndarray, layer: Any) -> np.ndarray:
+    unit = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    return unit * layer.weight.numpy() + layer.bias.numpy()
+
+
+def test_the_block_adds_attention_and_two_dense_layers_to_its_input() -> None:
+    block = nn.TransformerBlock(HEADS, causal=True, ratio=2.0, activation="relu")
+    x = _x(N, T, C)
+    _run(block, x)
+    generator = np.random.default_rng(1)
+    for parameter in block.parameters():
+        parameter.assign(generator.normal(size=parameter.shape))
+    seen = np.tril(np.ones((N, T, T), bool))
+    y = _normal(x, block.norm1)
+    middle = x + _attended(block.attention, y, y, seen)
+    w1, b1, w2, b2 = (p.numpy() for p in (*block.hidden.parameters(), *block.output.parameters()))
+    expected = middle + np.maximum(_normal(middle, block.norm2) @ w1 + b1, 0) @ w2 + b2
+    assert w1.shape == (C, 2 * C)
+    np.testing.assert_allclose(_run(block, x), expected, atol=1e-10)
+
+
+def test_the_block_hands_its_mask_to_attention() -> None:
+    block, x = nn.TransformerBlock(HEADS), _x(N, T, C)
+    mask = np.array([[True, True, False, False]] * N)
+    expected = _run(block, x[:, :2])
+    np.testing.assert_allclose(_run(block, x, mask)[:, :2], expected, atol=1e-12)
+
+
+def test_dropout_acts_on_both_branches_of_the_block_while_training() -> None:
+    block, x = nn.TransformerBlock(HEADS, dropout=0.5), _x(N, T, C)
+    evaluated = _run(block, x)
+    with nn.trace(training=True, dtype="float64", random=op.random_state()):
+        assert np.abs(block(x).numpy() - evaluated).max() > 1e-3
+    paths = {layer.path for layer in block.walk() if isinstance(layer, nn.Dropout)}
+    assert paths == {"TransformerBlock/drop1", "TransformerBlock/drop2"}
+
+
+def test_embedding_looks_up_and_its_gradient_counts_uses() -> None:
+    table = nn.Embedding(5, 3)
+    words = np.array([[1, 4], [1, 0]])
+    y = table(words)
+    np.testing.assert_array_equal(y.numpy(), table.weight.numpy()[words])
+    assert np.abs(table.weight.numpy()).max() <= 0.05
+    assert op.grad(op.sum(y), table.weight).numpy()[:, 0].tolist() == [1, 2, 0, 0, 1]
+
+
+def test_embedding_masks_word_zero_if_asked() -> None:
+    vectors, mask = nn.Embedding(5, 3, mask_zero=True)(np.array([[1, 0]]))
+    assert vectors.shape == (1, 2, 3)
+    assert mask.tolist() == [[True, False]]
+
+
+def test_positions_are_added_from_the_first() -> None:
+    layer = nn.PositionalEmbedding(8)
+    x = _x(N, T, C).astype(np.float32)
+    expected = x + _weight_after(layer, x)[:T]
+    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-6)
+
+
+def _weight_after(layer: Any, x: np.ndarray) -> np.ndarray:
+    layer(x)
+    return layer.weight.numpy()

@@ -1,0 +1,164 @@
+"""Layers as plain data: every layer comes back as it was; anything else is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import nn, op
+from caldera.errors import ConfigError
+
+EXAMPLES: list[nn.Layer] = [
+    nn.Input((2, 3), dtype="int64"),
+    nn.Output((3,)),
+    nn.Dense(3, "relu", bias=False, fill=cd.he_normal(), name="head"),
+    nn.Activation("tanh"),
+    nn.Flatten(),
+    nn.Reshape((3, -1)),
+    nn.Dropout(0.3),
+    nn.Sequential([nn.Dense(3), nn.ReLU()]),
+    nn.ReLU(),
+    nn.Sigmoid(),
+    nn.Tanh(),
+    nn.LeakyReLU(0.2),
+    nn.ELU(0.3),
+    nn.SELU(),
+    nn.GELU(approximate=True),
+    nn.SiLU(),
+    nn.Softplus(),
+    nn.HardSigmoid(),
+    nn.HardSwish(),
+    nn.RBF(2.0),
+    nn.Softmax(axis=0),
+    nn.LogSoftmax(axis=1),
+    nn.Conv2D(4, (3, 5), 2, "same", groups=2, fill="he_uniform"),
+    nn.Conv1D(4, 3, padding=(1, 0)),
+    nn.ConvTranspose2D(4, 3, stride=2, padding=((1, 0), (0, 1))),
+    nn.DepthwiseConv2D(3, multiplier=2),
+    nn.Pooling2D("average", 3, 2),
+    nn.MaxPool2D(3, partial_windows=True),
+    nn.AveragePool2D((2, 3), count_padding=False),
+    nn.GlobalAveragePool(),
+    nn.AdaptiveAveragePool2D((2, 3)),
+    nn.BatchNorm(momentum=0.2),
+    nn.LayerNorm(axis=(1, 2)),
+    nn.GroupNorm(2),
+    nn.LocalResponseNorm(3, 5e-4, 0.5, 2.0),
+    nn.RNN(3, "relu"),
+    nn.LSTM(3, return_sequences=True, bidirectional=True),
+    nn.GRU(3, go_backwards=True),
+    nn.Embedding(10, 3, mask_zero=True, fill=cd.normal(0.0, 0.1)),
+    nn.PositionalEmbedding(8, fill=cd.uniform(-1.0, 1.0)),
+    nn.MultiHeadAttention(2, causal=True, fill=cd.orthogonal(2.0)),
+    nn.TransformerBlock(2, dropout=0.1, fill=cd.constant(0.5)),
+    nn.Residual([nn.Dense(3)], nn.Dense(3, fill="identity"), "relu"),
+    nn.Branches([nn.Dense(3), [nn.Dense(3), nn.ReLU()]], axis=-1),
+    nn.Concat(axis=2),
+    nn.Add(),
+    nn.models.PaddedShortcut(8, 2),
+    nn.models.GoogLeNet(10, auxiliary=False),
+    nn.models.Inception3(10, rescale_input=True),
+    nn.models.GPT(10, context=4, width=6, depth=1, heads=2),
+]
+
+
+def test_every_registered_layer_of_the_package_has_an_example() -> None:
+    ours = {name for name in nn.layers if nn.layers[name].__module__.startswith("caldera.")}
+    assert ours == {type(layer).__name__ for layer in EXAMPLES}
+
+
+@pytest.mark.parametrize("layer", EXAMPLES, ids=lambda layer: type(layer).__name__)
+def test_every_layer_comes_back_from_json_as_it_was(layer: nn.Layer) -> None:
+    config = nn.to_config(layer)
+    again = nn.from_config(json.loads(json.dumps(config)))
+    assert type(again) is type(layer)
+    assert again is not layer
+    assert nn.to_config(again) == config
+
+
+def test_what_comes_back_computes_the_same() -> None:
+    net = nn.Sequential([nn.Residual([nn.Dense(3, "tanh")]), nn.LayerNorm(), nn.Dense(2)])
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    y = net(x).numpy()
+    again = nn.from_config(nn.to_config(net))
+    again(x)
+    for new, old in zip(again.parameters(), net.parameters(), strict=True):
+        assert new.name == old.name
+        new.assign(old.numpy())
+    np.testing.assert_array_equal(again(x).numpy(), y)
+
+
+def test_fillers_come_back_with_their_numbers() -> None:
+    config = nn.to_config(nn.Dense(3, fill=cd.uniform(-0.5, 0.25)))
+    assert config["fill"] == {"filler": "uniform", "low": -0.5, "high": 0.25}
+    assert nn.from_config(config).fill == cd.uniform(-0.5, 0.25)  # type: ignore[attr-defined]
+    assert nn.to_config(nn.Dense(3, fill=cd.glorot_normal()))["fill"] == {"filler": "glorot_normal"}
+
+
+def test_shared_layers_stay_shared() -> None:
+    shared = nn.Dense(3)
+    net = nn.Sequential([shared, nn.Sequential([nn.ReLU(), shared]), nn.Dense(3), shared])
+    again = nn.from_config(json.loads(json.dumps(nn.to_config(net))))
+    again(op.input("x", (1, 3)))
+    assert len(again.parameters()) == 4
+    assert again.layers[0] is again.layers[1].layers[1] is again.layers[3]  # type: ignore[attr-defined]
+
+
+def test_frozen_layers_stay_frozen() -> None:
+    net = nn.Sequential([nn.Dense(3), nn.Dense(2)])
+    net.layers[0].freeze()
+    again = nn.from_config(nn.to_config(net))
+    assert [layer.frozen for layer in again.walk()] == [False, True, False]
+
+
+def test_a_layer_that_is_not_registered_cannot_be_written() -> None:
+    @dataclass(eq=False)
+    class Own(nn.Layer):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ConfigError, match=r"expected a registered layer, got Own; .*@nn\.register"):
+        nn.to_config(nn.Sequential([Own()]))
+
+
+def test_a_fill_of_numbers_cannot_be_written() -> None:
+    with pytest.raises(ConfigError, match=r"Dense fill=: expected .* got ndarray"):
+        nn.to_config(nn.Dense(2, fill=np.ones((2, 2))))
+    with pytest.raises(ConfigError, match=r"a filler that has a name.* got FromArray"):
+        nn.to_config(nn.Dense(2, fill=cd.from_array(np.ones((2, 2)))))
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    config: dict[str, Any] = {"layer": "ReLU"}
+    for _ in range(depth):
+        config = {"layer": "Sequential", "layers": [config]}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"layer": "Dens", "units": 3}, "layer: expected a registered name, got 'Dens'.*'Dense'"),
+        ({"layer": "os.system"}, "layer: expected a registered name, got 'os.system'"),
+        ({"layer": "Dense", "unit": 3}, "Dense: expected its own settings, got 'unit'.*'units'"),
+        ({"layer": "Dense", "_built": True, "units": 3}, "its own settings, got '_built'"),
+        ({"layer": "Dense"}, "Dense: expected settings it can have, got .*units"),
+        ({"layer": "Dense", "units": "many"}, "units= a whole number"),
+        ({"layer": "Dense", "units": 3, "fill": {"filler": "he"}}, "filler: expected a registered"),
+        ({"layer": "Dense", "units": 3, "fill": {"filler": "zero", "x": 1}}, "its own arguments"),
+        ({"layer": "Dropout", "rate": "half"}, "Dropout: expected settings it can have"),
+        ({"layer": "Sequential", "layers": ["relu"]}, "expected layers, got 'relu'"),
+        ({"layer": "Sequential", "layers": [{"layer": "shared", "shared": 1}]}, "came before"),
+        ({"layer": 3}, r"expected \{\"layer\": name"),
+        ([], r"expected \{\"layer\": name"),
+        (_nested(100), "at most 64 layers deep"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        nn.from_config(config)

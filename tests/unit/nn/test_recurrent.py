@@ -1,0 +1,182 @@
+"""Recurrent layers, step by step in NumPy; masks, directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera import nn, op, testing
+from caldera.errors import ShapeError
+
+N, T, C, H = 3, 5, 4, 2
+KINDS = [nn.RNN, nn.LSTM, nn.GRU]
+
+
+def _x(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _run(layer: nn.Layer, *inputs: Any) -> np.ndarray:
+    with nn.trace(dtype="float64"):
+        return layer(*inputs).numpy()
+
+
+def _made(kind: Any, **settings: Any) -> Any:
+    """A layer in float64 whose biases are not zero."""
+    layer = kind(H, **settings)
+    _run(layer, _x(N, T, C))
+    generator = np.random.default_rng(1)
+    for parameter in layer.parameters():
+        parameter.assign(generator.normal(size=parameter.shape))
+    return layer
+
+
+def _steps(layer: Any, x: np.ndarray) -> np.ndarray:
+    """The outputs of all steps, by the textbook's formulas."""
+    w, u, b, c = (variable.numpy() for variable in layer.parameters()[:4])
+    h = cell = np.zeros((len(x), H))
+    outputs = []
+    for t in range(x.shape[1]):
+        given, kept = x[:, t] @ w + b, h @ u + c
+        if isinstance(layer, nn.RNN):
+            h = np.tanh(given + kept)
+        elif isinstance(layer, nn.LSTM):
+            i, f, g, o = np.split(given + kept, 4, axis=1)
+            cell = _sigmoid(f) * cell + _sigmoid(i) * np.tanh(g)
+            h = _sigmoid(o) * np.tanh(cell)
+        else:
+            (r, z, n), (ur, uz, un) = np.split(given, 3, axis=1), np.split(kept, 3, axis=1)
+            new = np.tanh(n + _sigmoid(r + ur) * un)
+            z = _sigmoid(z + uz)
+            h = (1 - z) * new + z * h
+        outputs.append(h)
+    return np.stack(outputs, axis=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_follows_the_formulas(kind: Any) -> None:
+    layer, x = _made(kind, return_sequences=True), _x(N, T, C)
+    expected = _steps(layer, x)
+    np.testing.assert_allclose(_run(layer, x), expected, atol=1e-12)
+    layer.return_sequences = False
+    np.testing.assert_allclose(_run(layer, x), expected[:, -1], atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backwards_is_forwards_on_the_reversed_sequence(kind: Any) -> None:
+    layer, x = _made(kind, return_sequences=True), _x(N, T, C)
+    expected = _steps(layer, x[:, ::-1])[:, ::-1]
+    layer.go_backwards = True
+    np.testing.assert_allclose(_run(layer, x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_directions_stand_side_by_side(kind: Any) -> None:
+    layer, x = _made(kind, return_sequences=True, bidirectional=True), _x(N, T, C)
+    both = _run(layer, x)
+    forward, backward = _made(kind, return_sequences=True), _made(kind, go_backwards=True)
+    backward.return_sequences = True
+    parameters = [p.numpy() for p in layer.parameters()]
+    for single, own in ((forward, parameters[:4]), (backward, parameters[4:])):
+        for parameter, value in zip(single.parameters(), own, strict=True):
+            parameter.assign(value)
+    expected = np.concatenate([_run(forward, x), _run(backward, x)], axis=2)
+    np.testing.assert_allclose(both, expected, atol=1e-12)
+    # Each direction ends at its own end.
+    layer.return_sequences = False
+    ends = np.concatenate([expected[:, -1, :H], expected[:, 0, H:]], axis=1)
+    np.testing.assert_allclose(_run(layer, x), ends, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_padded_sequences_give_what_the_unpadded_ones_give(kind: Any, bidirectional: bool) -> None:
+    layer = _made(kind, bidirectional=bidirectional)
+    x, lengths = _x(N, T, C), np.array([5, 3, 1])
+    mask = np.arange(T) < lengths[:, None]
+    x[~mask] = 1e6
+    for sequences in (False, True):
+        layer.return_sequences = sequences
+        by_length, by_mask = _run(layer, x, lengths), _run(layer, x, mask)
+        np.testing.assert_array_equal(by_length, by_mask)
+        for i, length in enumerate(lengths):
+            alone = _run(layer, x[i : i + 1, :length])[0]
+            found = by_length[i, :length] if sequences else by_length[i]
+            np.testing.assert_allclose(found, alone, atol=1e-12)
+        if sequences:
+            assert not by_length[~mask].any()
+
+
+def test_padding_in_front_works_as_well() -> None:
+    layer, x = _made(nn.GRU), _x(1, T, C)
+    mask = np.array([[False, False, True, True, True]])
+    np.testing.assert_allclose(_run(layer, x, mask), _run(layer, x[:, 2:]), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients(kind: Any) -> None:
+    layer = _made(kind, bidirectional=True)
+    lengths = np.array([3, 2])
+    testing.check_gradients(lambda x: layer(x, lengths), [_x(2, 3, C)])
+
+    def of_weights(*values: Any) -> Any:
+        layer._weights = [type(layer._weights[0])(*values)]
+        return layer(_x(2, 3, C))
+
+    layer.bidirectional = False
+    with nn.trace(dtype="float64"):
+        testing.check_gradients(of_weights, [p.numpy() for p in layer.parameters()[:4]])
+
+
+def test_padding_has_no_gradient() -> None:
+    layer = _made(nn.LSTM, return_sequences=True)
+    x = op.var("x", (N, T, C), fill=_x(N, T, C), dtype="float64")
+    slope = op.grad(op.sum(layer(x, np.array([5, 3, 1]))), x).numpy()
+    assert slope.any(-1).tolist() == (np.arange(T) < np.array([[5], [3], [1]])).tolist()
+
+
+def test_masks_are_handed_on_in_a_sequence_of_layers() -> None:
+    first, second = _made(nn.LSTM, return_sequences=True), nn.GRU(H)
+    words = np.array([[3, 1, 2, 0, 0], [4, 0, 0, 0, 0]])
+    table = nn.Embedding(5, C, mask_zero=True)
+    with nn.trace(dtype="float64"):
+        expected = second(first(*table(words)), words != 0).numpy()
+    first.return_mask = True
+    np.testing.assert_array_equal(_run(nn.Sequential([table, first, second]), words), expected)
+    short = _run(nn.Sequential([table, first, second]), words[1:, :1])
+    np.testing.assert_allclose(short[0], expected[1], atol=1e-12)
+
+
+def test_the_forget_gate_begins_open() -> None:
+    layer = nn.LSTM(H)
+    layer(op.input("x", (N, T, C)))
+    total = layer._weights[0].input_bias.numpy() + layer._weights[0].state_bias.numpy()
+    assert total.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+    square = layer._weights[0].state_weight.numpy()
+    np.testing.assert_allclose(square @ square.T, np.eye(H), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [
+        (np.ones(N + 1, np.int64), r"int64 of shape \(4,\)"),
+        (np.ones((N, T)), r"float32 of shape \(3, 5\)"),
+        (np.ones((T, N), bool), r"bool of shape \(5, 3\)"),
+    ],
+)
+def test_other_masks_are_refused(mask: np.ndarray, got: str) -> None:
+    expected = rf"LSTM: expected lengths of shape \(3,\), or truth .* \(3, 5\), got {got}"
+    with pytest.raises(ShapeError, match=expected):
+        nn.LSTM(H)(op.input("x", (N, T, C)), mask)
+
+
+def test_another_width_is_refused() -> None:
+    layer = _made(nn.GRU)
+    with pytest.raises(ShapeError, match=r"GRU: expected sequences \(N, T, 4\), got shape"):
+        layer(op.input("x", (N, T, C + 1)))
