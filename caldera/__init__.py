@@ -9,7 +9,7 @@ nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value
 
 from __future__ import annotations
 
-from caldera import errors, io, op, optim, testing
+from caldera import data, errors, io, nn, op, optim, testing
 from caldera.config import settings
 from caldera.errors import (
     CalderaError,
@@ -57,33 +57,48 @@ from caldera.tensor import (
     zero,
 )
 
+from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+from caldera.train.history import History
+from caldera.train.model import Model, NeuralNetwork
+from caldera.train.run import Run
+
 __version__ = "0.1.0"
 
 __all__ = [
     "CUDA_MANAGED",
-    "DEVICE",
-    "HOST",
-    "MANAGED",
     "CalderaError",
+    "Callback",
     "CheckpointError",
     "CommError",
     "ConfigError",
+    "DEVICE",
     "DataError",
     "DeviceError",
     "DtypeError",
+    "EarlyStopping",
     "Expr",
     "Filler",
     "GradientError",
+    "HOST",
+    "History",
     "IndexingError",
+    "KeepBest",
+    "MANAGED",
     "MemoryManager",
+    "Model",
+    "NeuralNetwork",
     "OutOfMemoryError",
     "Plan",
+    "Run",
     "ShapeError",
+    "Target",
     "Tensor",
+    "TimeLimit",
     "Variable",
     "choices",
     "compile",
     "constant",
+    "data",
     "device",
     "diagonal",
     "errors",
@@ -97,6 +112,7 @@ __all__ = [
     "identity",
     "io",
     "memory_report",
+    "nn",
     "normal",
     "one",
     "op",

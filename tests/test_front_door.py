@@ -14,11 +14,14 @@ import pytest
 
 import caldera
 
-HEAVY = ("cupy", "mpi4py", "optuna", "matplotlib", "torch", "jax", "sklearn", "scipy", "pandas")
+HEAVY = ("cupy", "mpi4py", "optuna", "matplotlib", "torch", "jax", "sklearn", "scipy", "pandas", "PIL", "rich")
 PUBLIC_ROOMS = (
     "caldera",
     "caldera.comm",
+    "caldera.data",
     "caldera.io",
+    "caldera.nn",
+    "caldera.nn.models",
     "caldera.op",
     "caldera.optim",
     "caldera.testing",
