@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.graph.body import rewrite
 from caldera.graph.node import Node
-from caldera.graph.opdef import ITEM, OPS, as_tuple
+from caldera.graph.opdef import OPS, Nodes, as_tuple
 from caldera.graph.program import Program
+from caldera.passes.rebuild import rebuild
 
 HasKernel = Callable[[str], bool]
 
 
 def lower(program: Program, has_kernel: HasKernel) -> Program:
     """Expand until every op has a kernel."""
-    expanded: dict[Node, tuple[Node, ...]] = {}
 
-    def expand(node: Node) -> Node | None:
-        if node.op is ITEM and node.inputs[0] in expanded:
-            return expanded[node.inputs[0]][node.attrs["index"]]
+    def is_expanded(node: Node) -> bool:
+        return node.op.decompose is not None and not has_kernel(node.op.name)
+
+    def expand(node: Node, inputs: Nodes) -> Nodes | None:
         if node.op.decompose is None or has_kernel(node.op.name):
             return None
-        parts = as_tuple(node.op.decompose(*node.inputs, **node.attrs))
-        if len(node.outputs) == 1:
-            return parts[0]
-        # Kept until its items are met; nobody reads the node itself.
-        expanded[node] = parts
-        return None
+        return as_tuple(node.op.decompose(*inputs, **node.attrs))
 
-    while any(
-        node.op.decompose is not None and not has_kernel(node.op.name) for node in program.order()
-    ):
-        program = program.with_roots(rewrite(program.roots, expand))
+    while any(is_expanded(node) for node in program.order()):
+        program = rebuild(program, expand)
     return program
 
 

@@ -2,53 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from functools import lru_cache
 
 from caldera.errors import ConfigError
 from caldera.graph.body import Body, rewrite
 from caldera.graph.node import Node
 from caldera.graph.opdef import parameter
+from caldera.graph.ops.control import scan
+from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
+from caldera.passes import fold, losses, merge, simplify
+from caldera.passes.dead import dead
+from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
+from caldera.passes.hoist import hoist
 from caldera.passes.lower import HasKernel, lower
+from caldera.passes.pattern import Rules
+from caldera.passes.precision import lower_precision
 
-NAMES = ("fuse", "in_place")
+NAMES = ("losses", "fold", "simplify", "epilogue", "merge", "hoist", "dead", "fuse", "in_place")
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
+
+Pass = Callable[[Program], Program]
 
 
 def optimise(
     program: Program,
     *,
     has_kernel: HasKernel,
-    without: Sequence[str] = (),
+    without: Collection[str] = (),
     precision: str | None = None,
 ) -> Program:
     """Run all passes but those named in `without`."""
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
-
-    def step(name: str, run: Callable[[Program], Program], program: Program) -> Program:
-        return program if name in without else run(program)
-
-    program = _in_bodies(
-        program, lambda inner: optimise(inner, has_kernel=has_kernel, without=without)
-    )
-    program = lower(program, has_kernel)
-    program = step("fuse", fuse, program)
+    for _, run in passes(has_kernel, frozenset(without), precision):
+        program = run(program)
     return program
 
 
-def _in_bodies(program: Program, run: Callable[[Program], Program]) -> Program:
+def passes(
+    has_kernel: HasKernel,
+    without: frozenset[str] = frozenset(),
+    precision: str | None = None,
+    *,
+    in_loop: bool = False,
+) -> list[tuple[str, Pass]]:
+    """The passes as they run one after the other, with their names."""
+
+    def is_kept(name: str) -> bool:
+        # Activations are recognised while they are still one node.
+        return name in ACTIVATIONS or has_kernel(name)
+
+    def inside(program: Program) -> Program:
+        for _, run in passes(has_kernel, without, in_loop=True):
+            program = run(program)
+        return program
+
+    algebra = _algebra(without, in_loop)
+    steps: list[tuple[str, Pass]] = [
+        ("losses", losses.RULES),
+        ("precision", lambda program: lower_precision(program, precision)),
+        ("algebra", algebra),
+        ("lower all but activations", lambda program: lower(program, is_kept)),
+        ("epilogue", epilogue),
+        ("lower", lambda program: lower(program, has_kernel)),
+        ("merge", merge.merge_loops),
+        ("hoist", hoist),
+        ("dead", dead),
+        ("algebra again", algebra),
+        ("bodies of loops", lambda program: _in_bodies(program, inside)),
+        ("fuse", fuse),
+    ]
+    missing = set() if has_kernel("matmul_epilogue") else {"epilogue"}
+    return [(name, run) for name, run in steps if name not in without | missing]
+
+
+@lru_cache
+def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
+    """The passes that are lists of rules, as one list: their fixed point is a common one."""
+    rules = Rules()
+    if "fold" not in without:
+        rules += fold.NUMBERS if in_loop else fold.ARRAYS
+    if "simplify" not in without:
+        rules += simplify.RULES
+    if "merge" not in without:
+        rules += merge.RULES
+    return rules
+
+
+def _in_bodies(program: Program, run: Pass) -> Program:
     """Apply `run` to the body of every loop."""
 
     def rule(node: Node) -> Node | None:
-        if node.op.name != "scan":
+        if node.op is not scan:
             return None
         body: Body = node.attrs["body"]
-        inner = run(Program(body.outputs))
         arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
-        attrs = {**node.attrs, "body": Body(arguments, inner.outputs)}
-        return node.op.node(*node.inputs, **attrs)
+        better = Body(arguments, run(Program(body.outputs)).outputs)
+        return scan.node(*node.inputs, **{**node.attrs, "body": better})
 
     return program.with_roots(rewrite(program.roots, rule))

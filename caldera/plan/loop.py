@@ -30,11 +30,13 @@ class LoopKernel(Kernel):
     schedule: Schedule = field(kw_only=True)
 
 
-def loop_kernel(node: Node, choose: Chooser, constant: Callable[[Node], Any]) -> LoopKernel:
+def loop_kernel(
+    node: Node, choose: Chooser, constant: Callable[[Node], Any], *, in_place: bool
+) -> LoopKernel:
     """A kernel for this scan node; `constant` gives the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
-    schedule = Schedule(roots, choose, _argument)
+    schedule = Schedule(roots, choose, _argument, in_place)
     carried = body.parameters[: node.attrs["carries"]]
     room = sum(aligned(spec.nbytes) for spec in carried)
 

@@ -84,6 +84,7 @@ class Plan:
         self.device = device
         self._communicator = communicator
         self._choose_simple = choose
+        self._in_place = in_place
         self._constants: dict[Node, Any] = {}
         roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
@@ -284,7 +285,7 @@ class Plan:
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name == "scan":
-            return loop_kernel(node, self._choose, self._constant)
+            return loop_kernel(node, self._choose, self._constant, in_place=self._in_place)
         return self._choose_simple(node)
 
     # --- what comes in

@@ -1,0 +1,94 @@
+"""The passes together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.graph.program import program_of
+from caldera.kernels.table import TABLE
+from caldera.lazy import Expr
+from caldera.passes.lower import without_kernel
+from caldera.passes.pipeline import NAMES, optimise
+from tests.unit.passes.tools import names
+
+
+def has_kernel(name: str) -> bool:
+    return TABLE.has(name, "cpu")
+
+
+def optimised(*outputs: Expr, without: tuple[str, ...] = ()) -> list[str]:
+    program = program_of([output.node for output in outputs])
+    return names(optimise(program, has_kernel=has_kernel, without=without))
+
+
+@pytest.fixture
+def everything() -> list[Expr]:
+    """Something to do for every pass."""
+    x = op.var("x", (4, 3), fill=cd.uniform(-1, 1))
+    w = op.var("w", (3, 3), fill=cd.uniform(-1, 1))
+    b = op.var("b", (3,), fill=cd.uniform(-1, 1))
+    table = np.arange(3, dtype=np.float32)
+    hidden = op.relu(x @ w + b) * 1.0 + op.exp(op.cast(table, "float64"))
+    _, rows = op.scan(lambda h, x: (op.tanh(h + x), h * x), op.cast(b, "float64"), hidden)
+    loss = op.sum(op.log(op.softmax(rows)))
+    last, _ = op.scan(lambda h, x: (op.tanh(h @ w + x), h), op.reshape(b, (1, 3)), x)
+    return [loss, op.grad(loss, b), last]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_pass_can_be_switched_off(name: str, everything: list[Expr]) -> None:
+    best = cd.compile(everything).run()
+    for one, other in zip(cd.compile(everything, without=[name]).run(), best, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_switching_a_pass_off_changes_the_result(everything: list[Expr]) -> None:
+    program = program_of([each.node for each in everything])
+    best = optimise(program, has_kernel=has_kernel, precision="bfloat16")
+    for name in NAMES:
+        worse = optimise(program, has_kernel=has_kernel, precision="bfloat16", without=[name])
+        assert (worse.roots == best.roots) == (name == "in_place"), name
+
+
+def test_an_unknown_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of losses, fold"):
+        cd.compile([op.var("x", (2,)) + 1.0], without=["fusion"])
+
+
+def test_lowering_cannot_be_switched_off() -> None:
+    assert "lower" not in NAMES
+    x = op.var("x", (2, 3))
+    for name in optimised(op.gelu(op.softmax(x)), without=NAMES):
+        assert has_kernel(name) or name in ("reshape", "broadcast_to")
+
+
+def test_a_second_round_finds_nothing_to_do(everything: list[Expr]) -> None:
+    once = optimise(program_of([each.node for each in everything]), has_kernel=has_kernel)
+    assert optimise(once, has_kernel=has_kernel).roots == once.roots
+
+
+def test_every_op_has_a_kernel_or_parts() -> None:
+    assert without_kernel(has_kernel) == []
+    assert without_kernel(lambda name: name != "exp" and has_kernel(name)) == ["exp"]
+
+
+def test_the_bodies_of_loops_are_optimised() -> None:
+    xs = op.var("xs", (3, 2))
+    last, _ = op.scan(lambda h, x: (op.exp(h * 1.0 + x) * 2.0, h), op.var("start", (2,)), xs)
+    program = optimise(program_of([last.node]), has_kernel=has_kernel)
+    (loop,) = [node for node in program.order() if node.op.name == "scan"]
+    inside = [node.op.name for node in loop.attrs["body"].order() if node.op.kind != "leaf"]
+    assert inside == ["fused"]
+    # The carry alone is left; nobody reads what a step hands out.
+    assert len(loop.outputs) == 1
+
+
+def test_derivatives_are_optimised_like_everything_else() -> None:
+    x = op.var("x", (5,), fill=cd.uniform(0.5, 1))
+    assert optimised(op.grad(op.sum(x**2), x)) == ["mul"]
+    second = op.grad(op.sum(op.grad(op.sum(x**3), x)), x)
+    np.testing.assert_allclose(second.numpy(), 6 * x.numpy(), rtol=1e-5)

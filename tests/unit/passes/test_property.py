@@ -1,0 +1,156 @@
+"""Whatever passes do to a random graph, it computes what the plain one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caldera.graph.body import topological
+from caldera.graph.node import Node
+from caldera.graph.opdef import ITEM
+from caldera.graph.program import Program
+from caldera.graph.verify import verify
+from caldera.kernels.cpu import fused
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Kernel
+from caldera.memory import device
+from caldera.passes.constants import value_of
+from caldera.passes.lower import lower
+from caldera.passes.pipeline import NAMES, passes
+from caldera.plan.plan import Plan
+from caldera.tensor.dtype import float32, float64
+from tests.unit.passes.graphs import Graph, graphs
+from tests.unit.passes.tools import compute, product_flops, program_for
+
+TOLERANCE = {float32: 1e-5, float64: 1e-12}
+common = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+any_graph = st.one_of(graphs(float32), graphs(float64))
+
+
+def plain(graph: Graph, program: Program) -> list[np.ndarray]:
+    """Outputs and new values of variables, node by node with the oracle."""
+    values = {variable.node: array for variable, array in graph.variables.items()}
+    return compute(program.roots, values)
+
+
+def choose(node: Node) -> Kernel:
+    # BLAS may give a sum of zeros the other sign; everything else must agree to the last sign.
+    return next(
+        kernel for kernel in TABLE.candidates(node, "cpu") if kernel.name != "product with ones"
+    )
+
+
+def planned(program: Program, without: tuple[str, ...]) -> Plan:
+    optimised = program
+    for name, run in passes(lambda op: TABLE.has(op, "cpu"), frozenset(without)):
+        optimised = run(optimised)
+        verify(optimised, after=name)
+    return Plan(program, optimised, device("cpu"), choose, in_place="in_place" not in without)
+
+
+def differs(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.ndarray:
+    """Where two results differ: beyond the tolerance, in NaN and infinities, in the sign of 0."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if actual.dtype.kind != "f":
+        return actual != expected
+    close = np.isclose(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    zero = (actual == 0) & (expected == 0)
+    return ~close | (zero & (np.signbit(actual) != np.signbit(expected)))
+
+
+def is_shaky(graph: Graph, program: Program, output: int, tolerance: float) -> np.ndarray:
+    """Where an output hangs on the last bits of what it comes from, as 1 / (a - b) may."""
+    first = plain(graph, program)[output]
+    result = np.zeros(first.shape, bool)
+    for seed in range(3):
+        again = shaken(graph, program.roots[output], tolerance / 10, seed)
+        result |= differs(again, first, tolerance / 10)
+    return result
+
+
+def shaken(graph: Graph, root: Node, by: float, seed: int) -> np.ndarray:
+    """The value of a node when each result on the way is a little off."""
+    generator = np.random.default_rng(seed)
+    (root,) = lower(Program((root,)), has_kernel=lambda name: False).roots
+    results = {variable.node: (array,) for variable, array in graph.variables.items()}
+    for node in topological([root]):
+        if node in results:
+            continue
+        if node.op is ITEM:
+            results[node] = (results[node.inputs[0]][node.attrs["index"]],)
+        elif node.op.name == "array":
+            results[node] = (value_of(node),)
+        else:
+            with np.errstate(all="ignore"):
+                exact = evaluate(node, [results[given][0] for given in node.inputs])
+                results[node] = tuple(
+                    (each * (1 + by * generator.uniform(-1, 1, each.shape))).astype(each.dtype)
+                    if each.dtype.kind == "f" and node.inputs
+                    else each
+                    for each in exact
+                )
+    return results[root][0]
+
+
+def check(graph: Graph, without: tuple[str, ...]) -> None:
+    program = program_for(graph)
+    expected = plain(graph, program)
+    plan = planned(program, without)
+    updated = [symbol for symbol, _ in program.updates]
+    tolerance = TOLERANCE[graph.dtype]
+    # Twice: a second run must not see anything of the first.
+    for _ in range(2):
+        results = [tensor.numpy() for tensor in plan.run()]
+        results += [symbol.value.numpy() for symbol in updated]
+        for index, (actual, right) in enumerate(zip(results, expected, strict=True)):
+            wrong = differs(actual, right, tolerance)
+            if wrong.any():
+                wrong &= ~is_shaky(graph, program, index, tolerance)
+            assert not wrong.any(), f"output {index}:\n{actual}\nshould be\n{right}"
+        for variable, array in graph.variables.items():
+            if variable.symbol not in updated:
+                np.testing.assert_array_equal(variable.numpy(), array)
+            variable.assign(array)
+    assert plan.arena_bytes <= plan.naive_bytes
+    assert product_flops(plan.optimised) <= product_flops(program)
+
+
+def all_but(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in NAMES if name not in names)
+
+
+@pytest.fixture(params=["large", "small"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fused loops in one block, and cut into many."""
+    if request.param == "small":
+        monkeypatch.setattr(fused, "BLOCK", 2)
+    return
+
+
+@pytest.mark.parametrize("name", ["none", *NAMES])
+@common
+@given(graph=any_graph)
+def test_each_pass_alone(name: str, graph: Graph) -> None:
+    check(graph, all_but(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@common
+@given(graph=any_graph)
+def test_all_passes_but_one(name: str, graph: Graph) -> None:
+    check(graph, (name,))
+
+
+@pytest.mark.usefixtures("block")
+@settings(common, max_examples=150)
+@given(graph=any_graph)
+def test_all_passes_together(graph: Graph) -> None:
+    check(graph, ())

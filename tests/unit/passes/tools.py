@@ -1,0 +1,65 @@
+"""Small things that the tests of the passes share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.graph.ops.leaf import constant
+from caldera.graph.ops.state import assign
+from caldera.graph.program import Program, program_of
+from caldera.kernels.reference import interpret
+from caldera.lazy import var
+from caldera.passes.lower import lower
+from caldera.passes.pattern import Rules
+from caldera.tensor.dtype import float32
+from tests.unit.passes.graphs import Graph
+
+
+def variable(*shape: int, dtype: str = "float32") -> Node:
+    """A new variable's node."""
+    return var("v", shape, dtype=dtype).node
+
+
+def number(value: float) -> Node:
+    """A float32 constant."""
+    return constant(value, float32)
+
+
+def rewritten(rules: Rules, node: Node) -> Node:
+    """What rules make of one node."""
+    (result,) = rules(Program((node,))).outputs
+    return result
+
+
+def names(program: Program) -> list[str]:
+    """The ops of a program that are not leaves, in order."""
+    return [node.op.name for node in program.order() if node.op.kind != "leaf"]
+
+
+def compute(nodes: tuple[Node, ...], values: dict[Node, np.ndarray]) -> list[np.ndarray]:
+    """Values by the oracle; constant arrays bring their own."""
+    leaves = {
+        node: node.attrs["symbol"].value.numpy()
+        for node in Program(nodes).order()
+        if node.op.name == "array"
+    }
+    with np.errstate(all="ignore"):
+        return interpret(nodes, {**leaves, **values})
+
+
+def program_for(graph: Graph) -> Program:
+    """The program of a random graph."""
+    return program_of(graph.outputs, [assign(each.node, new) for each, new in graph.updates])
+
+
+def product_flops(program: Program) -> int:
+    """The work of all matrix products and convolutions, those inside of other nodes included."""
+    total = 0
+    for node in lower(program, has_kernel=lambda name: False).order():
+        if node.op.name == "scan":
+            inner = product_flops(Program(node.attrs["body"].outputs))
+            total += node.attrs["length"] * inner
+        elif node.op.kind == "product":
+            total += node.op.count_flops(node)
+    return total
