@@ -1,8 +1,8 @@
 """MNIST beside PyTorch: the same weights, the same samples in the same order.
 
 The seed's network (four dense layers, 528 units, sigmoid, batch 100, SGD 0.05, weight decay 0.001):
-the loss curves of five epochs must overlay. Then the same sizes with ReLU and Adam, and LeNet-5 with
-Adam. Times are of whole runs in alternation, data in memory, and stand beside the test accuracy.
+the loss curves of five epochs must overlay. Then the same sizes with ReLU and Adam, and LeNet-5
+with Adam. Times are of whole runs, data in memory, and stand beside the test accuracy.
 
     python benchmarks/mnist.py [--epochs 5] [--data FOLDER]
 

@@ -21,6 +21,7 @@ from caldera.errors import (
     DtypeError,
     GradientError,
     IndexingError,
+    NonFiniteError,
     OutOfMemoryError,
     ShapeError,
 )
@@ -56,9 +57,12 @@ from caldera.tensor import (
     uniform,
     zero,
 )
-
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+from caldera.train.checkpoint import Checkpointer
+from caldera.train.gradient_check import check_model_gradients
 from caldera.train.history import History
+from caldera.train.load import load_model as load
+from caldera.train.lr_find import LearningRates
 from caldera.train.model import Model, NeuralNetwork
 from caldera.train.run import Run
 
@@ -66,12 +70,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CUDA_MANAGED",
+    "DEVICE",
+    "HOST",
+    "MANAGED",
     "CalderaError",
     "Callback",
     "CheckpointError",
+    "Checkpointer",
     "CommError",
     "ConfigError",
-    "DEVICE",
     "DataError",
     "DeviceError",
     "DtypeError",
@@ -79,14 +86,14 @@ __all__ = [
     "Expr",
     "Filler",
     "GradientError",
-    "HOST",
     "History",
     "IndexingError",
     "KeepBest",
-    "MANAGED",
+    "LearningRates",
     "MemoryManager",
     "Model",
     "NeuralNetwork",
+    "NonFiniteError",
     "OutOfMemoryError",
     "Plan",
     "Run",
@@ -95,6 +102,7 @@ __all__ = [
     "Tensor",
     "TimeLimit",
     "Variable",
+    "check_model_gradients",
     "choices",
     "compile",
     "constant",
@@ -111,6 +119,7 @@ __all__ = [
     "he_uniform",
     "identity",
     "io",
+    "load",
     "memory_report",
     "nn",
     "normal",

@@ -74,6 +74,14 @@ class GradientError(CalderaError, ValueError):
     """
 
 
+class NonFiniteError(CalderaError, ArithmeticError):
+    """Training met a nan or an infinity; the message names the step and the op it came from.
+
+    >>> issubclass(NonFiniteError, ArithmeticError)
+    True
+    """
+
+
 class DataError(CalderaError, ValueError):
     """A file or data set that is truncated, malformed, hostile or of the wrong kind.
 

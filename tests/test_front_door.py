@@ -14,7 +14,19 @@ import pytest
 
 import caldera
 
-HEAVY = ("cupy", "mpi4py", "optuna", "matplotlib", "torch", "jax", "sklearn", "scipy", "pandas", "PIL", "rich")
+HEAVY = (
+    "cupy",
+    "mpi4py",
+    "optuna",
+    "matplotlib",
+    "torch",
+    "jax",
+    "sklearn",
+    "scipy",
+    "pandas",
+    "PIL",
+    "rich",
+)
 PUBLIC_ROOMS = (
     "caldera",
     "caldera.comm",

@@ -146,8 +146,12 @@ def test_two_ranks_equal_one() -> None:
     losses = alone.train() + alone.train()
     assert losses[-1] < losses[0]
 
+    # Made one after the other: seeding is global, and ranks here are threads of one process.
+    networks = [Network(f"loopback:{rank}") for rank in range(2)]
+
     def work(communicator: Communicator) -> tuple[list[float], list[np.ndarray]]:
-        network = Network(f"loopback:{communicator.rank}", communicator)
+        network = networks[communicator.rank]
+        network.communicator = communicator
         return network.train() + network.train(), network.values()
 
     (first, first_values), (second, second_values) = run_virtual_ranks(2, work)

@@ -101,6 +101,18 @@ class IterableData:
         """A batch's x, transformed and scaled; see `ArrayData`."""
         return finished(x, self._transform, self._scale, draw)
 
+    def blank(self) -> Arrays:
+        """One sample of zeros, of the shapes and dtypes of a batch: the first item shows them.
+
+        >>> from caldera import data
+        >>> [array.shape for array in data.IterableData([([1.0, 2.0], 3)]).blank()]
+        [(1, 2), (1,)]
+        """
+        x = self._blank()
+        assert self._kind is not None
+        rest = zip(self._kind.shapes[1:], self._kind.dtypes[1:], strict=True)
+        return (x, *[np.zeros((1, *shape), dtype) for shape, dtype in rest])
+
     def _blank(self) -> Array:
         if self._kind is None:
             items = self._items()

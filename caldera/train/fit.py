@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import Data, Loader, as_data
+from caldera.data import Data, IterableData, Loader, as_data
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
 from caldera.strategy import Alone, Strategy
@@ -17,22 +17,36 @@ from caldera.train.diagnose import StopAtNonFinite
 from caldera.train.history import History
 from caldera.train.progress import Progress
 from caldera.train.run import Run, arrays_of
-from caldera.train.signals import StopOnSignal
+from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
 from caldera.train.step import Steps
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
 
+def sample_of(data: Data | IterableData) -> tuple[np.ndarray, ...]:
+    """A small batch of inputs and targets, for its shapes and dtypes."""
+    if isinstance(data, IterableData):
+        found = data.blank()
+    else:
+        found = data.batch(np.arange(min(1, len(data))))
+    if len(found) < 2 or not len(found[0]):
+        raise DataError.build(
+            "fit", expected="samples with inputs and targets",
+            got=f"{len(found)} arrays of {len(found[0])} samples", hint="pass (x, y)",
+        )  # fmt: skip
+    return found
+
+
 def make_steps(
-    model: Model, data: Data, strategy: Strategy | None = None, *, weighted: bool = False
+    model: Model,
+    data: Data | IterableData,
+    strategy: Strategy | None = None,
+    *,
+    weighted: bool = False,
 ) -> Steps:
     """The plans for training a model on data like this, built for its shapes."""
-    sample = data.batch(np.arange(min(2, len(data)))) if len(data) else ()
-    if len(sample) < 2:
-        raise DataError.build(
-            "fit", expected="at least one sample of inputs and targets", got=f"{len(data)} samples"
-        )
+    sample = sample_of(data)
     model.ensure_built(sample)
     inputs = len(model.signature.inputs)
     return Steps(
@@ -78,7 +92,9 @@ def fit(
             "fit", expected="checkpoint= with resume=True", got="no checkpoint folder",
             hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
         )  # fmt: skip
-    watchers: list[Callback] = [StopOnSignal(), StopAtNonFinite(), *callbacks]
+    # Only a run that can be saved may take a request to end as one to save first.
+    signals = INTERRUPT if saver is None else (*INTERRUPT, *WARNINGS)
+    watchers: list[Callback] = [StopOnSignal(signals), StopAtNonFinite(), *callbacks]
     if saver is not None:
         watchers.append(saver)
     watchers.append(Progress(verbose))
@@ -90,7 +106,7 @@ def fit(
         history=History(),
         callbacks=watchers,
         validation=None if validation is None else as_data(validation),
-        sample_weights=_weights_of(sample_weights, len(source)),
+        sample_weights=_weights_of(sample_weights, source),
         class_weights=None if class_weights is None else _class_weights(class_weights),
     )
     if saver is not None and resume:
@@ -102,17 +118,22 @@ def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:
     """The loss and metrics of a model on data."""
     source = as_data(data)
     steps = model.evaluation_steps(source)
-    steps.evaluation(min(batch_size, max(len(source), 1)))
     steps.evaluation_totals.reset()
     for batch in Loader(source, batch_size, shuffle=False):
         steps.evaluation(len(batch)).run(steps.feeds(arrays_of(batch), None))
     return steps.evaluation_totals.results()
 
 
-def _weights_of(given: Any, count: int) -> np.ndarray | None:
+def _weights_of(given: Any, data: Data | IterableData) -> np.ndarray | None:
     if given is None:
         return None
+    if isinstance(data, IterableData):
+        raise DataError.build(
+            "fit", expected="data with numbered samples for sample_weights", got="a stream",
+            hint="use arrays, or class_weights",
+        )  # fmt: skip
     weights = np.asarray(given, dtype=np.float64)
+    count = len(data)
     if weights.shape != (count,):
         raise DataError.build(
             "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera import op, optim
-from caldera.data import Data
+from caldera.data import Data, IterableData
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr, compile
 from caldera.memory import Device
@@ -26,6 +28,8 @@ from caldera.strategy import Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.fit import evaluate, fit, make_steps
 from caldera.train.history import History
+from caldera.train.lr_find import LearningRates, lr_find
+from caldera.train.modelfile import load_weights, save_model
 from caldera.train.step import MAIN, Objective, Signature, Steps, main_output, named_outputs
 from caldera.train.summary import Summary, summarise
 
@@ -155,7 +159,9 @@ class Model(Layer):
         plan = self._predictor(count)
         parts = []
         for start in range(0, samples, count):
-            feeds = {f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)}
+            feeds = {
+                f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
+            }
             parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
         if not parts:
             name = next(iter(self.signature.outputs))
@@ -234,14 +240,47 @@ class Model(Layer):
         """
         return evaluate(self, data, batch_size or self.batch_size)
 
-    def evaluation_steps(self, data: Data) -> Steps:
+    def evaluation_steps(self, data: Data | IterableData) -> Steps:
         """The plans for evaluating; made once."""
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
         return self._evaluator
 
+    def sequence(self) -> Sequential | None:
+        """The list of layers this model consists of; None if its class has its own `forward`."""
+        return None
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the model to one file, to share or to load with `cd.load`.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = cd.load(model.save(Path(folder) / "small.caldera"))
+        >>> [p.shape for p in again.parameters()]
+        [(4, 3), (3,)]
+        """
+        return save_model(self, path)
+
+    def load_weights(self, path: str | PathLike[str]) -> None:
+        """Take the parameters of a file, by name; any that does not fit is named in the error."""
+        load_weights(self, path)
+
+    def lr_find(self, data: Any, **settings: Any) -> LearningRates:
+        """Try learning rates and suggest one; the model stays as it was."""
+        return lr_find(self, data, **settings)
+
     def summary(self, show: bool = True) -> Summary:
-        """Every layer with its shape, parameters, FLOPs, memory, work and depth; printed too."""
+        """Every layer with its shape, parameters, FLOPs, memory, work and depth; printed too.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).summary(show=False).parameters
+        15
+        """
         batch = 2
         inputs = [
             op.input(f"x{i}", (batch, *shape), dtype=dtype)
@@ -255,7 +294,7 @@ class Model(Layer):
         return found
 
     def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
-        """Build the model for a batch (inputs, perhaps followed by targets), or check that it fits."""
+        """Build the model for a batch (inputs, perhaps then targets), or check that it fits."""
         if self._signature is None:
             count = len(inspect.signature(self.forward).parameters)
             self.build_for(*arrays[:count])
@@ -288,6 +327,10 @@ class NeuralNetwork(Model):
         if specs is not None:
             self._trace_once(specs)
 
+    def sequence(self) -> Sequential | None:
+        # A subclass may do more than its list of layers, and only its class can make it again.
+        return self.network if type(self) is NeuralNetwork else None
+
     def children(self) -> Iterator[tuple[str, Layer]]:
         return self.network.children()
 
@@ -298,7 +341,7 @@ class NeuralNetwork(Model):
         first = self.network.layers[0] if self.network.layers else None
         if not isinstance(first, Input):
             return None
-        return ((first.shape, first.dtype or str(np.dtype(self.dtype))),)
+        return ((tuple(first.shape), first.dtype or str(np.dtype(self.dtype))),)
 
 
 def _padded(array: np.ndarray, count: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import Batch, Loader
+from caldera.data import Batch, IterableData, Loader
 from caldera.train.callbacks import Callback
 from caldera.train.history import History
 from caldera.train.step import Steps
@@ -21,6 +21,18 @@ class Run:
     """The state of a training run: where it is, what it has seen, and whether it should end.
 
     Callbacks get it. `stop(reason)` ends the run after the current batch.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> class Brief(cd.Callback):
+    ...     def batch_ends(self, run):
+    ...         if run.step == 3:
+    ...             run.stop("three steps are enough")
+    >>> model = cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], loss="mse", batch_size=2)
+    >>> x = np.zeros((8, 1), "float32")
+    >>> model.fit((x, x), callbacks=[Brief()], verbose=0).stopped
+    'three steps are enough'
     """
 
     def __init__(
@@ -55,9 +67,9 @@ class Run:
     # --- what callbacks ask
 
     @property
-    def batches(self) -> int:
-        """Batches in this epoch."""
-        return len(self.loader)
+    def batches(self) -> int | None:
+        """Batches in this epoch; None for a stream, which has no length."""
+        return None if isinstance(self.loader.data, IterableData) else len(self.loader)
 
     @property
     def seconds(self) -> float:
@@ -76,8 +88,8 @@ class Run:
 
     def go(self) -> History:
         """Train until the last epoch, or until somebody stops it."""
-        self._tell("run_begins")
         try:
+            self._tell("run_begins")
             while self.epoch < self.epochs and not self.stopped:
                 self._one_epoch()
         except KeyboardInterrupt:
@@ -94,7 +106,7 @@ class Run:
         self._tell("epoch_begins")
         for batch in self.loader:
             plan = self.steps.training(len(batch))
-            plan.run(self.steps.feeds(arrays_of(batch), self._weights(batch)))
+            plan.run(self.steps.feeds(arrays_of(batch), self.weights_of(batch)))
             self.batch += 1
             self.step += 1
             self._tell("batch_ends")
@@ -120,7 +132,8 @@ class Run:
             if rule.controls == "batch_size":
                 self.loader.batch_size = int(rule.after_epoch(results))
 
-    def _weights(self, batch: Batch) -> np.ndarray | None:
+    def weights_of(self, batch: Batch) -> np.ndarray | None:
+        """The weights of a batch's samples; None if all count the same."""
         if self.sample_weights is None and self.class_weights is None:
             return None
         weights = np.ones(len(batch))

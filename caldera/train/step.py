@@ -1,8 +1,8 @@
 """The plans of a model: one graph for a training step, one for evaluation, one for prediction.
 
 Shapes are static in a plan, so each batch size has plans of its own; all of them share the model's
-variables. A step whose loss is not finite changes nothing, and its number is kept: so the state that
-led to it is still there when somebody asks why.
+variables. A step whose loss is not finite changes nothing, and its number is kept: so the state
+that led to it is still there when somebody asks why.
 """
 
 from __future__ import annotations
@@ -107,21 +107,21 @@ class Steps:
         return self._plans[key]
 
     def _training_program(self, count: int) -> list[Expr]:
-        outputs, traced = self._traced(count, training=True)
-        loss, weight = self._loss(outputs, count, self.objective.of(outputs))
+        outputs, traced = self.traced(count, training=True)
+        loss, weight = self.loss(outputs, count, self.objective.of(outputs))
         updates = self._updates(loss, self.strategy.over_all(weight), traced)
         return [*updates, *self._added(self.training_totals, outputs, loss, weight, count)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
-        outputs, _ = self._traced(count, training=False)
+        outputs, _ = self.traced(count, training=False)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
-        loss, weight = self._loss(outputs, count, main)
+        loss, weight = self.loss(outputs, count, main)
         return self._added(self.evaluation_totals, outputs, loss, weight, count)
 
     # --- parts of the graph
 
-    def _traced(self, count: int, *, training: bool) -> tuple[dict[str, Expr], Context]:
+    def traced(self, count: int, *, training: bool) -> tuple[dict[str, Expr], Context]:
         inputs = self.inputs(count)
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device, random=self.random
@@ -159,7 +159,7 @@ class Steps:
     def _weights(self, count: int) -> Input | None:
         return self._input("weights", (count,), self.model.dtype) if self.weighted else None
 
-    def _loss(
+    def loss(
         self, outputs: Mapping[str, Expr], count: int, parts: Mapping[str, tuple[Loss, float]]
     ) -> tuple[Expr, Expr]:
         """The loss of the whole batch, and the weight of this rank's samples."""
@@ -167,8 +167,7 @@ class Steps:
         here = op.sum(weights) if weights is not None else lifted(float(count), self.model.dtype)
         total = self.strategy.over_all(here)
         terms = [
-            factor
-            * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
             for name, (loss, factor) in parts.items()
         ]
         result = terms[0]
@@ -208,7 +207,9 @@ class Steps:
         name, prediction = main_output(outputs, self.objective)
         target, weights = self._target(name, prediction), self._weights(count)
         sums = [metric.sums(prediction, target, weights) for metric in self.metrics]
-        sums = [{key: self.strategy.over_all(value) for key, value in each.items()} for each in sums]
+        sums = [
+            {key: self.strategy.over_all(value) for key, value in each.items()} for each in sums
+        ]
         total = self.strategy.over_all(weight)
         return totals.add(self.strategy.over_all(loss) * total, total, sums)
 

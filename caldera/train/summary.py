@@ -57,7 +57,8 @@ class Summary:
         lines += [
             f"parameters  {self.parameters:,} ({self.trainable:,} trained), "
             f"{human(self.parameter_bytes)}",
-            f"one sample  {self.flops:,} FLOPs forward, {human(self.activation_bytes)} of activations",
+            f"one sample  {self.flops:,} FLOPs forward, "
+            f"{human(self.activation_bytes)} of activations",
         ]
         return "\n".join(lines)
 

@@ -3,8 +3,8 @@
 The formulas for convolutions are those of Ben-Nun and Hoefler, "Demystifying Parallel and
 Distributed Deep Learning" (table of convolution methods): work W and depth D of the direct method,
 im2col, FFT and Winograd with m x m tiles. Two slips of the printed table are mended: a tile has
-alpha = m + r - 1 rows (Lavin and Gray), and each of its alpha**2 elements costs a multiplication for
-each pair of channels.
+alpha = m + r - 1 rows (Lavin and Gray), and each of its alpha**2 elements costs a multiplication
+for each pair of channels.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def convolution_work(node: Node, tile: int = 4) -> list[Work]:
         tiles = images * math.ceil(out_height / m) * math.ceil(out_width / m)
         moved = alpha * (r * r + alpha * r + 2 * alpha * alpha + alpha * m + m * m)
         winograd = moved + out_channels * channels * tiles * alpha * alpha
-        rows.append(
-            Work("Winograd", winograd, 2 * _log2(r) + 4 * _log2(alpha) + _log2(channels))
-        )
+        rows.append(Work("Winograd", winograd, 2 * _log2(r) + 4 * _log2(alpha) + _log2(channels)))
     return rows
 
 

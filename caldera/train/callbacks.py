@@ -1,0 +1,250 @@
+"""Callbacks: what may look at a training run while it goes on, and end it.
+
+A callback of your own overrides the moments it cares about:
+
+    class Printer(cd.Callback):
+        def epoch_ends(self, run):
+            print(run.epoch, run.history["loss"][-1])
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.nn.registry import nearest
+from caldera.train.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+_LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "seconds")
+
+
+class Callback:
+    """Does nothing at each moment of a run; override what you need.
+
+    >>> import caldera as cd
+    >>> class Patient(cd.Callback):
+    ...     def epoch_ends(self, run):
+    ...         if run.seconds > 60:
+    ...             run.stop("a minute is over")
+
+    A callback that remembers something gives it out in `state` (what JSON can hold) and `arrays`,
+    and takes it back in `take_back`, so that a resumed run goes on exactly as it would have.
+    """
+
+    def run_begins(self, run: Run) -> None:
+        """Before the first epoch."""
+
+    def epoch_begins(self, run: Run) -> None:
+        """Before the first batch of an epoch (or the next one, where a run is resumed)."""
+
+    def batch_ends(self, run: Run) -> None:
+        """After each training step."""
+
+    def epoch_ends(self, run: Run) -> None:
+        """After validation; `run.history` has the epoch's results, `run.epoch` is the next one."""
+
+    def run_ends(self, run: Run) -> None:
+        """After the last epoch, also if the run ends early or by an error."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold of this callback, as plain data."""
+        return {}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has to hold of this callback, as arrays."""
+        return {}
+
+    def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take back what `state` and `arrays` gave out."""
+
+
+class KeepBest(Callback):
+    """Keeps the parameters of the best epoch, and puts them back when the run ends.
+
+    `mode` is "min" or "max"; without it the name decides (losses and errors should be small).
+
+    >>> import caldera as cd
+    >>> cd.KeepBest("val_accuracy").mode
+    'max'
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", *, mode: str | None = None, min_delta: float = 0.0
+    ) -> None:
+        self.monitor = monitor
+        self.mode = _mode(type(self).__name__, monitor, mode)
+        self.min_delta = _not_negative(type(self).__name__, "min_delta", min_delta)
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+        self._snapshot: Snapshot | None = None
+
+    def epoch_ends(self, run: Run) -> None:
+        self.keep_if_better(run)
+
+    def keep_if_better(self, run: Run) -> bool:
+        """Copy the model if the last epoch was the best so far; whether it was."""
+        value = latest(run, self.monitor, type(self).__name__)
+        if not _improves(value, self.best, self.mode, self.min_delta):
+            return False
+        self.best = value
+        self.best_epoch = run.epoch - 1
+        self._snapshot = Snapshot.of(run.model)
+        return True
+
+    def run_ends(self, run: Run) -> None:
+        if self._snapshot is not None:
+            self._snapshot.put_back(run.model)
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_epoch": self.best_epoch}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {} if self._snapshot is None else dict(self._snapshot.values)
+
+    def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.best = state["best"]
+        self.best_epoch = state["best_epoch"]
+        self._snapshot = Snapshot(arrays) if arrays else None
+
+
+class EarlyStopping(Callback):
+    """Ends the run once `monitor` has not become better for `patience` epochs.
+
+    Better means by more than `min_delta`. With `restore_best` the model has the parameters of its
+    best epoch at the end. `mode` is as in `KeepBest`.
+
+    >>> import caldera as cd
+    >>> cd.EarlyStopping("val_loss", patience=3).patience
+    3
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 5,
+        *,
+        min_delta: float = 0.0,
+        restore_best: bool = True,
+        mode: str | None = None,
+    ) -> None:
+        if patience < 1:
+            raise ConfigError.build("EarlyStopping", expected="patience >= 1", got=f"{patience}")
+        self.monitor = monitor
+        self.patience = patience
+        self.restore_best = restore_best
+        self.waited = 0
+        self._keeper = KeepBest(monitor, mode=mode, min_delta=min_delta)
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self._keeper.best
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch (from 0) that had it."""
+        return self._keeper.best_epoch
+
+    def epoch_ends(self, run: Run) -> None:
+        if self._keeper.keep_if_better(run):
+            self.waited = 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            epochs = "epoch" if self.patience == 1 else "epochs"
+            run.stop(f"{self.monitor} has not improved for {self.patience} {epochs}")
+
+    def run_ends(self, run: Run) -> None:
+        if self.restore_best:
+            self._keeper.run_ends(run)
+
+    def state(self) -> dict[str, Any]:
+        return {**self._keeper.state(), "waited": self.waited}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self._keeper.arrays()
+
+    def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self._keeper.take_back(state, arrays)
+        self.waited = state["waited"]
+
+
+class TimeLimit(Callback):
+    """Ends the run after this many seconds, between two steps.
+
+    >>> import caldera as cd
+    >>> cd.TimeLimit(60).seconds
+    60
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = _not_negative("TimeLimit", "seconds", seconds)
+
+    def batch_ends(self, run: Run) -> None:
+        if run.seconds >= self.seconds:
+            run.stop(f"the time limit of {self.seconds:g} s")
+
+
+class Target(Callback):
+    """Ends the run once a metric has reached a value.
+
+    >>> import caldera as cd
+    >>> cd.Target("val_accuracy", 0.97).mode
+    'max'
+    """
+
+    def __init__(self, metric: str, value: float, *, mode: str | None = None) -> None:
+        self.metric = metric
+        self.value = value
+        self.mode = _mode("Target", metric, mode)
+
+    def epoch_ends(self, run: Run) -> None:
+        value = latest(run, self.metric, "Target")
+        reached = value <= self.value if self.mode == "min" else value >= self.value
+        if reached:
+            run.stop(f"{self.metric} has reached {self.value:g}")
+
+
+def latest(run: Run, column: str, where: str) -> float:
+    """The last value of a column of the history; an unknown column is an error."""
+    if column not in run.history:
+        hint = nearest(column, run.history)
+        if column.startswith("val_"):
+            hint = f"pass validation= to fit, or {hint}"
+        raise ConfigError.build(
+            where, expected="a column of the history", got=repr(column), hint=hint
+        )
+    value = run.history[column][-1]
+    if not isinstance(value, int | float):
+        raise ConfigError.build(
+            where, expected="a column of single numbers", got=f"{column!r}, which holds tables"
+        )
+    return float(value)
+
+
+def _improves(value: float, best: float | None, mode: str, by: float) -> bool:
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value < best - by if mode == "min" else value > best + by
+
+
+def _mode(where: str, monitor: str, mode: str | None) -> str:
+    if mode is None:
+        return "min" if monitor.endswith(_LOWER_IS_BETTER) else "max"
+    if mode not in ("min", "max"):
+        raise ConfigError.build(where, expected='mode "min" or "max"', got=repr(mode))
+    return mode
+
+
+def _not_negative(where: str, name: str, value: float) -> float:
+    if not value >= 0:
+        raise ConfigError.build(where, expected=f"{name} >= 0", got=f"{value}")
+    return value

@@ -1,0 +1,187 @@
+"""`lr_find`: which learning rate suits a model and its data, found by a short trial run.
+
+The learning rate grows from step to step while the loss is watched. It falls fastest at a good rate
+and rises where the rate is too large (Smith, 2017). Afterwards everything is as it was before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import IterableData, Loader, as_data
+from caldera.errors import ConfigError
+from caldera.train.axis import axis_of
+from caldera.train.chart import write_chart
+from caldera.train.fit import make_steps
+from caldera.train.panel import COLOURS, Line, Panel
+from caldera.train.run import arrays_of
+from caldera.train.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+    from caldera.train.step import Steps
+
+_MEMORY = 0.9
+_WIDTH = 0.04
+"""Of all steps, over how many the losses are smoothed."""
+_DIVERGED = 4.0
+"""Times the best loss at which the trial ends: larger rates only make it worse."""
+_LEAST_STEPS = 10
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """What `lr_find` saw: the loss at each learning rate, and the rate it suggests.
+
+    >>> from caldera.train.lr_find import LearningRates
+    >>> found = LearningRates([0.01, 0.1, 1.0], [1.0, 0.5, 2.0], [1.0, 0.5, 2.0], 0.1)
+    >>> found
+    LearningRates(0.01 to 1 in 3 steps, suggestion 0.1)
+    """
+
+    learning_rates: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    suggestion: float
+
+    def plot(self, path: str | PathLike[str], title: str = "") -> Path:
+        """Write the losses over the learning rates to an .svg file; its path."""
+        rates = self.learning_rates
+        raw = Line("each step", list(zip(rates, self.losses, strict=True)), "#9db8d9")
+        smooth = Line("smoothed", list(zip(rates, self.smoothed, strict=True)), COLOURS[0])
+        # The explosion at the end would press everything else to the floor.
+        top = 1.5 * max(self.smoothed[: int(np.argmin(self.smoothed)) + 1])
+        shown = [value for value in (*self.losses, *self.smoothed) if value <= top]
+        panel = Panel(
+            "loss", "learning rate", [_below(raw, max(shown)), _below(smooth, max(shown))],
+            axis_of(rates, log=True), axis_of(shown, log=False),
+            note=(self.suggestion, f"suggestion {self.suggestion:.2g}"),
+        )  # fmt: skip
+        return write_chart(path, [panel], title)
+
+    def __repr__(self) -> str:
+        rates = self.learning_rates
+        return (
+            f"LearningRates({rates[0]:g} to {rates[-1]:g} in {len(rates)} steps, "
+            f"suggestion {self.suggestion:.2g})"
+        )
+
+
+def lr_find(
+    model: Model,
+    data: Any,
+    *,
+    lowest: float = 1e-6,
+    highest: float = 10.0,
+    steps: int = 100,
+    batch_size: int | None = None,
+) -> LearningRates:
+    """Try learning rates from `lowest` to `highest` on a model, and suggest one.
+
+    Parameters, statistics, optimizer and random state are as before afterwards, bit for bit: the
+    trial has an optimizer of its own, of the same kind.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> from caldera.train.lr_find import lr_find
+    >>> x = np.random.default_rng(0).normal(size=(256, 2)).astype("float32")
+    >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss="mse", optimizer="sgd")
+    >>> found = lr_find(model, (x, x[:, :1] * 2))
+    >>> 1e-4 < found.suggestion < 1
+    True
+    """
+    if not 0 < lowest < highest or steps < 2:
+        raise ConfigError.build(
+            "lr_find", expected="0 < lowest < highest and at least 2 steps",
+            got=f"{lowest}, {highest} and {steps}",
+        )  # fmt: skip
+    source = as_data(data)
+    if isinstance(source, IterableData):
+        raise ConfigError.build(
+            "lr_find", expected="data that can be asked for by number", got="a stream"
+        )
+    given = model.optimizer
+    optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
+    trial = dataclasses.replace(make_steps(model, source), optimizer=optimizer)
+    loader = Loader(source, batch_size or model.batch_size, seed=model.seed)
+    before = Snapshot.of(model)
+    try:
+        rates, losses = _try(trial, loader, np.geomspace(lowest, highest, steps))
+    finally:
+        before.put_back(model)
+    smoothed = _smooth(losses, steps * _WIDTH)
+    return LearningRates(rates, losses, smoothed, _suggestion(rates, smoothed))
+
+
+def _try(steps: Steps, loader: Loader, rates: np.ndarray) -> tuple[list[float], list[float]]:
+    tried: list[float] = []
+    losses: list[float] = []
+    recent = 0.0
+    best = math.inf
+    for batch in _endless(loader):
+        rate = float(rates[len(tried)])
+        plan = steps.training(len(batch))
+        steps.optimizer.learning_rate.assign(rate)
+        steps.training_totals.reset()
+        plan.run(steps.feeds(arrays_of(batch), None))
+        loss = steps.training_totals.loss()
+        if not math.isfinite(loss):
+            break
+        tried.append(rate)
+        losses.append(loss)
+        recent = loss if len(tried) == 1 else _MEMORY * recent + (1 - _MEMORY) * loss
+        best = min(best, recent)
+        if len(tried) == len(rates) or (recent > _DIVERGED * best and len(tried) >= _LEAST_STEPS):
+            break
+    if len(tried) < 2:
+        raise ConfigError.build(
+            "lr_find", expected="a finite loss at the lowest learning rates", got="none",
+            hint="choose a smaller lowest=, and look for nan in the data",
+        )  # fmt: skip
+    return tried, losses
+
+
+def _endless(loader: Loader) -> Any:
+    while True:
+        yield from loader
+
+
+def _smooth(losses: list[float], width: float) -> list[float]:
+    """Each loss as the mean of those around it, the nearer the more; `width` is in steps."""
+    places = np.arange(len(losses))
+    weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
+    smoothed: list[float] = (weights @ np.array(losses) / weights.sum(axis=1)).tolist()
+    return smoothed
+
+
+def _suggestion(rates: list[float], smoothed: list[float]) -> float:
+    """A tenth of the rate at which the loss was lowest, or where it fell fastest if that is less.
+
+    At the lowest point the rate is already at the edge of what the model bears. The smallest rates
+    are left out: what the loss does there is noise.
+    """
+    lowest = int(np.argmin(smoothed))
+    first = len(rates) // 10
+    cautious = max(rates[lowest] / 10, rates[0])
+    if lowest < first + 2:
+        return cautious
+    slope = np.gradient(np.array(smoothed), np.log(rates))
+    return min(cautious, rates[first + int(np.argmin(slope[first : lowest + 1]))])
+
+
+def _below(line: Line, top: float) -> Line:
+    """The line up to where it leaves the picture."""
+    points = []
+    for point in line.points:
+        if point[1] > top:
+            break
+        points.append(point)
+    return dataclasses.replace(line, points=points)

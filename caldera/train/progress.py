@@ -1,0 +1,218 @@
+"""Progress of a run: one live line in a terminal, plain lines elsewhere.
+
+The clock is read after each step and nothing else is done until it is time for the next picture, so
+that the cost stays far below that of a step; the loss stays on the device in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from caldera.data.optional import optional_import
+from caldera.errors import ConfigError
+from caldera.train.callbacks import Callback
+from caldera.train.history import shown_number
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+LIVE_EVERY_S = 0.4
+LINE_EVERY_S = 10.0
+_WIDEST_BAR = 30
+_NARROWEST_BAR = 6
+
+
+class Progress(Callback):
+    """Shows how a run is going.
+
+    `verbose` is 0 (silent), 1 (a live line in a terminal; elsewhere a line an epoch, and one every
+    ten seconds within a longer one) or 2 (a line an epoch, nothing in between). `console` is a
+    `rich.console.Console`, by default one for the standard output.
+
+    >>> from caldera.train.progress import Progress
+    >>> Progress(verbose=3)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: verbose: expected 0, 1 or 2, got 3
+    """
+
+    def __init__(
+        self,
+        verbose: int | None = None,
+        *,
+        console: Any = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if verbose not in (None, 0, 1, 2):
+            raise ConfigError.build("verbose", expected="0, 1 or 2", got=repr(verbose))
+        self.verbose = 1 if verbose is None else int(verbose)
+        self._console = console
+        self._clock = clock
+        self._live: Any = None
+        self._next = float("inf")
+        self._batches: int | None = None
+        self._pace = _Pace(0.0, 0, 0)
+        self._is_first = True
+
+    # --- moments
+
+    def run_begins(self, run: Run) -> None:
+        if not self.verbose:
+            return
+        if self._console is None:
+            self._console = optional_import("rich.console", "rich", "progress").Console()
+        if self.verbose == 1 and self._console.is_terminal:
+            live = optional_import("rich.live", "rich", "progress").Live
+            self._live = live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def epoch_begins(self, run: Run) -> None:
+        if not self.verbose:
+            return
+        now = self._clock()
+        self._batches = run.batches
+        self._pace = _Pace(now, run.batch, run.loader.position)
+        if self._live is not None:
+            self._draw(run, now, "preparing" if self._is_first else "")
+        self._next = now if self._is_first else self._after(now)
+
+    def batch_ends(self, run: Run) -> None:
+        now = self._clock()
+        if now < self._next and run.batch != self._batches:
+            return
+        if self._is_first:
+            # The first step makes plans and measures kernels: it says nothing about the pace.
+            self._is_first = False
+            self._pace = _Pace(now, run.batch, run.loader.position)
+            self._next = self._after(now)
+        elif now >= self._next:
+            self._show(run, now)
+        if run.batch == self._batches:
+            self._pace.samples_a_second(now, run.loader.position)
+            if self._live is not None and run.validation is not None:
+                self._draw(run, now, "validating")
+
+    def epoch_ends(self, run: Run) -> None:
+        if not self.verbose:
+            return
+        row = run.history.rows[-1]
+        seconds = row.pop("seconds", None)
+        epoch = row.pop("epoch")
+        parts = [f"epoch {epoch + 1}/{run.epochs}", *_values(row)]
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s")
+        rate = self._pace.samples_a_second(self._clock(), None)
+        if rate:
+            parts.append(f"{rate:,.0f} samples/s")
+        self._print("  ".join(parts))
+
+    def run_ends(self, run: Run) -> None:
+        self._next = float("inf")
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self.verbose and run.stopped:
+            self._print(f"stopped: {run.stopped}")
+
+    # --- showing
+
+    def _after(self, now: float) -> float:
+        """When to show something next."""
+        if self._live is not None:
+            return now + LIVE_EVERY_S
+        return now + LINE_EVERY_S if self.verbose == 1 else float("inf")
+
+    def _show(self, run: Run, now: float) -> None:
+        if self._live is not None:
+            self._draw(run, now)
+        else:
+            self._print("  ".join([_where(run), self._count(run), *self._figures(run, now)]))
+        # Counted from the end: where drawing is slow it must not be all that is done.
+        self._next = self._after(self._clock())
+
+    def _print(self, line: str) -> None:
+        if self._live is not None:
+            # Printing draws the live line anew below, and it is no longer true.
+            self._live.update("", refresh=True)
+        # Not wrapped: a line of a log is one line, however long.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self, run: Run, now: float, instead: str = "") -> None:
+        """The live line. It costs half a millisecond: cheap enough for a few times a second."""
+        text = optional_import("rich.text", "rich", "progress").Text
+        figures = "  ".join([instead] if instead else self._figures(run, now))
+        head, tail = f"{_where(run)} ", f" {self._count(run)}  {figures}"
+        line = text(no_wrap=True, overflow="ellipsis")
+        line.append(head, style="bold")
+        room = self._console.width - len(head) - len(tail) - 1
+        width = min(_WIDEST_BAR, room)
+        if self._batches and width >= _NARROWEST_BAR:
+            done = round(width * run.batch / self._batches)
+            line.append("\u2501" * done, style="cyan")
+            line.append("\u2501" * (width - done), style="bright_black")
+        line.append(tail)
+        self._live.update(line, refresh=True)
+
+    def _count(self, run: Run) -> str:
+        if self._batches is None:
+            return f"{run.batch}"
+        return f"{run.batch:>{len(str(self._batches))}}/{self._batches}"
+
+    def _figures(self, run: Run, now: float) -> list[str]:
+        if run.batch == 0:
+            return []
+        parts = _values(run.steps.training_totals.results())
+        rate = self._pace.samples_a_second(now, run.loader.position)
+        if rate:
+            parts.append(f"{rate:,.0f} samples/s")
+        left = self._pace.seconds_left(now, run, self._batches)
+        if left is not None:
+            parts.append(f"{_duration(left)} left")
+        return parts
+
+
+class _Pace:
+    """How fast this epoch goes, counted from where it began or was resumed."""
+
+    def __init__(self, start: float, batch: int, position: int) -> None:
+        self._start = start
+        self._batch = batch
+        self._position = position
+        self._samples_a_second = 0.0
+
+    def samples_a_second(self, now: float, position: int | None) -> float:
+        """Up to `position`; without one, what it was the last time."""
+        if position is not None and now > self._start:
+            self._samples_a_second = (position - self._position) / (now - self._start)
+        return self._samples_a_second
+
+    def seconds_left(self, now: float, run: Run, batches: int | None) -> float | None:
+        """Until the end of the run, if every epoch is like this one; None if nobody can say."""
+        done = run.batch - self._batch
+        if batches is None or done <= 0:
+            return None
+        to_do = batches - run.batch + (run.epochs - run.epoch - 1) * batches
+        return (now - self._start) / done * to_do
+
+
+def _where(run: Run) -> str:
+    return f"epoch {run.epoch + 1}/{run.epochs}"
+
+
+def _values(results: dict[str, Any]) -> list[str]:
+    """The results that are single numbers, with their names."""
+    return [
+        f"{name} {shown_number(value)}"
+        for name, value in results.items()
+        if isinstance(value, int | float)
+    ]
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
