@@ -9,7 +9,10 @@ nothing runs until `eval()`, `numpy()`, `float()` or printing asks for its value
 
 from __future__ import annotations
 
-from caldera import data, errors, io, nn, op, optim, testing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from caldera import errors, op
 from caldera.config import settings
 from caldera.errors import (
     CalderaError,
@@ -27,15 +30,7 @@ from caldera.errors import (
 )
 from caldera.kernels.choose import choices
 from caldera.lazy import Expr, Variable, compile, forget_plans
-from caldera.memory import (
-    CUDA_MANAGED,
-    DEVICE,
-    HOST,
-    MANAGED,
-    MemoryManager,
-    device,
-    memory_report,
-)
+from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, MemoryManager, device, memory_report
 from caldera.op.random import seed
 from caldera.plan.plan import Plan
 from caldera.tensor import (
@@ -57,16 +52,57 @@ from caldera.tensor import (
     uniform,
     zero,
 )
-from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
-from caldera.train.checkpoint import Checkpointer
-from caldera.train.gradient_check import check_model_gradients
-from caldera.train.history import History
-from caldera.train.load import load_model as load
-from caldera.train.lr_find import LearningRates
-from caldera.train.model import Model, NeuralNetwork
-from caldera.train.run import Run
+
+if TYPE_CHECKING:
+    from caldera import data, io, nn, optim, testing
+    from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+    from caldera.train.checkpoint import Checkpointer
+    from caldera.train.gradient_check import check_model_gradients
+    from caldera.train.history import History
+    from caldera.train.load import load_model as load
+    from caldera.train.lr_find import LearningRates
+    from caldera.train.model import Model, NeuralNetwork
+    from caldera.train.run import Run
 
 __version__ = "0.1.0"
+
+# What training needs is loaded when it is first asked for: a script that only computes starts
+# sooner. Values are the module, and the name in it if it has another one there.
+_LATER: dict[str, tuple[str, str]] = {
+    "Callback": ("caldera.train.callbacks", "Callback"),
+    "Checkpointer": ("caldera.train.checkpoint", "Checkpointer"),
+    "EarlyStopping": ("caldera.train.callbacks", "EarlyStopping"),
+    "History": ("caldera.train.history", "History"),
+    "KeepBest": ("caldera.train.callbacks", "KeepBest"),
+    "LearningRates": ("caldera.train.lr_find", "LearningRates"),
+    "Model": ("caldera.train.model", "Model"),
+    "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
+    "Run": ("caldera.train.run", "Run"),
+    "Target": ("caldera.train.callbacks", "Target"),
+    "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
+    "check_model_gradients": ("caldera.train.gradient_check", "check_model_gradients"),
+    "data": ("caldera.data", ""),
+    "io": ("caldera.io", ""),
+    "load": ("caldera.train.load", "load_model"),
+    "nn": ("caldera.nn", ""),
+    "optim": ("caldera.optim", ""),
+    "testing": ("caldera.testing", ""),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'caldera' has no attribute {name!r}")
+    module, attribute = _LATER[name]
+    found = import_module(module)
+    value = getattr(found, attribute) if attribute else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "CUDA_MANAGED",
