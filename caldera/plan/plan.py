@@ -125,6 +125,11 @@ class Plan:
         return self.schedule.naive_bytes
 
     @property
+    def inputs(self) -> list[str]:
+        """The names of the inputs a run has to be given."""
+        return list(self._inputs)
+
+    @property
     def symbols(self) -> list[Symbol]:
         """The variables, tensors and inputs that a run reads or updates."""
         return list(self._symbols)

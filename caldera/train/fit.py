@@ -120,7 +120,7 @@ def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:
     steps = model.evaluation_steps(source)
     steps.evaluation_totals.reset()
     for batch in Loader(source, batch_size, shuffle=False):
-        steps.evaluation(len(batch)).run(steps.feeds(arrays_of(batch), None))
+        steps.add_evaluation(arrays_of(batch))
     return steps.evaluation_totals.results()
 
 

@@ -112,6 +112,12 @@ class Steps:
         updates = self._updates(loss, self.strategy.over_all(weight), traced)
         return [*updates, *self._added(self.training_totals, outputs, loss, weight, count)]
 
+    def add_evaluation(self, parts: Sequence[np.ndarray]) -> None:
+        """Evaluate a batch. Only what the main output needs is fed."""
+        plan = self.evaluation(len(parts[0]))
+        feeds = self.feeds(parts, None)
+        plan.run({name: feeds[name] for name in plan.inputs})
+
     def _evaluation_program(self, count: int) -> list[Expr]:
         outputs, _ = self.traced(count, training=False)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
@@ -122,6 +128,7 @@ class Steps:
     # --- parts of the graph
 
     def traced(self, count: int, *, training: bool) -> tuple[dict[str, Expr], Context]:
+        """The outputs of the network for `count` samples, and the trace that made them."""
         inputs = self.inputs(count)
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device, random=self.random

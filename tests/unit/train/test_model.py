@@ -173,8 +173,9 @@ def test_several_outputs_with_weighted_losses() -> None:
     x, y = blobs()
     norms = np.linalg.norm(x, axis=1, keepdims=True).astype("float32")
     model = TwoHeads()
-    history = model.fit((x, y, norms), epochs=8, verbose=0)
+    history = model.fit((x, y, norms), validation=(x, y, norms), epochs=8, verbose=0)
     assert history["accuracy"][-1] > 0.8
+    assert history["val_accuracy"][-1] > 0.8
     assert sorted(p.name for p in model.parameters())[0] == "body/bias"
     assert model.predict(x).shape == (len(x), 3)
 
