@@ -13,7 +13,7 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN)/python -m caldera.demo
+	$(RUN)/caldera train --data digits --out out
 
 lint: setup
 	$(RUN)/ruff check .
@@ -25,6 +25,8 @@ test: lint
 
 benchmark: setup
 	$(RUN)/python benchmarks/overhead.py
+	$(RUN)/python benchmarks/input.py
+	$(RUN)/python benchmarks/progress.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

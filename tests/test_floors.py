@@ -19,7 +19,7 @@ FLOORS = {
     7: ("nn", "optim", "data", "strategy", "testing"),
     8: ("train", "parallel", "dmath"),
     9: ("search", "bench"),
-    10: ("cli", "demo"),
+    10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
