@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import caldera as cd
-from caldera import data, nn, optim
+from caldera import data, nn, op, optim
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -37,7 +37,10 @@ def networks() -> dict[str, tuple[Callable[[], list[nn.Layer]], Callable[[], opt
             lambda: nn.models.mlp((1, 28, 28), activation="relu"),
             lambda: optim.Adam(1e-3),
         ),
-        "LeNet-5, ReLU, Adam": (lambda: nn.models.lenet5(), lambda: optim.Adam(1e-3)),
+        "LeNet-5, ReLU, Adam, cosine": (
+            lambda: nn.models.lenet5(),
+            lambda: optim.Adam(optim.Cosine(2e-3, steps=3000, warm_up=100)),
+        ),
     }
 
 
@@ -98,16 +101,23 @@ def train_torch(
         if layer.activation:
             layers.append(activations[layer.activation]())
     network = tn.Sequential(*layers)
-    ours = model.optimizer
-    if isinstance(ours, optim.Adam):
+    if isinstance(model.optimizer, optim.Adam):
         optimizer: Any = torch.optim.Adam(network.parameters(), 1e-3, fused=True)
     else:
         optimizer = torch.optim.SGD(network.parameters(), 0.05, weight_decay=0.001, fused=True)
     loader = data.Loader(mnist.train, model.batch_size, seed=model.seed)
     curve, seen = [], []
+    schedule = optim.Cosine(2e-3, steps=3000, warm_up=100)
+    rate = schedule.rate(op.input("step", (), dtype="float64"))
+    rates = [rate.eval(step=float(s)).item() for s in range(3000)]
+    is_scheduled = isinstance(layers[0], tn.Conv2d)
+    step = 0
     start = time.perf_counter()
     for _ in range(epochs):
         for batch in loader:
+            if is_scheduled:
+                optimizer.param_groups[0]["lr"] = rates[min(step, 2999)]
+            step += 1
             logits = network(torch.from_numpy(batch.x))
             loss = tn.functional.cross_entropy(logits, torch.from_numpy(np.asarray(batch.y)))
             optimizer.zero_grad()

@@ -15,6 +15,7 @@ from caldera.errors import ConfigError, DeviceError, ShapeError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.picture import save
 from caldera.graph.program import Program
+from caldera.kernels.cpu.blas import one_thread
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import HOST, MANAGED, Block, Device
@@ -326,7 +327,7 @@ class Plan:
 
 def _execute(calls: list[Runner]) -> None:
     # Infinities and nans are values here, not news.
-    with np.errstate(all="ignore"):
+    with one_thread, np.errstate(all="ignore"):
         for call in calls:
             call()
 

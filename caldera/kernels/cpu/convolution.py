@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from caldera.graph.node import Node, Spec
+from caldera.kernels.cpu.blas import product
 from caldera.kernels.cpu.scratch import Scratch, computed_in, room_for, through_float32
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import DType
@@ -195,18 +196,18 @@ def _bind_whole(call: Call) -> Runner:
 
     def convolve() -> None:
         _unfold(first.swapaxes(0, 1), copies, zeros)
-        np.matmul(_matrices(second, geometry), table, rows)
+        product(_matrices(second, geometry), table, rows)
         np.copyto(out.swapaxes(0, 1), outputs)
 
     def for_input() -> None:
         np.copyto(outputs, first.swapaxes(0, 1))
-        np.matmul(_matrices(second, geometry).swapaxes(1, 2), rows, table)
+        product(_matrices(second, geometry).swapaxes(1, 2), rows, table)
         _fold(out.swapaxes(0, 1), copies)
 
     def for_weight() -> None:
         _unfold(first.swapaxes(0, 1), copies, zeros)
         np.copyto(outputs, second.swapaxes(0, 1))
-        np.matmul(rows, table.swapaxes(1, 2), _matrices(out, geometry))
+        product(rows, table.swapaxes(1, 2), _matrices(out, geometry))
 
     return _pick(call.node, convolve, for_input, for_weight)
 
@@ -261,12 +262,12 @@ def _bind_image(call: Call) -> Runner:
         kernels = _matrices(second, geometry)
         for n in batch:
             _unfold(first[n], copies, zeros)
-            np.matmul(kernels, table, rows(out[n]))
+            product(kernels, table, rows(out[n]))
 
     def for_input() -> None:
         kernels = _matrices(second, geometry).swapaxes(1, 2)
         for n in batch:
-            np.matmul(kernels, rows(first[n]), table)
+            product(kernels, rows(first[n]), table)
             _fold(out[n], copies)
 
     def for_weight() -> None:
@@ -274,7 +275,7 @@ def _bind_image(call: Call) -> Runner:
         total.fill(0)
         for n in batch:
             _unfold(first[n], copies, zeros)
-            np.matmul(rows(second[n]), table.swapaxes(1, 2), term)
+            product(rows(second[n]), table.swapaxes(1, 2), term)
             np.add(total, term, total)
 
     return _pick(call.node, convolve, for_input, for_weight)
@@ -303,11 +304,11 @@ def _bind_product(call: Call) -> Runner:
 
     def convolve() -> None:
         kernels = _matrices(second, geometry)
-        np.matmul(kernels, pixels(first, geometry.channels), pixels(out, geometry.results))
+        product(kernels, pixels(first, geometry.channels), pixels(out, geometry.results))
 
     def for_input() -> None:
         kernels = _matrices(second, geometry).swapaxes(1, 2)
-        np.matmul(kernels, pixels(first, geometry.results), pixels(out, geometry.channels))
+        product(kernels, pixels(first, geometry.results), pixels(out, geometry.channels))
 
     def for_weight() -> None:
         total = _matrices(out, geometry)
@@ -315,7 +316,7 @@ def _bind_product(call: Call) -> Runner:
         images = pixels(first, geometry.channels).swapaxes(2, 3)
         outputs = pixels(second, geometry.results)
         for n in range(geometry.batch):
-            np.matmul(outputs[n], images[n], term)
+            product(outputs[n], images[n], term)
             np.add(total, term, total)
 
     return _pick(call.node, convolve, for_input, for_weight)

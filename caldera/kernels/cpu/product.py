@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from caldera.kernels.cpu.blas import product
 from caldera.kernels.cpu.scratch import through_float32
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
@@ -30,8 +31,8 @@ def _bind(call: Call) -> Runner:
     left = a.swapaxes(-1, -2) if attrs["ta"] else a
     right = b.swapaxes(-1, -2) if attrs["tb"] else b
     if _reaches_blas(left) and _reaches_blas(right):
-        return partial(np.matmul, left, right, out)
-    return lambda: np.matmul(np.ascontiguousarray(left), np.ascontiguousarray(right), out)
+        return partial(product, left, right, out)
+    return lambda: product(np.ascontiguousarray(left), np.ascontiguousarray(right), out)
 
 
 _bind_any, _workspace = through_float32(_bind, lambda node: 0)
