@@ -1,0 +1,216 @@
+"""From options to a model with its optimizer, ready to be trained."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import optim
+from caldera.cli.options import CONSTANT, names_of
+from caldera.cli.zoo import ZOO, make_layers
+from caldera.data import Dataset
+from caldera.errors import ConfigError
+from caldera.nn.losses import Loss, losses
+from caldera.nn.normalisation import BatchNorm
+from caldera.optim import Optimizer, epoch_rules, schedules
+from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+from caldera.train.model import NeuralNetwork
+
+_RATE_ARGUMENTS = ("initial", "peak", "then")
+"""What schedules call the learning rate they are made with."""
+_WHOLE_RUN = ("cosine", "one_cycle")
+"""Schedules that take the whole run unless told otherwise."""
+_MAIN = "main"
+
+
+def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
+    """The options with what follows from the data: the loss, the scale, the number of words."""
+    reads_words = ZOO[options["model"]].reads_words
+    is_table = len(found.shape) == 1 and not reads_words
+    usual: dict[str, Any] = {
+        "loss": "cross_entropy" if found.classes else "mean_squared",
+        "normalise": is_table,
+    }
+    if reads_words:
+        usual["vocabulary"] = _vocabulary(found)
+    return usual | dict(options)
+
+
+def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
+    """The network that the options name, for samples like these."""
+    options = resolved(options, found)
+    outputs = found.classes or int(np.prod(found.train.batch(np.arange(1))[-1].shape[1:]))
+    return make_network(options, found.shape, outputs, total_steps(options, len(found.train)))
+
+
+def make_network(
+    options: Mapping[str, Any],
+    input_shape: Sequence[int] | None,
+    outputs: int | None,
+    steps: int,
+) -> NeuralNetwork:
+    """The network that the options name, for samples of this shape, or of those it was made for."""
+    name = options["model"]
+    network = ZOO[name]
+    special = ("model", "normalise")
+    own = {
+        key: options[key] for key in names_of(["model"]) if key in options and key not in special
+    }
+    layers = make_layers(name, own, input_shape, outputs)
+    if options.get("normalise"):
+        layers.insert(1, BatchNorm(name="normalise"))
+    loss: Any = make_loss(options)
+    weights: Mapping[str, float] = {}
+    if network.heads and options.get("auxiliary", True):
+        weights = network.heads
+        loss = dict.fromkeys((_MAIN, *weights), loss)
+    return NeuralNetwork(
+        layers,
+        loss=loss,
+        loss_weights=weights,
+        optimizer=make_optimizer(options, steps),
+        batch_size=make_batch_size(options),
+        epochs=options["epochs"],
+        metrics=options.get("metrics"),
+        dtype=options["dtype"],
+        precision=options.get("precision"),
+        seed=options["seed"],
+        device=options.get("device"),
+    )
+
+
+def make_batch_size(options: Mapping[str, Any]) -> int | optim.GrowingBatch:
+    """The batch size that the options ask for, or how it grows.
+
+    >>> make_batch_size({"batch_size": 32, "batch_growth": 2.0}).value
+    32
+    """
+    prefix = "batch_growth"
+    own = {key: value for key, value in options.items() if key.startswith(prefix)}
+    if not own:
+        return int(options["batch_size"])
+    if prefix not in own:
+        raise ConfigError.build(next(iter(own)), expected="batch_growth with it", got="none")
+    factor = own.pop(prefix)
+    arguments = {key.removeprefix(f"{prefix}_"): value for key, value in own.items()}
+    return optim.GrowingBatch(options["batch_size"], factor=factor, **arguments)
+
+
+def total_steps(options: Mapping[str, Any], samples: int) -> int:
+    """How many batches a whole run has.
+
+    >>> total_steps({"batch_size": 32, "epochs": 10}, 100)
+    40
+    """
+    size = make_batch_size(options)
+    if isinstance(size, int):
+        return math.ceil(samples / size) * options["epochs"]
+    steps = 0
+    for _ in range(options["epochs"]):
+        steps += math.ceil(samples / size.value)
+        size.after_epoch({})
+    return steps
+
+
+def make_loss(options: Mapping[str, Any]) -> Loss:
+    """The loss that the options name.
+
+    >>> make_loss({"loss": "cross_entropy", "label_smoothing": 0.1}).label_smoothing
+    0.1
+    """
+    arguments = {key: options[key] for key in ("label_smoothing",) if key in options}
+    return losses.make(options.get("loss", "cross_entropy"), **arguments)
+
+
+def make_optimizer(options: Mapping[str, Any], steps: int) -> Optimizer:
+    """The optimizer that the options name, for a run of so many steps.
+
+    >>> make_optimizer({"optimizer": "sgd", "momentum": 0.9, "clip_norm": 1.0}, 100).momentum
+    0.9
+    >>> make_optimizer({"optimizer": "sgd", "beta1": 0.9}, 100)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: optimizer sgd: expected an argument it takes, got 'beta1'; ...
+    """
+    name = options["optimizer"]
+    special = ("optimizer", "decay", "clip_norm", "clip_value")
+    arguments = {
+        key: options[key]
+        for key in names_of(["optimizer"])
+        if key in options and key not in special
+    }
+    if "decay" in options:
+        if "weight_decay" not in options:
+            raise ConfigError.build("decay", expected="weight_decay, its strength", got="none")
+        arguments["decay"] = optim.decays.make(
+            options["decay"], strength=arguments.pop("weight_decay")
+        )
+    if "clip_norm" in options and "clip_value" in options:
+        raise ConfigError.build("clip", expected="clip_norm or clip_value", got="both")
+    if "clip_norm" in options:
+        arguments["clip"] = optim.ClipNorm(options["clip_norm"])
+    if "clip_value" in options:
+        arguments["clip"] = optim.ClipValue(options["clip_value"])
+    if options.get("schedule", CONSTANT) != CONSTANT:
+        rate = options.get("learning_rate", optim.get(name).arguments()["learning_rate"])
+        updates = max(steps // options.get("accumulate", 1), 1)
+        arguments["learning_rate"] = make_schedule(options, rate, updates)
+    else:
+        for key in options:
+            if key.startswith("schedule_"):
+                raise ConfigError.build(key, expected="a schedule that it belongs to", got="none")
+    return optim.get(name, **arguments)
+
+
+def make_schedule(
+    options: Mapping[str, Any], rate: float, steps: int
+) -> optim.Schedule | optim.EpochRule:
+    """The schedule that the options name, for this learning rate and so many steps.
+
+    >>> make_schedule({"schedule": "cosine", "schedule_warm_up": 10}, 0.1, 500)
+    Cosine(peak=0.1, steps=500, warm_up=10, final=0.0)
+    >>> make_schedule({"schedule": "exponential"}, 0.1, 500)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: schedule exponential: expected schedule_factor, got none
+    """
+    name = options["schedule"]
+    family: Any = schedules if name in schedules else epoch_rules
+    known = dict(list(inspect.signature(family[name].__init__).parameters.items())[1:])
+    arguments: dict[str, Any] = {next(key for key in _RATE_ARGUMENTS if key in known): rate}
+    if name in _WHOLE_RUN:
+        arguments["steps"] = steps
+    prefix = "schedule_"
+    arguments |= {
+        key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)
+    }
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise ConfigError.build(f"schedule {name}", expected=f"{prefix}{key}", got="none")
+    return family.make(name, **arguments)
+
+
+def make_callbacks(options: Mapping[str, Any]) -> list[Callback]:
+    """What ends a run early, or keeps the best epoch.
+
+    >>> [type(each).__name__ for each in make_callbacks({"patience": 3, "time_limit": 60.0})]
+    ['EarlyStopping', 'TimeLimit']
+    """
+    found: list[Callback] = []
+    if "patience" in options:
+        found.append(EarlyStopping("val_loss", options["patience"]))
+    if options.get("keep_best"):
+        found.append(KeepBest("val_loss"))
+    if "target_accuracy" in options:
+        found.append(Target("val_accuracy", options["target_accuracy"]))
+    if "time_limit" in options:
+        found.append(TimeLimit(options["time_limit"]))
+    return found
+
+
+def _vocabulary(found: Dataset) -> int:
+    """How many words there are, from the largest number of one."""
+    largest = [int(part.x.max()) for part in (found.train, found.test) if len(part)]
+    return max(largest, default=0) + 1

@@ -1,0 +1,74 @@
+"""What a command is, and the parser that all of them share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from caldera.errors import ConfigError
+from caldera.nn.registry import nearest
+
+
+class UsageError(ConfigError):
+    """A command line that cannot be understood.
+
+    >>> issubclass(UsageError, ConfigError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word after `caldera`: what it is for, its flags, and what it does.
+
+    `run` gives back the exit status. `order` is its place in the list of commands.
+    """
+
+    name: str
+    takes: str
+    """Its arguments, as the first line of its help shows them."""
+    summary: str
+    examples: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    order: int
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that knows no abbreviations and raises its errors.
+
+    >>> parser = Parser(prog="caldera train")
+    >>> _ = parser.add_argument("--epochs")
+    >>> parser.refuse_unknown(["--epoch", "5"])
+    Traceback (most recent call last):
+    caldera.cli.command.UsageError: --epoch: got an unknown flag; did you mean '--epochs'?
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print and exit for."""
+        raise UsageError.build(
+            message.removeprefix("argument "), hint=f"see {self.prog} --help"
+        ) from None
+
+    def refuse_unknown(self, unknown: list[str]) -> None:
+        """Raise for arguments that were left over, with the flag that was probably meant."""
+        flags = [argument for argument in unknown if argument.startswith("-")]
+        if flags:
+            # "-1" is left over as well where no number was asked for.
+            flag = flags[0].partition("=")[0]
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            hint = nearest(flag, known)
+            if hint.startswith("known"):
+                hint = f"see {self.prog} --help"
+            raise UsageError.build(flag, got="an unknown flag", hint=hint)
+        if unknown:
+            raise UsageError.build(
+                unknown[0], got="more than it takes", hint=f"see {self.prog} --help"
+            )

@@ -1,0 +1,1 @@
+"""One file a command. Each has a `COMMAND`; `caldera.cli.program` finds them by themselves."""

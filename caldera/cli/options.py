@@ -1,0 +1,207 @@
+"""Every option of training, once: its key in a recipe, its flag, what it holds and what it means.
+
+`learning_rate` in a recipe is `--learning-rate` on the command line. What an option is good for
+(which models take it, which optimizers) is decided where the thing is made; see `build`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Text
+from caldera.cli.zoo import ZOO
+from caldera.nn.basic import activations
+from caldera.nn.losses import losses
+from caldera.nn.metrics import metrics
+from caldera.optim import decays, epoch_rules, optimizers, schedules
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key of recipes and a flag of the command line.
+
+    >>> Option("batch_size", Count(1), "samples in a step").flag
+    '--batch-size'
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        """As it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+CONSTANT = "constant"
+"""The schedule that is none."""
+
+
+def _rate_schedules() -> list[str]:
+    rules = [name for name in epoch_rules if _controls_rate(name)]
+    return [CONSTANT, *schedules, *rules]
+
+
+def _controls_rate(name: str) -> bool:
+    return getattr(epoch_rules[name], "controls", "") == "learning_rate"
+
+
+DATA = (
+    Option("data", Text("NAME"), "digits, mnist, cifar10, cifar100, a .csv or .npz file, or a "
+           "folder with a folder of images for each class", "digits"),
+    Option("data_folder", Text("FOLDER"), "where the files of mnist or cifar are"),
+    Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
+    Option("split_seed", Count(), "which samples these are"),
+    Option("target_column", Text("COLUMN"), "name or number of the CSV column to predict"),
+    Option("targets", Choice("kind of target", lambda: ["classes", "values"]),
+           "whether numbers to predict are classes or values"),
+    Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),
+    Option("channels", Count(1), "3 for colours, 1 for shades of grey (folders of images)"),
+)  # fmt: skip
+
+AUGMENTATION = (
+    Option("crop", Count(1), "shift training images by up to N pixels, at random"),
+    Option("mirror", Flag(), "mirror training images left to right, at random"),
+    Option("cutout", Count(1), "blank a square of N pixels in each training image"),
+)  # fmt: skip
+
+MODEL = (
+    Option("model", Choice("model", lambda: ZOO), "a network of the zoo: " + ", ".join(ZOO)
+           + " (default: an mlp with --hidden 256,256 --dropout 0.3)"),
+    Option("hidden", Counts(), "units of the hidden layers (mlp)"),
+    Option("activation", Choice("activation", lambda: activations),
+           "activation function (mlp, lenet5)"),
+    Option("normalise", Flag(), "bring inputs to one scale first, with batch normalisation "
+           "(default: for tables)"),
+    Option("dropout", Number(), "part of the units to leave out in each step"),
+    Option("pooling", Choice("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
+    Option("auxiliary", Flag(), "with auxiliary heads (googlenet, inception3)"),
+    Option("batch_norm", Flag(), "with batch normalisation (googlenet)"),
+    Option("rescale_input", Flag(), "for torchvision's weights (googlenet, inception3)"),
+    Option("vocabulary", Count(1), "number of different words (gpt, lstm_classifier)"),
+    Option("width", Count(1), "size of a word's vector (gpt, lstm_classifier)"),
+    Option("units", Count(1), "units of an LSTM layer (lstm_classifier)"),
+    Option("depth", Count(1), "number of layers (gpt, lstm_classifier)"),
+    Option("heads", Count(1), "heads of attention (gpt)"),
+    Option("bidirectional", Flag(), "read both ways (lstm_classifier)"),
+)  # fmt: skip
+
+TRAINING = (
+    Option("epochs", Count(), "passes over the training data", 30),
+    Option("batch_size", Count(1), "samples in a step", 64),
+    Option("batch_growth", Number(), "multiply the batch size by this from time to time"),
+    Option("batch_growth_every", Count(1), "epochs between two times (1)"),
+    Option("batch_growth_limit", Count(1), "largest that a batch may grow"),
+    Option("loss", Choice("loss", lambda: losses),
+           "what to make small (cross_entropy for classes, mean_squared for values)"),
+    Option("metrics", Names("metric", lambda: metrics), "what else to measure"),
+    Option("label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"),
+    Option("seed", Count(), "of the initial weights, the order of the samples and dropout", 0),
+    Option("dtype", Choice("dtype", lambda: ["float32", "float64"]), "of the parameters",
+           "float32"),
+    Option("precision", Choice("precision", lambda: ["float16", "bfloat16"]), "of the products"),
+    Option("device", Text("NAME"), "cpu, or another this machine has"),
+    Option("patience", Count(1), "stop after N epochs without a better loss on the test data"),
+    Option("keep_best", Flag(), "keep the parameters of the epoch that was best on the test data"),
+    Option("target_accuracy", Number(), "stop once the accuracy on the test data reaches this"),
+    Option("time_limit", Number(), "stop after this many seconds"),
+)  # fmt: skip
+
+OPTIMIZER = (
+    Option("optimizer", Choice("optimizer", lambda: optimizers), ", ".join(optimizers)
+           + " (default: adamw with --learning-rate 0.004 --weight-decay 0.1 --schedule cosine)"),
+    Option("learning_rate", Number(), "(or the optimizer's own usual one)"),
+    Option("weight_decay", Number(), "strength of the weight decay"),
+    Option("decay", Choice("weight decay", lambda: decays), "its kind: " + ", ".join(decays)),
+    Option("momentum", Number(), "(sgd, momentum, nesterov, rmsprop, lars)"),
+    Option("nesterov", Flag(), "look ahead (sgd)"),
+    Option("beta1", Number(), "how slowly the mean forgets (adam, adamw, lamb)"),
+    Option("beta2", Number(), "how slowly the mean square forgets (adam, adamw, lamb)"),
+    Option("epsilon", Number(), "added to divisors (adam, adamw, lamb, adagrad, rmsprop)"),
+    Option("smoothing", Number(), "how slowly the mean square forgets (rmsprop)"),
+    Option("centered", Flag(), "divide by the deviation (rmsprop)"),
+    Option("trust", Number(), "part of a parameter's length that a step may have (lars)"),
+    Option("clip_norm", Number(), "longest that all gradients together may be"),
+    Option("clip_value", Number(), "largest that an element of a gradient may be"),
+    Option("accumulate", Count(1), "batches whose gradients make one step"),
+)  # fmt: skip
+
+SCHEDULE = (
+    Option("schedule", Choice("schedule", _rate_schedules),
+           "how the learning rate changes: " + ", ".join(_rate_schedules())),
+    Option("schedule_steps", Count(1), "its length (cosine, one_cycle: the whole run)"),
+    Option("schedule_factor", Number(), "(step_decay, exponential, reduce_on_plateau)"),
+    Option("schedule_every", Count(1), "steps between two changes (step_decay)"),
+    Option("schedule_at", Counts(), "steps at which it changes (step_decay)"),
+    Option("schedule_warm_up", Count(), "steps in which it rises first (cosine)"),
+    Option("schedule_start", Number(), "where it starts (linear_warm_up)"),
+    Option("schedule_final", Number(), "where it ends (cosine)"),
+    Option("schedule_rising", Number(), "part of the steps in which it rises (one_cycle)"),
+    Option("schedule_start_divisor", Number(), "(one_cycle)"),
+    Option("schedule_final_divisor", Number(), "(one_cycle)"),
+    Option("schedule_patience", Count(), "epochs without progress (reduce_on_plateau)"),
+    Option("schedule_monitor", Text("METRIC"), "what should progress (reduce_on_plateau)"),
+    Option("schedule_larger_is_better", Flag(), "(reduce_on_plateau)"),
+    Option("schedule_threshold", Number(), "(reduce_on_plateau)"),
+    Option("schedule_cooldown", Count(), "(reduce_on_plateau)"),
+    Option("schedule_minimum", Number(), "(reduce_on_plateau)"),
+)  # fmt: skip
+
+GROUPS: Mapping[str, tuple[Option, ...]] = {
+    "data": DATA,
+    "augmentation": AUGMENTATION,
+    "model": MODEL,
+    "training": TRAINING,
+    "optimizer": OPTIMIZER,
+    "schedule": SCHEDULE,
+}
+OPTIONS: Mapping[str, Option] = {
+    option.name: option for group in GROUPS.values() for option in group
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
+    """Give a command the flags of these groups. What is not given stays away from the result."""
+    for group in groups:
+        section = parser.add_argument_group(f"{group} options")
+        for option in GROUPS[group]:
+            _add(section, option)
+
+
+def _add(section: Any, option: Option) -> None:
+    default = "" if option.default is None else f" (default: {option.default})"
+    settings: dict[str, Any] = {
+        "dest": option.name,
+        "help": (option.help + default).replace("%", "%%"),
+        "default": argparse.SUPPRESS,
+    }
+    if isinstance(option.kind, Flag):
+        section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
+    else:
+        section.add_argument(option.flag, metavar=option.kind.placeholder(), **settings)
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given as flags, read and checked.
+
+    >>> given_options(argparse.Namespace(epochs="3", hidden="8,8", out="out"))
+    {'epochs': 3, 'hidden': [8, 8]}
+    """
+    found = {}
+    for name, value in vars(arguments).items():
+        option = OPTIONS.get(name)
+        if option is None:
+            continue
+        read = option.kind.from_text if isinstance(value, str) else option.kind.checked
+        found[name] = read(value, option.flag)
+    return found
+
+
+def names_of(groups: Iterable[str]) -> list[str]:
+    """The names of all options of some groups."""
+    return [option.name for group in groups for option in GROUPS[group]]

@@ -1,0 +1,131 @@
+"""`caldera`: finds the commands, reads the command line, and turns errors into one line each.
+
+Exit status: 0 done, 1 failed, 2 the command line or a setting is wrong, 130 interrupted (Ctrl-C),
+141 nobody reads the output any more, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+
+import numpy as np
+
+import caldera
+from caldera.cli import commands
+from caldera.cli.command import Command, Parser, UsageError
+from caldera.errors import CalderaError, ConfigError
+from caldera.nn.registry import nearest
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+NO_READER = 141
+
+
+def find_commands() -> dict[str, Command]:
+    """The commands by name, in the order of the help text.
+
+    >>> list(find_commands())[:2]
+    ['train', 'eval']
+    """
+    modules = [
+        import_module(f"{commands.__name__}.{found.name}")
+        for found in iter_modules(commands.__path__)
+    ]
+    found = sorted((module.COMMAND for module in modules), key=lambda command: command.order)
+    return {command.name: command for command in found}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (without the word `caldera`); the exit status.
+
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    caldera ...
+    0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    where = "caldera"
+    table = find_commands()
+    try:
+        name = next((word for word in words if not word.startswith("-")), None)
+        if name in table:
+            where = f"caldera {name}"
+        status = _run(words, name, table)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print(f"{where}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still in the buffer must not raise again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except Exception as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        print(f"{where}: {_one_line(error)}", file=sys.stderr)
+        return WRONG_USAGE if isinstance(error, ConfigError) else FAILED
+
+
+def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
+    parser, parsers = _parsers(table)
+    if name is not None and name not in table:
+        raise UsageError.build(name, got="no command", hint=nearest(name, table))
+    try:
+        given, unknown = parser.parse_known_args(words)
+    except SystemExit:
+        # argparse ends the process after --help and --version.
+        return 0
+    parsers.get(name or "", parser).refuse_unknown(unknown)
+    if name is None:
+        parser.print_help()
+        return WRONG_USAGE
+    return table[name].run(given)
+
+
+def _parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog="caldera",
+        description="Caldera: deep learning for scientists.",
+        epilog="examples:\n  caldera train\n  caldera train --data mnist --model lenet5\n"
+        "  caldera info\n\n`caldera COMMAND --help` says what a command takes.",
+    )
+    version = (
+        f"caldera {caldera.__version__} "
+        f"(Python {platform.python_version()}, NumPy {np.__version__})"
+    )
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    choose = parser.add_subparsers(metavar="COMMAND", title="commands", dest="command")
+    parsers: dict[str, Parser] = {}
+    for command in table.values():
+        examples = "examples:\n" + "\n".join(
+            f"  {line.strip()}" for line in command.examples.strip().splitlines()
+        )
+        own = choose.add_parser(
+            command.name,
+            usage=f"caldera {command.name} {command.takes} [options]".replace("  ", " "),
+            help=command.summary,
+            description=command.summary,
+            epilog=examples,
+        )
+        command.add_flags(own)
+        own.add_argument("--debug", action="store_true", help="show where an error comes from")
+        parsers[command.name] = own
+    return parser, parsers
+
+
+def _one_line(error: Exception) -> str:
+    """An error as one line: what Caldera raises on purpose explains itself."""
+    text = " ".join(str(error).split())
+    if isinstance(error, CalderaError):
+        return text
+    if isinstance(error, OSError | MemoryError):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}; this should not happen, --debug shows where it did"

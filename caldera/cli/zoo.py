@@ -1,0 +1,104 @@
+"""The networks that the command line can make, and which options each of them takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.nn import models
+from caldera.nn.layer import Layer
+from caldera.nn.models import GPT
+from caldera.nn.registry import nearest
+
+
+@dataclass(frozen=True)
+class Network:
+    """A function of the zoo.
+
+    `reads_words` is for networks whose inputs are rows of whole numbers. `heads` are auxiliary
+    outputs, each with the weight of its loss.
+    """
+
+    make: Callable[..., list[Layer]]
+    reads_words: bool = False
+    heads: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def options(self) -> list[str]:
+        """The options it takes, beside those that follow from the data.
+
+        >>> ZOO["mlp"].options
+        ['hidden', 'activation', 'dropout']
+        """
+        known = list(inspect.signature(self.make).parameters)
+        if "settings" in known:
+            known = [*known[:-1], *(each.name for each in fields(GPT) if each.init)]
+        return [name for name in dict.fromkeys(known) if name not in _FROM_DATA]
+
+
+_FROM_DATA = ("input_shape", "classes", "length", "context", "name")
+
+ZOO: Mapping[str, Network] = {
+    "mlp": Network(models.mlp),
+    "lenet5": Network(models.lenet5),
+    "alexnet": Network(models.alexnet),
+    "vgg16": Network(models.vgg16),
+    "googlenet": Network(models.googlenet, heads={"aux1": 0.3, "aux2": 0.3}),
+    "inception3": Network(models.inception3, heads={"aux": 0.4}),
+    "resnet18": Network(models.resnet18),
+    "resnet34": Network(models.resnet34),
+    "resnet50": Network(models.resnet50),
+    "resnet20": Network(models.resnet20),
+    "resnet56": Network(models.resnet56),
+    "lstm_classifier": Network(models.lstm_classifier, reads_words=True),
+    "gpt": Network(models.gpt, reads_words=True),
+}
+
+
+def make_layers(
+    name: str,
+    options: Mapping[str, Any],
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+) -> list[Layer]:
+    """The layers of a network for samples of this shape, or of the shape it was published with.
+
+    >>> layers = make_layers("mlp", {"hidden": [8]}, (1, 4, 4), 3)
+    >>> layers[-1].units
+    3
+    >>> make_layers("lenet5", {"hidden": [8]})
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: model lenet5: expected an option it takes, got 'hidden'; known: activation, pooling
+    """  # noqa: E501
+    network = ZOO[name]
+    for option in options:
+        if option not in network.options:
+            raise ConfigError.build(
+                f"model {name}", expected="an option it takes", got=repr(option),
+                hint=nearest(option, network.options) if network.options else "it has none",
+            )  # fmt: skip
+    arguments = dict(options)
+    if network.reads_words:
+        arguments |= _of_words(name, input_shape, classes, options)
+    else:
+        arguments |= {} if input_shape is None else {"input_shape": tuple(input_shape)}
+        arguments |= {} if classes is None else {"classes": classes}
+    return network.make(**arguments)
+
+
+def _of_words(
+    name: str, shape: Sequence[int] | None, classes: int | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What networks that read words are made with: the length of a row, and how many words."""
+    if shape is None or len(shape) != 1 or "vocabulary" not in options:
+        raise ConfigError.build(
+            f"model {name}", expected="rows of words, and how many words there are",
+            got=f"samples of shape {tuple(shape or ())}",
+            hint="give data of whole numbers or --input-shape LENGTH, and --vocabulary",
+        )  # fmt: skip
+    if name == "gpt":
+        return {"context": shape[0]}
+    return {"length": shape[0], "classes": classes or 2}

@@ -1,0 +1,79 @@
+"""`caldera info`: facts about the machine, and how to get what it has not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera.cli import machine
+
+from .conftest import Caldera
+
+
+def test_info_for_programs(caldera: Caldera) -> None:
+    done = caldera("info", "--json")
+    assert done.status == 0
+    found = json.loads(done.out)
+    assert found["software"]["python"] == platform.python_version()
+    assert found["software"]["numpy"] == np.__version__
+    assert found["machine"]["cores"] == os.cpu_count()
+    assert found["caldera"]["version"] == cd.__version__
+    assert found["caldera"]["threads"] == cd.settings.threads
+    assert found["caldera"]["cache folder"] == str(cd.settings.cache_dir)
+    assert {"GPU", "MPI", "scikit-learn", "optuna"} <= set(found["parts"])
+    for part in found["parts"].values():
+        assert part["found"] or part["install"]
+
+
+def test_what_is_missing_comes_with_the_command_that_installs_it(
+    caldera: Caldera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    lines = caldera("info").out.splitlines()
+    missing = lines[lines.index("not here, and how to get it") :]
+    assert any("pip install scikit-learn  (the data set digits)" in line for line in missing)
+    assert any(line.split()[0] == "GPU" for line in missing[1:])
+    assert len(missing) == 1 + len(machine.parts())
+
+
+def test_programs_are_asked_for_what_they_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        "nvidia-smi": "NVIDIA H200, 143771 MiB, 570.1\n",
+        "mpiexec": "mpiexec (Open MPI) 5\n",
+    }
+    for name, text in answers.items():
+        (tmp_path / name).write_text(f"#!{sys.executable}\nprint({text!r}, end='')\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = {part.name: part.found for part in machine.parts()}
+    assert found["GPU"] == "NVIDIA H200, 143771 MiB, 570.1"
+    assert found["MPI"] == "mpiexec (Open MPI) 5"
+
+
+def test_a_program_that_fails_counts_as_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nraise SystemExit(9)\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.parts()[0].found == ""
+
+
+def test_no_optional_package_is_imported() -> None:
+    code = (
+        "import sys; from caldera.cli import main; main(['info']);"
+        "print([n for n in ('sklearn', 'rich', 'PIL', 'optuna', 'cupy') if n in sys.modules])"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert out.splitlines()[-1] == "[]"
