@@ -23,6 +23,8 @@ import numpy as np
 import caldera as cd
 from caldera import data, nn, op, optim
 
+MLP_SCHEDULE = optim.Cosine(1e-3, steps=3000)
+LENET_SCHEDULE = optim.Cosine(2e-3, steps=3000, warm_up=100)
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -33,13 +35,13 @@ def networks() -> dict[str, tuple[Callable[[], list[nn.Layer]], Callable[[], opt
             lambda: nn.models.mlp((1, 28, 28), activation="sigmoid"),
             lambda: optim.SGD(0.05, weight_decay=0.001),
         ),
-        "MLP, ReLU, Adam": (
+        "MLP, ReLU, Adam, cosine": (
             lambda: nn.models.mlp((1, 28, 28), activation="relu"),
-            lambda: optim.Adam(1e-3),
+            lambda: optim.Adam(MLP_SCHEDULE),
         ),
         "LeNet-5, ReLU, Adam, cosine": (
             lambda: nn.models.lenet5(),
-            lambda: optim.Adam(optim.Cosine(2e-3, steps=3000, warm_up=100)),
+            lambda: optim.Adam(LENET_SCHEDULE),
         ),
     }
 
@@ -107,10 +109,10 @@ def train_torch(
         optimizer = torch.optim.SGD(network.parameters(), 0.05, weight_decay=0.001, fused=True)
     loader = data.Loader(mnist.train, model.batch_size, seed=model.seed)
     curve, seen = [], []
-    schedule = optim.Cosine(2e-3, steps=3000, warm_up=100)
+    schedule = LENET_SCHEDULE if isinstance(layers[0], tn.Conv2d) else MLP_SCHEDULE
     rate = schedule.rate(op.input("step", (), dtype="float64"))
     rates = [rate.eval(step=float(s)).item() for s in range(3000)]
-    is_scheduled = isinstance(layers[0], tn.Conv2d)
+    is_scheduled = isinstance(model.optimizer, optim.Adam)
     step = 0
     start = time.perf_counter()
     for _ in range(epochs):

@@ -11,9 +11,14 @@ os.environ["CALDERA_CACHE"] = tempfile.mkdtemp(prefix="caldera-tests-")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 
 import caldera as cd
+
+# The same examples every time, and no deadline: a busy machine is not a failure.
+hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("caldera")
 
 
 @pytest.fixture(autouse=True)

@@ -89,14 +89,25 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         np.matmul(a, b, out)
         return
     if out.ndim > 2 and a.ndim == b.ndim == out.ndim and a.shape[0] == b.shape[0] >= workers:
-        parallel_for(_part_of_batch(a, b, out), workers)
+        part = _part_of_batch(a, b, out)
     elif out.shape[-1] >= out.shape[-2]:
-        parallel_for(_part_of_columns(a, b, out), workers)
+        part = _part_of_columns(a, b, out)
     else:
-        parallel_for(_part_of_rows(a, b, out), workers)
+        part = _part_of_rows(a, b, out)
+    parallel_for(_quiet(part), workers)
 
 
 Part = Callable[[int, int], None]
+
+
+def _quiet(part: Part) -> Part:
+    """NumPy's way with overflow is set for each thread, and the plan set only its own."""
+
+    def run(worker: int, workers: int) -> None:
+        with np.errstate(all="ignore"):
+            part(worker, workers)
+
+    return run
 
 
 def _bounds(length: int, worker: int, workers: int) -> slice:
