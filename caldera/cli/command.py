@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from caldera.errors import ConfigError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 
 class UsageError(ConfigError):

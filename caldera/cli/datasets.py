@@ -11,7 +11,7 @@ from caldera import data
 from caldera.cli.options import names_of
 from caldera.data import Dataset
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 
 @dataclass(frozen=True)

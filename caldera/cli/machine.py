@@ -17,10 +17,10 @@ import numpy as np
 
 import caldera
 from caldera.config import settings
-from caldera.data.optional import optional_import
 from caldera.data.places import ENVIRONMENT, cache_folder
 from caldera.kernels.remember import all_here, machine
 from caldera.memory.pool import human
+from caldera.optional import optional_import
 
 _SECONDS = 10
 """That another program may take to answer."""

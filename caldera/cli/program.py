@@ -20,7 +20,7 @@ import caldera
 from caldera.cli import commands
 from caldera.cli.command import Command, Parser, UsageError
 from caldera.errors import CalderaError, ConfigError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 FAILED = 1
 WRONG_USAGE = 2

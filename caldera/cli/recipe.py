@@ -21,7 +21,7 @@ from typing import Any
 from caldera.cli.options import OPTIONS
 from caldera.cli.values import toml_text
 from caldera.errors import ConfigError, DataError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 
 def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from caldera.cli.recipe import complete, read_recipe
 from caldera.cli.values import Count, Counts
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 from caldera.train.load import load_model
 from caldera.train.model import Model
 

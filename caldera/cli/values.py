@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 
 class Kind(ABC):

@@ -11,7 +11,7 @@ from caldera.errors import ConfigError
 from caldera.nn import models
 from caldera.nn.layer import Layer
 from caldera.nn.models import GPT
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.config import settings
-from caldera.data.optional import optional_import
 from caldera.errors import DataError
+from caldera.optional import optional_import
 from caldera.threads import parallel_for
 
 SUFFIXES = frozenset(

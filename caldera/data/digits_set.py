@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caldera.data.dataset import Dataset, arrays
-from caldera.data.optional import optional_import
+from caldera.optional import optional_import
 
 _BRIGHTEST = 16
 

@@ -13,7 +13,7 @@ from caldera.lazy import Expr
 from caldera.nn.context import context
 from caldera.nn.fills import fill_or
 from caldera.nn.layer import Layer
-from caldera.nn.registry import Registry
+from caldera.registry import Registry
 from caldera.tensor import glorot_uniform
 
 L = TypeVar("L", bound=Layer)

@@ -20,7 +20,7 @@ from caldera.errors import CalderaError, ConfigError
 from caldera.nn.basic import layers
 from caldera.nn.fills import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 from caldera.tensor import Filler
 
 DEEPEST = 64

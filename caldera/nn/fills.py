@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.nn.registry import Registry
+from caldera.registry import Registry
 from caldera.tensor import (
     Filler,
     constant,

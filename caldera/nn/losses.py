@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr
-from caldera.nn.configurable import Configurable, Family
 from caldera.tensor.dtype import DType, canonical, int64
 from caldera.tensor.shape import Shape, normalise_axis
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr
-from caldera.nn.configurable import Configurable, Family
 from caldera.nn.decision import decided, in_shape_of, labels
 from caldera.nn.losses import mean_by_sample
 from caldera.tensor.shape import normalise_axis

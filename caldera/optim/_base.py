@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NoReturn, Self, TypedDict
 import numpy as np
 
 from caldera import op
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import Device
-from caldera.nn.configurable import Configurable, Family
 from caldera.optim.accumulate import Accumulation
 from caldera.optim.clip import Clip
 from caldera.optim.decay import L2, Decay

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from caldera import op
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.nn.configurable import Configurable, Family
 
 
 @dataclass(frozen=True)

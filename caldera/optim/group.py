@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Variable
-from caldera.nn.configurable import Configurable, Family
 
 Match = str | Variable
 

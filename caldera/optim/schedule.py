@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from caldera import op
+from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.nn.configurable import Configurable, Family
 
 
 class Schedule(Configurable, ABC):

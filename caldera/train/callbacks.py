@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.errors import ConfigError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 from caldera.train.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.errors import ConfigError, DataError
-from caldera.nn.registry import nearest
+from caldera.registry import nearest
 from caldera.train.curves import learning_curves
 
 _ROWS_SHOWN = 12

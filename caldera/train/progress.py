@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from caldera.data.optional import optional_import
 from caldera.errors import ConfigError
+from caldera.optional import optional_import
 from caldera.train.callbacks import Callback
 from caldera.train.history import shown_number
 

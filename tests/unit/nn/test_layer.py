@@ -13,7 +13,7 @@ import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError, ShapeError
 from caldera.nn import layer as layer_module
-from caldera.nn.registry import Registry
+from caldera.registry import Registry
 
 
 def test_the_documented_layer_works_and_trains() -> None:

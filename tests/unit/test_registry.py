@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import caldera as cd
-from caldera.nn.registry import Registry
+from caldera.registry import Registry
 
 
 def test_a_name_is_given_once() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from caldera.errors import ConfigError
-from caldera.nn.registry import Registry, nearest
+from caldera.registry import Registry, nearest
 
 KEYS = ("kind", "name", "arguments")
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Things of one kind by name. A name is given once; one that nobody has is an error.
 
-    >>> from caldera.nn.registry import Registry
+    >>> from caldera.registry import Registry
     >>> colours: Registry[int] = Registry("colour")
     >>> colours.add("red", 0xFF0000)
     >>> colours["red"], list(colours), "blue" in colours
@@ -62,7 +62,7 @@ def _same_definition(old: object, new: object) -> bool:
 def nearest(name: object, known: Iterable[str]) -> str:
     """The hint for a name that does not exist.
 
-    >>> from caldera.nn.registry import nearest
+    >>> from caldera.registry import nearest
     >>> nearest("adamm", ["adam", "sgd"])
     "did you mean 'adam'?"
     >>> nearest("qqq", ["adam", "sgd"])
