@@ -86,6 +86,7 @@ def fit(
         source, batch_size, shuffle=shuffle, seed=model.seed,
         rank=communicator.rank, ranks=communicator.size,
     )  # fmt: skip
+    loader.restore(loader.state() | {"epoch": model.epochs_done})
     saver = Checkpointer(checkpoint) if checkpoint is not None else None
     if resume and saver is None:
         raise ConfigError.build(
@@ -111,7 +112,10 @@ def fit(
     )
     if saver is not None and resume:
         saver.restore(run)
-    return run.go()
+    history = run.go()
+    model.epochs_done = loader.epoch
+    model.steps_done = int(steps.random.numpy()[1])
+    return history
 
 
 def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:

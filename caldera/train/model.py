@@ -96,6 +96,9 @@ class Model(Layer):
         self._signature: Signature | None = None
         self._predictors: dict[int, Plan] = {}
         self._evaluator: Steps | None = None
+        # Where the last `fit` ended: another one goes on with new random numbers and new orders.
+        self.epochs_done = 0
+        self.steps_done = 0
 
     # --- shapes
 

@@ -51,6 +51,19 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert not np.array_equal(first[0], other[0])
 
 
+def test_another_fit_goes_on_with_new_orders_and_new_masks() -> None:
+    def trained(*runs: int) -> tuple[list[np.ndarray], cd.NeuralNetwork]:
+        model = classifier(optimizer="adam")
+        for epochs in runs:
+            model.fit(blobs(), epochs=epochs, verbose=0)
+        return [p.numpy() for p in model.parameters()], model
+
+    whole, one = trained(4)
+    parts, two = trained(1, 3)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert one.epochs_done == two.epochs_done == 4
+
+
 def test_the_mean_loss_counts_every_sample_once() -> None:
     """The last batch is smaller, and must not count as much as a full one."""
     x, y = blobs(count=70)
