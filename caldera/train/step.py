@@ -77,7 +77,11 @@ class Steps:
         self.training_totals = Totals("training", self.metrics, device)
         self.evaluation_totals = Totals("evaluation", self.metrics, device)
         self.random = op.var(
-            "random state", (2,), fill=np.array([self.model.seed, self.model.steps_done]), dtype="int64", device=device
+            "random state",
+            (2,),
+            fill=np.array([self.model.seed, self.model.steps_done]),
+            dtype="int64",
+            device=device,
         )
         self.bad_step = op.var(
             "first bad step", (), fill=np.array(-1), dtype="int64", device=device
