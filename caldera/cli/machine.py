@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import caldera
+from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.data.places import ENVIRONMENT, cache_folder
 from caldera.kernels.remember import all_here, machine
-from caldera.memory.pool import human
 from caldera.optional import optional_import
 
 _SECONDS = 10
@@ -76,8 +76,8 @@ def facts() -> dict[str, dict[str, Any]]:
             "cpu": str(machine()["cpu"]),
             "cores": os.cpu_count(),
             "cores this process may use": usable,
-            "memory": human(total) if total else "unknown",
-            "memory available": human(available) if available else "unknown",
+            "memory": bytes_text(total) if total else "unknown",
+            "memory available": bytes_text(available) if available else "unknown",
         },
         "software": {
             "python": platform.python_version(),

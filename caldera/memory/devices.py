@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import threading
 
+from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.memory.host import HostDevice
 from caldera.memory.interface import Device
 from caldera.memory.loopback import LoopbackDevice
-from caldera.memory.pool import human
 
 _cpu = HostDevice()
 _devices: dict[str, Device] = {"cpu": _cpu}
@@ -53,10 +53,15 @@ def memory_report() -> str:
     lines = [_row("memory", "in use", "cached", "peak", "capacity")]
     for found in list(_devices.values()):
         for pool in found.pools:
-            capacity = "system" if pool.capacity is None else human(pool.capacity)
-            amounts = (human(pool.in_use), human(pool.cached), human(pool.peak), capacity)
+            capacity = "system" if pool.capacity is None else bytes_text(pool.capacity)
+            amounts = (
+                bytes_text(pool.in_use),
+                bytes_text(pool.cached),
+                bytes_text(pool.peak),
+                capacity,
+            )
             lines.append(_row(pool.name, *amounts))
-            lines += [_row(f"  {owner}", human(size)) for owner, size in pool.report().items()]
+            lines += [_row(f"  {owner}", bytes_text(size)) for owner, size in pool.report().items()]
     return "\n".join(lines)
 
 

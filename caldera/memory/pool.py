@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import OutOfMemoryError, ShapeError
 
@@ -127,23 +128,6 @@ def size_class(nbytes: int) -> int:
     last = nbytes - 1
     shift = last.bit_length() - 3
     return ((last >> shift) + 1) << shift
-
-
-def human(nbytes: int) -> str:
-    """A number of bytes as people write it.
-
-    >>> from caldera.memory.pool import human
-    >>> human(1536), human(100)
-    ('1.5 KiB', '100 B')
-    """
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    amount = float(nbytes)
-    for unit in ("KiB", "MiB", "GiB"):
-        amount /= 1024
-        if amount < 1024:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1024:.1f} TiB"
 
 
 class Pool:
@@ -334,14 +318,14 @@ class Pool:
     def _exhausted(self, nbytes: int, owner: str) -> OutOfMemoryError:
         capacity = self.capacity
         holders = list(self.report().items())
-        largest = ", ".join(f"{name} {human(size)}" for name, size in holders[:OWNERS_SHOWN])
+        largest = ", ".join(f"{name} {bytes_text(size)}" for name, size in holders[:OWNERS_SHOWN])
         if len(holders) > OWNERS_SHOWN:
             largest += f" and {len(holders) - OWNERS_SHOWN} more"
         return OutOfMemoryError.build(
             f"memory of {self.name}",
-            expected=f"room for {human(nbytes)} asked by {owner!r}",
-            got=f"{human(self.in_use)} in use, {human(self.cached)} cached, capacity "
-            + ("what the system gives" if capacity is None else human(capacity)),
+            expected=f"room for {bytes_text(nbytes)} asked by {owner!r}",
+            got=f"{bytes_text(self.in_use)} in use, {bytes_text(self.cached)} cached, capacity "
+            + ("what the system gives" if capacity is None else bytes_text(capacity)),
             hint=f"largest owners: {largest or 'none'}; use smaller batches, drop what is no "
             "longer needed, or raise settings.memory_limit",
         )

@@ -27,9 +27,6 @@ class _Term:
     node: Node
     labels: tuple[str, ...]
 
-    def size_of(self, label: str) -> int:
-        return self.node.shape[self.labels.index(label)]
-
     def ordered(self, labels: Sequence[str]) -> Node:
         """The node with its axes in this order."""
         return transpose(self.node, tuple(self.labels.index(label) for label in labels))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from caldera.graph.amounts import (
+from caldera.amounts import (
     bytes_text,
     flops_text,
     percent_text,

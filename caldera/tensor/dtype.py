@@ -80,19 +80,6 @@ def is_integer(dtype: DType) -> bool:
     return dtype in INTEGERS
 
 
-def converts(source: DType, target: DType) -> bool:
-    """Whether values may change dtype unasked: bool to integer to float, and within a family.
-
-    >>> converts(int64, float16), converts(float16, int64)
-    (True, False)
-    """
-    return _family(source) <= _family(target)
-
-
-def _family(dtype: DType) -> int:
-    return int(is_integer(dtype)) + 2 * int(is_float(dtype))
-
-
 def promote(first: DType, second: DType) -> DType:
     """The dtype two operands are computed in.
 

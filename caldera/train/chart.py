@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from caldera.errors import ConfigError
 from caldera.graph.picture.palette import PAPER, TEXT
+from caldera.graph.picture.save import write_svg
 from caldera.graph.picture.svg import SANS, element, number, safe
 from caldera.train.panel import HEIGHT, WIDTH, Panel, draw
 
@@ -17,20 +17,7 @@ _GAP = 16.0
 
 def write_chart(path: str | PathLike[str], panels: Sequence[Panel], title: str) -> Path:
     """Write the panels, two in a row, to an .svg file; its path."""
-    target = Path(path)
-    if target.suffix.lower() != ".svg":
-        raise ConfigError.build(
-            "plot", expected="a file name that ends in .svg", got=repr(str(path)),
-            hint=f"write to {str(target.with_suffix('.svg'))!r}, which every browser opens"
-            if target.name else "",
-        )  # fmt: skip
-    if not target.parent.is_dir():
-        raise ConfigError.build(
-            "plot", expected="a folder that exists", got=repr(str(target.parent)),
-            hint="make it first, for example with Path.mkdir(parents=True)",
-        )  # fmt: skip
-    target.write_text(chart(panels, title), encoding="utf-8")
-    return target
+    return write_svg(path, chart(panels, title), "plot")
 
 
 def chart(panels: Sequence[Panel], title: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.memory.pool import human
+from caldera.amounts import bytes_text
 from caldera.nn.context import Context, LayerCall
 from caldera.nn.layer import Layer
 from caldera.train.work import Work, layer_flops, layer_nodes, layer_work
@@ -56,9 +56,9 @@ class Summary:
             ]
         lines += [
             f"parameters  {self.parameters:,} ({self.trainable:,} trained), "
-            f"{human(self.parameter_bytes)}",
+            f"{bytes_text(self.parameter_bytes)}",
             f"one sample  {self.flops:,} FLOPs forward, "
-            f"{human(self.activation_bytes)} of activations",
+            f"{bytes_text(self.activation_bytes)} of activations",
         ]
         return "\n".join(lines)
 
@@ -71,7 +71,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         "x".join(map(str, row.shape)) or "scalar",
         f"{row.parameters:,}",
         f"{row.flops:,}",
-        human(row.nbytes),
+        bytes_text(row.nbytes),
         f"{first.work:,}" if first else "",
         str(first.depth) if first else "",
     )

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from caldera.amounts import bytes_text
 from caldera.cli.build import make_callbacks, make_model, resolved
 from caldera.cli.classes import write_class_names
 from caldera.cli.command import Command, UsageError
@@ -18,7 +19,6 @@ from caldera.cli.options import GROUPS, add_options, given_options
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.show import results_line
 from caldera.data import Dataset
-from caldera.memory.pool import human
 from caldera.train.folder import CheckpointFolder
 from caldera.train.history import History
 from caldera.train.model import NeuralNetwork
@@ -101,7 +101,7 @@ def _status(stopped: str) -> int:
 
 def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) -> str:
     size = sum(parameter.size for parameter in model.parameters())
-    memory = human(sum(parameter.tensor.nbytes for parameter in model.parameters()))
+    memory = bytes_text(sum(parameter.tensor.nbytes for parameter in model.parameters()))
     rate = options.get("learning_rate")
     optimizer = options["optimizer"] + (f", learning rate {rate:g}" if rate else "")
     if "schedule" in options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, op, refuse_shape
 from caldera.graph.ops.leaf import constant
-from caldera.tensor.dtype import DType, bool_, is_float
+from caldera.tensor.dtype import DType, is_float
 from caldera.tensor.shape import Shape, size
 
 Axes = tuple[int, ...]
@@ -108,8 +108,3 @@ def cast(x: Node, dtype: DType) -> Node:
     """The same values in another dtype (to bool: whether they are not zero)."""
     node: Node = x if x.dtype == dtype else _cast(x, dtype=dtype)
     return node
-
-
-def is_bool(x: Spec) -> bool:
-    """Whether this is a truth value."""
-    return x.dtype == bool_

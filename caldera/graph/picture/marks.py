@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from caldera.graph.amounts import shortened
+from caldera.amounts import shortened
 from caldera.graph.node import Node, Symbol, describe
 from caldera.graph.opdef import ITEM
 from caldera.graph.picture.layering import Point

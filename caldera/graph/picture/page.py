@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from caldera.graph.amounts import bytes_text, flops_text
+from caldera.amounts import bytes_text, flops_text
 from caldera.graph.node import Node
 from caldera.graph.picture.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
 from caldera.graph.picture.palette import (
