@@ -20,6 +20,18 @@ from caldera.errors import ConfigError
 ACCELERATORS = ("auto", "cpu", "loopback", "cuda")
 
 
+ACCURACIES = ("strict", "fast")
+
+
+def _check_accuracy(where: str, value: object) -> str:
+    if isinstance(value, str) and value in ACCURACIES:
+        return value
+    raise ConfigError.build(
+        where, expected="one of " + ", ".join(ACCURACIES), got=repr(value),
+        hint="'fast' admits kernels that round more than a plain sum does",
+    )  # fmt: skip
+
+
 def _check_accelerator(where: str, value: object) -> str:
     if isinstance(value, str) and value in ACCELERATORS:
         return value
@@ -75,6 +87,7 @@ def _check_folder(where: str, value: object) -> Path:
 
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "accelerator": _check_accelerator,
+    "accuracy": _check_accuracy,
     "threads": _whole_number(1),
     "cache_dir": _check_folder,
     "tune_budget_s": _check_seconds,
@@ -120,6 +133,8 @@ class Settings:
 
     - `accelerator`: what an integer device id means: "cpu", "loopback", "cuda", or "auto" for the
       best one this machine has.
+    - `accuracy`: "strict" uses only kernels that are as accurate as the plain sum; "fast" admits
+      those that are faster and round more, such as Winograd's F(4x4, 3x3).
     - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use).
     - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
     - `tune_budget_s`: seconds that measuring kernels may take before the first epoch.
@@ -139,6 +154,7 @@ class Settings:
     """  # noqa: E501
 
     accelerator: str
+    accuracy: str
     threads: int
     cache_dir: Path
     tune_budget_s: float
@@ -148,6 +164,7 @@ class Settings:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
+        self.accuracy = "strict"
         self.threads = _threads_from(environment)
         self.cache_dir = _cache_dir_from(environment)
         self.tune_budget_s = 5.0

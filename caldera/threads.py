@@ -53,7 +53,7 @@ class ThreadPool:
         workers = min(count, self.size)
         if workers <= 0:
             return
-        if workers == 1 or getattr(_this_thread, "is_worker", False):
+        if workers == 1 or is_worker():
             function(0, 1)
             return
         loop = _Loop(function, workers)
@@ -141,6 +141,16 @@ def parallel_for(function: Callable[[int, int], object], count: int) -> None:
     285
     """
     pool().parallel_for(function, count)
+
+
+def is_worker() -> bool:
+    """Whether the calling thread belongs to the pool, and so must not hand work to it and wait.
+
+    >>> from caldera.threads import is_worker, submit
+    >>> is_worker(), submit(is_worker).result()
+    (False, True)
+    """
+    return getattr(_this_thread, "is_worker", False)
 
 
 def submit(task: Callable[[], Result]) -> Future[Result]:

@@ -1,0 +1,129 @@
+"""Compiling kernels and keeping the machine code on disk.
+
+A kernel is named by the function that builds it and its parameters. The object file is kept under
+a key made of that name, the source of this room, the compiler and the processor, so a change of any
+of them compiles anew, and a second process loads in a millisecond what the first one compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding as llvm
+
+from caldera.config import settings
+from caldera.kernels.native.emit import Emitter, kernel_module
+from caldera.kernels.native.machine import machine, target_machine
+
+_MAGIC = b"caldera object 1\n"
+_addresses: dict[str, int] = {}
+_engines: list[Any] = []
+_lock = threading.Lock()
+
+
+def compiled(build: Callable[..., None], **parameters: Any) -> int:
+    """The address of the kernel that `build(k, **parameters)` writes.
+
+    Parameters must be plain values whose `repr` says all there is to know about them (a longer
+    description, such as a fused body, is passed as text and read again by `build`).
+
+    >>> from caldera.kernels.native.compiler import compiled
+    >>> from caldera.kernels.native.emit import F32
+    >>> def double(k, factor):
+    ...     x = k.pointer(0, F32)
+    ...     x.store(0, x.load(0) * factor)
+    >>> compiled(double, factor=2.0) == compiled(double, factor=2.0)
+    True
+    """
+    described = ", ".join(f"{name}={parameters[name]!r}" for name in sorted(parameters))
+    name = f"{build.__module__}.{build.__qualname__}({described})"
+    known = _addresses.get(name)
+    if known is not None:
+        return known
+    with _lock:
+        if name not in _addresses:
+            _addresses[name] = _load_or_compile(name, build, parameters)
+        return _addresses[name]
+
+
+def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str, Any]) -> int:
+    key = hashlib.blake2b(f"{_toolchain()}\n{name}".encode(), digest_size=20).hexdigest()
+    symbol = f"caldera_{key}"
+    file = settings.cache_dir / "native" / f"{key}.o"
+    code = _read(file)
+    if code is None:
+        code = _compile(symbol, lambda k: build(k, **parameters))
+        _write(file, code)
+    return _address(code, symbol)
+
+
+@lru_cache(maxsize=1)
+def _toolchain() -> str:
+    """Everything besides the kernel's name that decides what its machine code is."""
+    here = machine()
+    source = hashlib.blake2b(digest_size=20)
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        source.update(file.read_bytes())
+    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    return f"{source.hexdigest()} {compiler} {here.triple} {here.cpu} {here.features}"
+
+
+def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
+    module = llvm.parse_assembly(str(kernel_module(symbol, build)))
+    module.verify()
+    target = target_machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    # Kernels say themselves what is a vector; LLVM's own guesses only add code for short loops.
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    passes = llvm.create_pass_builder(target, options)
+    passes.getModulePassManager().run(module, passes)
+    return bytes(target.emit_object(module))
+
+
+def _address(code: bytes, symbol: str) -> int:
+    empty = llvm.parse_assembly("")
+    empty.triple = machine().triple
+    engine = llvm.create_mcjit_compiler(empty, target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    # The engine owns the memory of the code: it must live as long as the process.
+    _engines.append(engine)
+    return int(engine.get_function_address(symbol))
+
+
+def _read(file: Path) -> bytes | None:
+    """The object kept in a file; None if there is none or the file is damaged."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    head = len(_MAGIC) + 16
+    code = content[head:]
+    if content[: len(_MAGIC)] != _MAGIC or _checksum(code) != content[len(_MAGIC) : head]:
+        return None
+    return code
+
+
+def _write(file: Path, code: bytes) -> None:
+    """Keep an object. A cache that cannot be written only costs time, so failures are ignored."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(_MAGIC + _checksum(code) + code)
+        os.replace(temporary, file)
+    except OSError:
+        return
+
+
+def _checksum(code: bytes) -> bytes:
+    return hashlib.blake2b(code, digest_size=16).digest()
