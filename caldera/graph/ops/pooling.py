@@ -15,8 +15,10 @@ from __future__ import annotations
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.product import Padding, Pair, conv_size
-from caldera.tensor.dtype import int32, is_float
+from caldera.tensor.dtype import DType, int8, int32, is_float
 from caldera.tensor.shape import Shape
+
+_MOST_IN_INT8 = 127
 
 
 def _pooled_shape(
@@ -47,9 +49,14 @@ def _check_float(x: Spec) -> None:
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
 
 
-def _check_index(index: Spec, expected: Shape) -> None:
-    if index != Spec(expected, int32):
-        refuse_shape(f"an index {Spec(expected, int32)}, as max_pool2d gives it")
+def index_dtype(size: Pair) -> DType:
+    """The smallest dtype for positions inside a window of this size, with -1 for none."""
+    return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
+
+
+def _check_index(index: Spec, expected: Spec) -> None:
+    if (index.shape, index.dtype) != (expected.shape, expected.dtype):
+        refuse_shape(f"an index {expected}, as max_pool2d gives it")
 
 
 @op("max_pool2d")
@@ -59,7 +66,7 @@ def max_pool2d(
     """The largest element of each window, and where in its window (row-major) it stands."""
     _check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
-    return Spec(shape, x.dtype), Spec(shape, int32)
+    return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
 
 
 @op("pool_scatter")
@@ -78,7 +85,7 @@ def pool_scatter(
     expected = _pooled_shape(shape, size, stride, padding, dilation)
     if g.shape != expected:
         refuse_shape(f"an output gradient of shape {expected}")
-    _check_index(index, expected)
+    _check_index(index, Spec(expected, index_dtype(size)))
     return Spec(shape, g.dtype)
 
 
@@ -89,7 +96,7 @@ def pool_gather(
     """The element of each window of `x` that `index` names (0 where it names none)."""
     _check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
-    _check_index(index, shape)
+    _check_index(index, Spec(shape, index_dtype(size)))
     return Spec(shape, x.dtype)
 
 

@@ -310,6 +310,15 @@ class Emitter:
         mask = ir.Constant(ir.VectorType(I32, count), [0] * count)
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
 
+    def vector_of(self, values: Sequence[Value]) -> Value:
+        """Scalars as the lanes of a vector; the scalar itself if there is but one."""
+        if len(values) == 1:
+            return values[0]
+        raw = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+        for index, value in enumerate(values):
+            raw = self.ir.insert_element(raw, value.raw, I32(index))
+        return Value(self, raw)
+
     def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
         """Lanes picked from `a` (0, 1, ...) and then `b`."""
         other = ir.Constant(a.type, ir.Undefined) if b is None else b.raw
@@ -363,6 +372,10 @@ class Emitter:
     def is_nan(self, a: Value) -> Value:
         """Whether it is a nan."""
         return Value(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
+
+    def above_or_nan(self, a: Value, b: Value) -> Value:
+        """Whether a > b, or either is a nan."""
+        return Value(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
 
     def minimum(self, a: Number, b: Number) -> Value:
         """The smaller integer, or number (the second if one is a nan)."""
@@ -497,6 +510,17 @@ class Emitter:
         with self.loop(middle, last) as index:
             body(index, 1)
 
+    def in_widths(
+        self, begin: Number, end: Number, widths: Sequence[int], body: Callable[[Value, int], None]
+    ) -> None:
+        """`body(index, lanes)` for as many elements as the first width takes, then the next."""
+        start, last = self.constant(begin, I64), self.constant(end, I64)
+        for count in widths:
+            middle = start + (last - start) // count * count
+            with self.loop(start, middle, count) as index:
+                body(index, count)
+            start = middle
+
     # --- memory and functions
 
     def variable(self, start: Number, kind: ir.Type | None = None) -> Variable:
@@ -511,9 +535,11 @@ class Emitter:
     def stack(self, kind: ir.Type, count: int) -> Pointer:
         """Room for `count` elements (a fixed, small number) on the stack, aligned for vectors."""
         with self.ir.goto_entry_block():
-            place = self.ir.alloca(kind, I64(count))
-            place.align = 64
-        return Pointer(self, place, kind)
+            room = self.ir.alloca(kind, I64(count))
+            room.align = 64
+        # Untyped, as all other addresses are: vectors of elements are stored there as well.
+        room.type = POINTER
+        return Pointer(self, room, kind)
 
     def address(self, pointer: Pointer) -> Value:
         """A pointer as an integer."""

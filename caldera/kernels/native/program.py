@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from llvmlite import ir
@@ -30,15 +30,27 @@ from caldera.threads import is_worker, submit
 
 @dataclass(frozen=True, eq=False)
 class NativeCall:
-    """One kernel with its arguments. `keep` holds what the slots point to."""
+    """One kernel with its arguments. `keep` holds what the slots point to.
+
+    A kernel that may fail writes something other than 0 to its `status`, an int64 array of one
+    element. The program then stops before the next call, and `refuse` raises the error.
+    """
 
     address: int
     slots: np.ndarray
     parts: int
     keep: tuple[Any, ...] = ()
+    status: np.ndarray | None = None
+    refuse: Callable[[], NoReturn] | None = None
 
 
-def native_call(address: int, *arguments: Any, parts: int = 1) -> NativeCall:
+def native_call(
+    address: int,
+    *arguments: Any,
+    parts: int = 1,
+    status: np.ndarray | None = None,
+    refuse: Callable[[], NoReturn] | None = None,
+) -> NativeCall:
     """A call of the kernel at `address`: arrays become pointers, floats 8-byte numbers.
 
     `parts` is how many workers may share it: the kernel is called once for each part.
@@ -51,7 +63,7 @@ def native_call(address: int, *arguments: Any, parts: int = 1) -> NativeCall:
             slots[index : index + 1].view(np.float64)[0] = given
         else:
             slots[index] = int(given)
-    return NativeCall(address, slots, max(1, parts), arguments)
+    return NativeCall(address, slots, max(1, parts), arguments, status, refuse)
 
 
 class NativeRunner:
@@ -99,7 +111,7 @@ def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
 
 # --- running them
 
-_ADDRESS, _SLOTS, _PARTS, _ROW = 0, 1, 2, 3
+_ADDRESS, _SLOTS, _PARTS, _STATUS, _ROW = 0, 1, 2, 3, 4
 """Columns of the table of calls, and their number."""
 _TICKET, _DONE, _GENERATION, _JOBS, _YIELD, _WORDS = 0, 8, 16, 24, 32, 40
 """Where the words of a team lie, those that are written often on cache lines of their own. The
@@ -153,7 +165,9 @@ class NativeProgram:
         self._calls = list(calls)
         self._table = np.zeros((len(self._calls), _ROW), np.int64)
         for row, call in zip(self._table, self._calls, strict=True):
-            row[:] = call.address, call.slots.ctypes.data, min(call.parts, _MOST_PARTS)
+            status = 0 if call.status is None else call.status.ctypes.data
+            row[:] = call.address, call.slots.ctypes.data, min(call.parts, _MOST_PARTS), status
+        self._failing = [call for call in self._calls if call.status is not None]
         self._workers = max((call.parts for call in self._calls), default=1) - 1
         self._slots = np.array([self._table.ctypes.data, len(self._calls), 0], np.int64)
         self._address = self._slots.ctypes.data
@@ -165,6 +179,16 @@ class NativeProgram:
             team.call_in(workers)
             self._slots[2] = team.slots[0]
         _functions()[0](self._address, 0, 1)
+        for call in self._failing:
+            self._check(call)
+
+    @staticmethod
+    def _check(call: NativeCall) -> None:
+        assert call.status is not None
+        assert call.refuse is not None
+        if call.status[0]:
+            call.status[0] = 0
+            call.refuse()
 
 
 @lru_cache(maxsize=1)
@@ -184,8 +208,10 @@ def _address_of_yield() -> int:
 def _lead(k: Emitter) -> None:
     table, count, team = k.pointer(0, I64), k.integer(1), k.pointer(2, I64)
     no_team = k.integer(2).equals(0)
-    with k.loop(0, count) as index:
-        row = table.at(index * _ROW)
+    next_call = k.variable(0, I64)
+    with k.repeat_while(lambda: next_call.value < count):
+        row = table.at(next_call.value * _ROW)
+        next_call.value = next_call.value + 1
         parts = row.load(_PARTS)
         with k.either(no_team | parts.equals(1)) as (alone, together):
             with alone, k.loop(0, parts) as part:
@@ -194,6 +220,9 @@ def _lead(k: Emitter) -> None:
                 _publish(k, team, row, parts)
                 _take_parts(k, team)
                 _wait(k, lambda: _acquire(k, team.at(_DONE)) < parts, team)
+        status = row.load(_STATUS)
+        with k.when(status.differs(0)), k.when(k.at_address(status, I64).load().differs(0)):
+            next_call.value = count
 
 
 def _follow(k: Emitter) -> None:

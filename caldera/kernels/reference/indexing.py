@@ -10,7 +10,8 @@ from caldera.errors import DataError
 from caldera.kernels.reference.registry import reference
 
 
-def _check_range(name: str, indices: np.ndarray, length: int) -> None:
+def check_range(name: str, indices: np.ndarray, length: int) -> None:
+    """Refuse positions that an axis of this length does not have."""
     wrong = (indices < -length) | (indices >= length)
     if wrong.any():
         raise DataError.build(
@@ -23,7 +24,7 @@ def _check_range(name: str, indices: np.ndarray, length: int) -> None:
 
 @reference("gather")
 def _gather(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
-    _check_range("gather", indices, x.shape[axis])
+    check_range("gather", indices, x.shape[axis])
     return x[(slice(None),) * axis + (indices,)]
 
 
@@ -31,7 +32,7 @@ def _gather(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
 def _scatter_add(
     x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int
 ) -> np.ndarray:
-    _check_range("scatter_add", indices, x.shape[axis])
+    check_range("scatter_add", indices, x.shape[axis])
     result = x.copy()
     places: Any = (slice(None),) * axis + (indices,)
     np.add.at(result, places, updates)
@@ -40,7 +41,7 @@ def _scatter_add(
 
 @reference("take_along_axis")
 def _take_along_axis(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
-    _check_range("take_along_axis", indices, x.shape[axis])
+    check_range("take_along_axis", indices, x.shape[axis])
     return np.take_along_axis(x, indices, axis)
 
 
@@ -48,7 +49,7 @@ def _take_along_axis(x: np.ndarray, indices: np.ndarray, *, axis: int) -> np.nda
 def _put_along_axis_add(
     x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int
 ) -> np.ndarray:
-    _check_range("put_along_axis_add", indices, x.shape[axis])
+    check_range("put_along_axis_add", indices, x.shape[axis])
     result = x.copy()
     places: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in indices.shape)])
     places[axis] = indices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.graph.ops.pooling import index_dtype
 from caldera.kernels.reference.product import Padding, Pair, padded, positions
 from caldera.kernels.reference.registry import reference
 from caldera.tensor.shape import Shape
@@ -37,13 +38,13 @@ def _max_pool2d(
     image, within = padded(x, padding), _within(x.shape, padding)
     outputs = _output_size(x.shape, size, stride, padding, dilation)
     best = np.full((*x.shape[:2], *outputs), -np.inf, x.dtype)
-    index = np.full(best.shape, -1, np.int32)
+    index = np.full(best.shape, -1, index_dtype(size))
     for i, j, (rows, columns) in positions(size, outputs, stride, dilation):
         part = image[:, :, rows, columns]
         better = (index < 0) | (part > best) | (np.isnan(part) & ~np.isnan(best))
         wins = better & within[:, :, rows, columns]
         best = np.where(wins, part, best)
-        index = np.where(wins, np.int32(i * size[1] + j), index)
+        index = np.where(wins, index.dtype.type(i * size[1] + j), index)
     return best, index
 
 

@@ -33,7 +33,7 @@ def test_of_equal_elements_the_first_wins_and_takes_the_gradient() -> None:
     x = np.array([[[[1.0, 7.0], [7.0, 7.0]]]])
     values, index = _pool(x)
     assert values.item() == 7.0
-    assert index.dtype == np.int32
+    assert index.dtype == np.int8
     assert index.item() == 1
     assert _slope(x, size=2).tolist() == [[[[0.0, 1.0], [0.0, 0.0]]]]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 import caldera as cd
+from caldera.errors import DataError
 from caldera.kernels.native.blas import blas
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import F64, I64, Emitter
@@ -119,3 +121,26 @@ def test_the_blas_is_known_and_named() -> None:
         pytest.skip("NumPy is linked to a BLAS that is not known here")
     assert known.integer_bits in (32, 64)
     assert known.name
+
+
+def _fail_at(k: Emitter) -> None:
+    """Counts its runs, and fails at the third."""
+    counter, status = k.pointer(0, I64), k.pointer(1, I64)
+    counter.store(0, counter.load(0) + 1)
+    with k.when(counter.load(0).equals(3)):
+        status.store(0, 1)
+
+
+def test_a_program_stops_at_the_call_that_fails_and_raises_its_error() -> None:
+    counter, status = np.zeros(1, np.int64), np.zeros(1, np.int64)
+
+    def refuse() -> NoReturn:
+        raise DataError("the third run fails")
+
+    call = native_call(compiled(_fail_at), counter, status, status=status, refuse=refuse)
+    runner = NativeRunner([call] * 5)
+    with pytest.raises(DataError, match="the third run fails"):
+        runner()
+    assert counter[0] == 3
+    runner()
+    assert counter[0] == 8

@@ -60,7 +60,7 @@ def apart(*shape: int) -> np.ndarray:
 def _index_like(shape: tuple[int, ...], size: Any) -> Node:
     """An index into windows, as `max_pool2d` might give it."""
     drawn = np.random.default_rng(3).integers(0, size[0] * size[1], shape)
-    return lift(drawn.astype("int32"))
+    return lift(drawn.astype(pooling.index_dtype(size)))
 
 
 def _max_cases() -> list[Case]:

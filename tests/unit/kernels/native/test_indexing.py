@@ -1,0 +1,45 @@
+"""Embeddings: rows read and added at positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.errors import DataError
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_positions_of_any_integer_dtype(dtype: str) -> None:
+    table = np.random.default_rng(0).standard_normal((100, 7)).astype(np.float32)
+    positions = np.array([[0, 99, 3], [3, 50, 98]], dtype)
+    np.testing.assert_array_equal(op.gather(table, positions).numpy(), table[positions])
+
+
+def test_updates_of_one_row_are_added_in_their_order_whatever_the_threads() -> None:
+    generator = np.random.default_rng(1)
+    positions = generator.integers(0, 5, 4000)
+    updates = generator.standard_normal((4000, 33)).astype(np.float32)
+    base = generator.standard_normal((5, 33)).astype(np.float32)
+    expected = base.copy()
+    np.add.at(expected, positions, updates)
+    for threads in (1, 2, 3):
+        with cd.settings.override(threads=threads):
+            plan = cd.compile([op.scatter_add(base, positions, updates, axis=0)])
+            (result,) = plan.run()
+        np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize("position", [5, -6, 1000])
+def test_a_position_outside_is_an_error_and_nothing_is_updated(position: int) -> None:
+    table = op.var("table", (5, 3), fill=cd.constant(1.0))
+    positions = op.input("positions", (2,), dtype="int64")
+    total = op.var("total", (), fill=cd.constant(0.0))
+    rows = op.gather(table, positions)
+    plan = cd.compile([op.sum(rows), op.assign(total, total + op.sum(rows))])
+    with pytest.raises(DataError, match=f"indices from -5 to 4, got {position} into an axis"):
+        plan.run({"positions": np.array([0, position])})
+    assert total.numpy() == 0.0
+    plan.run({"positions": np.array([0, -5])})
+    assert total.numpy() == 6.0

@@ -1,0 +1,31 @@
+"""Uniform numbers in native code are those of the definition, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from caldera.kernels.native.compiler import compiled
+from caldera.kernels.native.program import NativeRunner, native_call
+from caldera.kernels.native.random import _build
+from caldera.tensor.philox import uniform01
+
+_SEED, _STEP, _STREAM = -12345678912345, 77, 9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("offset", [0, 1, 5, 16, 2**33 + 3])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_any_range_with_any_number_of_workers(dtype: str, offset: int, parts: int) -> None:
+    state = np.array([_SEED, _STEP], np.int64)
+    for count in (0, 1, 3, 15, 16, 17, 1001):
+        out = np.full(count + 4, -1, dtype)
+        NativeRunner([
+            native_call(
+                compiled(_build, dtype=dtype), out, state, np.array(offset), _STREAM, count, 1,
+                parts=parts,
+            )
+        ])()  # fmt: skip
+        expected = uniform01(_SEED, _STEP, _STREAM, offset, count, np.dtype(dtype))
+        np.testing.assert_array_equal(out[:count], expected)
+        assert (out[count:] == -1).all()
