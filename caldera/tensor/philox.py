@@ -24,7 +24,7 @@ Names of a number: `seed` (64 bits; a negative int means its two's complement), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,11 @@ from numpy.typing import NDArray
 from caldera.errors import ConfigError, DtypeError
 from caldera.tensor import box_muller
 from caldera.tensor.dtype import HALVES, DType, bfloat16, float16, float32, float64
+from caldera.threads import parallel_for
 
 Words = NDArray[np.uint32]
+Name = tuple[tuple[int, int], tuple[int, int]]
+"""The key words and the upper counter words of a stream."""
 
 _ROUNDS = 10
 _WORDS_IN_BLOCK = 4
@@ -44,6 +47,7 @@ _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 # 16384 blocks need three work arrays of 256 KiB: small enough for the second-level cache, and
 # large enough that NumPy's cost per call disappears.
 _BLOCKS_AT_ONCE = 16384
+_WORTH_A_THREAD = 1 << 18
 
 # How many of a word's upper bits a uniform number of this dtype is made of.
 _UNIFORM_BITS = {float16: 11, bfloat16: 8, float32: 24}
@@ -77,21 +81,25 @@ def uniform01(
     >>> bool((whole[4:7] == part).all())
     True
     """
-    key, upper = _name(seed, step, stream)
+    if dtype not in (*_UNIFORM_BITS, float64):
+        raise _not_a_float("uniform01", dtype)
+    name = _name(seed, step, stream)
     values = np.empty(count, dtype=dtype)
-    if dtype == float64:
-        for start, words in _chunks(key, upper, 2 * first, 2 * count):
+    _in_parts(count, lambda begin, end: _fill_uniform(values[begin:end], name, first + begin))
+    return values
+
+
+def _fill_uniform(values: NDArray[Any], name: Name, first: int) -> None:
+    if values.dtype == float64:
+        for start, words in _chunks(*name, 2 * first, 2 * values.size):
             integers = _join_53_bits(words)
             np.multiply(integers, 2.0**-53, out=values[start // 2 : start // 2 + integers.size])
-        return values
-    if dtype not in _UNIFORM_BITS:
-        raise _not_a_float("uniform01", dtype)
-    bits = _UNIFORM_BITS[dtype]
-    for start, words in _chunks(key, upper, first, count):
+        return
+    bits = _UNIFORM_BITS[values.dtype]
+    for start, words in _chunks(*name, first, values.size):
         floats = (words >> np.uint32(32 - bits)).astype(np.float32)
         floats *= np.float32(2.0**-bits)
         values[start : start + words.size] = floats
-    return values
 
 
 def normal(
@@ -108,26 +116,41 @@ def normal(
         return normal(seed, step, stream, first, count, float32).astype(dtype)
     if dtype not in (float32, float64):
         raise _not_a_float("normal", dtype)
-    key, upper = _name(seed, step, stream)
+    name = _name(seed, step, stream)
+    values = np.empty(count, dtype=dtype)
+    _in_parts(count, lambda begin, end: _fill_normal(values[begin:end], name, first + begin))
+    return values
+
+
+def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
     # Whole pairs are computed; `skipped` drops the cosine of a first pair that is half asked for.
     skipped = first % 2
-    pairs = (skipped + count + 1) // 2
-    words_in_pair = 4 if dtype == float64 else 2
-    values = np.empty(2 * pairs, dtype=dtype)
-    for start, words in _chunks(key, upper, first // 2 * words_in_pair, pairs * words_in_pair):
+    pairs = (skipped + values.size + 1) // 2
+    words_in_pair = 4 if values.dtype == float64 else 2
+    whole = np.empty(2 * pairs, dtype=values.dtype)
+    for start, words in _chunks(*name, first // 2 * words_in_pair, pairs * words_in_pair):
         begin = start // words_in_pair * 2
-        if dtype == float64:
+        if values.dtype == float64:
             integers = _join_53_bits(words)
             cosines, sines = box_muller.pairs_float64(integers[0::2], integers[1::2])
         else:
             cosines, sines = box_muller.pairs_float32(words[0::2], words[1::2])
         end = begin + 2 * cosines.size
-        values[begin:end:2] = cosines
-        values[begin + 1 : end : 2] = sines
-    return values[skipped : skipped + count]
+        whole[begin:end:2] = cosines
+        whole[begin + 1 : end : 2] = sines
+    values[...] = whole[skipped : skipped + values.size]
 
 
-def _name(seed: int, step: int, stream: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _in_parts(count: int, fill: Callable[[int, int], None]) -> None:
+    """Fill a range of elements, on several threads if it is long: any range can be made alone."""
+
+    def part(worker: int, workers: int) -> None:
+        fill(count * worker // workers, count * (worker + 1) // workers)
+
+    parallel_for(part, -(-count // _WORTH_A_THREAD))
+
+
+def _name(seed: int, step: int, stream: int) -> Name:
     """Key words and upper counter words of a stream."""
     for label, value in (("step", step), ("stream", stream)):
         if not 0 <= value <= _LOW_WORD:
