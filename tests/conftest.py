@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
-# the tests themselves run side by side.
-os.environ["CALDERA_CACHE"] = tempfile.mkdtemp(prefix="caldera-tests-")
+# the tests themselves run side by side. Compiled kernels are kept from run to run (their names say
+# what they are made of); measured choices are not.
+_cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
+_objects = Path(tempfile.gettempdir()) / f"caldera-test-objects-{os.getuid()}"
+_objects.mkdir(exist_ok=True)
+(_cache / "native").symlink_to(_objects, target_is_directory=True)
+os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hypothesis
-import pytest
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
-import caldera as cd
+import caldera as cd  # noqa: E402
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)

@@ -1,18 +1,20 @@
 """Compiling kernels and keeping the machine code on disk.
 
 A kernel is named by the function that builds it and its parameters. The object file is kept under
-a key made of that name, the source of this room, the compiler and the processor, so a change of any
-of them compiles anew, and a second process loads in a millisecond what the first one compiled.
+a key made of that name, the source it is built by, the compiler and the processor, so a change of
+any of them compiles anew, and a second process loads in a millisecond what the first one compiled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,8 @@ def compiled(build: Callable[..., None], **parameters: Any) -> int:
 
 
 def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str, Any]) -> int:
-    key = hashlib.blake2b(f"{_toolchain()}\n{name}".encode(), digest_size=20).hexdigest()
+    made_of = f"{_toolchain()}\n{_sources(build.__module__)}\n{name}"
+    key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
     symbol = f"caldera_{key}"
     file = settings.cache_dir / "native" / f"{key}.o"
     code = _read(file)
@@ -67,13 +70,41 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
 
 @lru_cache(maxsize=1)
 def _toolchain() -> str:
-    """Everything besides the kernel's name that decides what its machine code is."""
+    """The compiler and the processor."""
     here = machine()
-    source = hashlib.blake2b(digest_size=20)
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        source.update(file.read_bytes())
     compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-    return f"{source.hexdigest()} {compiler} {here.triple} {here.cpu} {here.features}"
+    return f"{compiler} {here.triple} {here.cpu} {here.features}"
+
+
+@cache
+def _sources(module: str) -> str:
+    """A digest of the source of a module and of all it imports from this package, in turn."""
+    found: dict[str, bytes] = {}
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        source = _source(name)
+        found[name] = source
+        for line in _IMPORT.finditer(source.decode()):
+            package, names = line.group(1), line.group(2)
+            inside = [f"{package}.{each}" for each in re.findall(r"\w+", names)]
+            pending += [package, *(each for each in inside if each in sys.modules)]
+    digest = hashlib.blake2b(digest_size=20)
+    for name in sorted(found):
+        digest.update(found[name])
+    return digest.hexdigest()
+
+
+_IMPORT = re.compile(
+    rf"^from ({re.escape(__package__)}[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+)
+
+
+def _source(module: str) -> bytes:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return b"" if file is None else Path(file).read_bytes()
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
