@@ -1,0 +1,141 @@
+"""Who is measured: each framework in the settings in which it may be at its best."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from caldera.bench.work import (
+    Case,
+    ConvolutionCase,
+    FormulaCase,
+    InputCase,
+    TrainingCase,
+    UpdateCase,
+)
+
+PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
+"""Frameworks to be compared with, and what they are called."""
+INSTALL: Mapping[str, str] = {
+    "torch": "pip install torch",
+    "jax": "pip install jax",
+    "tensorflow": "pip install tensorflow",
+}
+ACCURACIES = ("strict", "fast")
+_COMPILER_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A framework in one setting.
+
+    >>> Contestant("torch", "eager").label
+    'torch eager'
+    """
+
+    framework: str
+    setting: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def label(self) -> str:
+        """How tables call it."""
+        return f"{self.framework} {self.setting}"
+
+
+REFERENCE = "torch"
+"""The framework whose results, in its first setting, the others must agree with."""
+
+
+def missing_peers(peers: Sequence[str]) -> dict[str, str]:
+    """Peers that are not installed, each with the command that installs it."""
+    return {peer: INSTALL[peer] for peer in peers if find_spec(peer) is None}
+
+
+def contestants(
+    case: Case, peers: Sequence[str], accuracies: Sequence[str], *, compiler: bool
+) -> list[Contestant]:
+    """Everybody who takes part in a case; what the others must agree with first, then Caldera.
+
+    >>> from caldera.bench.work import WORK
+    >>> case = WORK["mlp"].cases[0]
+    >>> [each.label for each in contestants(case, ["jax"], ["strict"], compiler=False)]
+    ['caldera strict', 'jax jit', 'jax scan']
+    """
+    settings: dict[str, Callable[[], list[Contestant]]] = {
+        "torch": lambda: _torch(case, compiler),
+        "jax": lambda: _jax(case),
+        "tensorflow": lambda: _tensorflow(case),
+    }
+    ours = [Contestant("caldera", each, {"accuracy": each}) for each in accuracies]
+    theirs = [contestant for peer in peers for contestant in settings[peer]()]
+    theirs.sort(key=lambda each: each.framework != REFERENCE)
+    first = [each for each in theirs[:1] if each.framework == REFERENCE]
+    return [*first, *ours, *theirs[len(first) :]]
+
+
+def _torch(case: Case, compiler: bool) -> list[Contestant]:
+    if isinstance(case, InputCase):
+        return [
+            Contestant("torch", "DataLoader"),
+            Contestant("torch", "DataLoader of whole batches", {"whole": True}),
+        ]
+    if isinstance(case, UpdateCase):
+        found = [
+            Contestant("torch", "fused (RMSProp: a loop)", {"style": "fused"}),
+            Contestant("torch", "foreach", {"style": "foreach"}),
+        ]
+        return [*found, *([Contestant("torch", "compiled", {"style": "compiled"})] * compiler)]
+    ways = [False]
+    if compiler and isinstance(case, TrainingCase | FormulaCase):
+        ways.append(True)
+    found = []
+    for compiled in ways:
+        name = "compiled" if compiled else "eager"
+        found.append(Contestant("torch", name, {"compiled": compiled}))
+        if _has_images(case):
+            options = {"compiled": compiled, "channels_last": True}
+            found.append(Contestant("torch", f"{name} channels_last", options))
+    return found
+
+
+def _jax(case: Case) -> list[Contestant]:
+    if isinstance(case, InputCase):
+        return []
+    found = [Contestant("jax", "jit")]
+    images = _has_images(case)
+    if images:
+        found.append(Contestant("jax", "jit channels_last", {"channels_last": True}))
+    if isinstance(case, TrainingCase) and case.is_small:
+        found.append(Contestant("jax", "scan", {"scan": True, "channels_last": images}))
+    return found
+
+
+def _has_images(case: Case) -> bool:
+    return isinstance(case, ConvolutionCase) or (isinstance(case, TrainingCase) and case.has_images)
+
+
+def _tensorflow(case: Case) -> list[Contestant]:
+    return [Contestant("tensorflow", "function")] if isinstance(case, TrainingCase) else []
+
+
+@cache
+def has_compiler() -> bool:
+    """Whether a C++ compiler works, which torch.compile needs."""
+    program = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if program is None:
+        return False
+    try:
+        done = subprocess.run(
+            [program, "-x", "c++", "-fsyntax-only", "-"],
+            input=b"#include <vector>\nint main() { return 0; }\n",
+            capture_output=True, timeout=_COMPILER_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,183 @@
+"""What a worker asks of a framework: tasks to time, and trainers that can also be checked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import optim
+from caldera.bench.work import (
+    Case,
+    ConvolutionCase,
+    FormulaCase,
+    InputCase,
+    ProductCase,
+    Rule,
+    TrainingCase,
+    UpdateCase,
+)
+from caldera.errors import ConfigError
+from caldera.nn.basic import Dropout
+from caldera.train.model import NeuralNetwork
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Task(ABC):
+    """Something to compute again and again."""
+
+    steps_per_call = 1
+    held_for_others = 0
+    """Bytes that are here only because the network was built in Caldera first."""
+
+    @abstractmethod
+    def call(self) -> None:
+        """Compute once; the result may still be on its way."""
+
+    def wait(self) -> None:  # noqa: B027 - most frameworks compute at once
+        """Until everything that was asked for is done."""
+
+    @abstractmethod
+    def results(self) -> list[Array]:
+        """What one computation gives, from the beginning; for comparing."""
+
+
+class Trainer(Task):
+    """A network in training; `call` makes a step (or several) on the next of its batches."""
+
+    def __init__(self, case: TrainingCase, dtype: str, batch: int | None) -> None:
+        self.case = case
+        self.dtype = dtype
+        self.given = case.data(dtype, batch)
+        self._next = 0
+
+    def turn(self) -> int:
+        """The number of the next batch."""
+        number = self._next % len(self.given)
+        self._next += 1
+        return number
+
+    @abstractmethod
+    def gradients(self) -> tuple[float, list[Array]]:
+        """The loss on the first batch and its gradients, as Caldera orders parameters."""
+
+    @abstractmethod
+    def losses(self, steps: int) -> list[float]:
+        """Make steps and give back their losses."""
+
+    @abstractmethod
+    def train(self, x: Array, y: Array) -> None:
+        """A step on a batch from outside."""
+
+    @abstractmethod
+    def predict(self, x: Array) -> Array:
+        """Scores of samples, as the network gives them when it is not training."""
+
+    def results(self) -> list[Array]:
+        return self.gradients()[1]
+
+
+class Framework(ABC):
+    """A framework in one setting, inside its own process."""
+
+    def __init__(self, options: Mapping[str, Any], threads: int) -> None:
+        self.options = dict(options)
+        self.threads = threads
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """What exactly computes here."""
+
+    @abstractmethod
+    def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
+        """The network of a case with its initial weights."""
+
+    def convolution(self, case: ConvolutionCase) -> Task:
+        """One pass of a convolution."""
+        raise self._not_measured(case)
+
+    def product(self, case: ProductCase) -> Task:
+        """A matrix product."""
+        raise self._not_measured(case)
+
+    def formula(self, case: FormulaCase) -> Task:
+        """An element-wise formula."""
+        raise self._not_measured(case)
+
+    def update(self, case: UpdateCase) -> Task:
+        """An optimizer's update."""
+        raise self._not_measured(case)
+
+    def batches(self, case: InputCase) -> Task:
+        """Input batches."""
+        raise self._not_measured(case)
+
+    def _not_measured(self, case: Case) -> ConfigError:
+        return ConfigError.build(
+            type(self).__name__, expected="a case that is measured with it", got=case.name
+        )
+
+    def task(self, case: Case) -> Task:
+        """What computes a case."""
+        match case:
+            case TrainingCase():
+                return self.trainer(case, "float32")
+            case ConvolutionCase():
+                return self.convolution(case)
+            case ProductCase():
+                return self.product(case)
+            case FormulaCase():
+                return self.formula(case)
+            case UpdateCase():
+                return self.update(case)
+            case InputCase():
+                return self.batches(case)
+        raise self._not_measured(case)
+
+
+def caldera_optimizer(rule: Rule) -> optim.Optimizer:
+    """A rule as Caldera's optimizer.
+
+    >>> from caldera.bench.work import Rule
+    >>> type(caldera_optimizer(Rule("adam", 1e-3))).__name__
+    'Adam'
+    """
+    if rule.name == "sgd":
+        return optim.SGD(rule.learning_rate, momentum=rule.momentum, weight_decay=rule.weight_decay)
+    made: dict[str, type[optim.Optimizer]] = {
+        "adam": optim.Adam,
+        "adamw": optim.AdamW,
+        "rmsprop": optim.RMSProp,
+    }
+    return made[rule.name](rule.learning_rate, weight_decay=rule.weight_decay)
+
+
+def built(case: TrainingCase, dtype: str = "float32") -> NeuralNetwork:
+    """The network of a case in Caldera, dropout off."""
+    model = NeuralNetwork(
+        case.layers(), loss="cross_entropy", optimizer=caldera_optimizer(case.rule), metrics=[],
+        batch_size=case.batch, dtype=dtype, seed=0, device="cpu",
+    )  # fmt: skip
+    for layer in model.walk():
+        if isinstance(layer, Dropout):
+            layer.rate = 0.0
+    return model
+
+
+def initial_weights(model: NeuralNetwork) -> list[Array]:
+    """The parameters a network begins with."""
+    return [parameter.numpy() for parameter in model.parameters()]
+
+
+def held_by(model: NeuralNetwork) -> int:
+    """Bytes of a network's variables, which a translation keeps beside its own."""
+    kept = (*model.parameters(), *model.states())
+    return sum(each.size * np.dtype(each.dtype).itemsize for each in kept)
+
+
+def as_dtype(arrays: Sequence[Array], dtype: str) -> list[Array]:
+    """Arrays in the precision of a trainer."""
+    return [array.astype(dtype) for array in arrays]

@@ -1,0 +1,169 @@
+"""Caldera's own side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import caldera
+from caldera import op
+from caldera.bench.frameworks.base import (
+    Array,
+    Framework,
+    Task,
+    Trainer,
+    as_dtype,
+    built,
+    caldera_optimizer,
+    initial_weights,
+)
+from caldera.bench.work import (
+    ConvolutionCase,
+    FormulaCase,
+    InputCase,
+    ProductCase,
+    TrainingCase,
+    UpdateCase,
+)
+from caldera.config import settings
+from caldera.data import ArrayData, Loader
+from caldera.lazy import Expr, Variable, compile
+from caldera.train.fit import make_steps
+
+FUNCTIONS = SimpleNamespace(
+    exp=op.exp, tanh=op.tanh, sigmoid=op.sigmoid, relu=op.relu, gelu=op.gelu,
+    softmax=lambda x: op.softmax(x, axis=-1), sum_of_rows=lambda x: op.sum(x, axis=-1),
+)  # fmt: skip
+
+
+class CalderaTrainer(Trainer):
+    """The plan that `fit` runs, fed with ready batches."""
+
+    def __init__(self, case: TrainingCase, dtype: str, batch: int | None) -> None:
+        super().__init__(case, dtype, batch)
+        model = built(case, dtype)
+        if dtype != "float32":
+            # All precisions begin with the same numbers.
+            start = as_dtype(initial_weights(built(case)), dtype)
+            for parameter, value in zip(model.parameters(), start, strict=True):
+                parameter.assign(value)
+        self._model = model
+        self._steps = make_steps(model, ArrayData(*self.given[0]))
+        self._count = len(self.given[0][0])
+        self._feeds = [self._steps.feeds(each, None) for each in self.given]
+
+    def call(self) -> None:
+        self._steps.training(self._count).run(self._feeds[self.turn()])
+
+    def losses(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self._steps.training_totals.reset()
+            self.call()
+            found.append(self._steps.training_totals.loss())
+        return found
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        steps = self._steps
+        outputs, _ = steps.traced(self._count, training=True)
+        loss, _ = steps.loss(outputs, self._count, steps.objective.of(outputs))
+        plan = compile([loss, *op.grad(loss, self._model.parameters())])
+        value, *slopes = [result.numpy() for result in plan.run(self._feeds[0])]
+        return float(value), [np.array(slope) for slope in slopes]
+
+    def train(self, x: Array, y: Array) -> None:
+        self._steps.training(len(x)).run(self._steps.feeds((x, y), None))
+
+    def predict(self, x: Array) -> Array:
+        return self._model.predict(x)
+
+
+class PlanTask(Task):
+    """A plan whose inputs are variables."""
+
+    def __init__(self, *outputs: Expr) -> None:
+        self._plan = compile(list(outputs))
+
+    def call(self) -> None:
+        self._plan.run()
+
+    def results(self) -> list[Array]:
+        return [np.array(result.numpy()) for result in self._plan.run()]
+
+
+class UpdateTask(PlanTask):
+    """A plan that changes parameters."""
+
+    def __init__(self, case: UpdateCase) -> None:
+        parameters, gradients = case.arrays()
+        self._parameters = [_variable(f"w{i}", array) for i, array in enumerate(parameters)]
+        slopes = [_variable(f"g{i}", array) for i, array in enumerate(gradients)]
+        super().__init__(*caldera_optimizer(case.rule).apply(self._parameters, slopes))
+
+    def results(self) -> list[Array]:
+        self.call()
+        return [parameter.numpy() for parameter in self._parameters]
+
+
+class LoaderTask(Task):
+    """Batches of a loader, one epoch after the other."""
+
+    def __init__(self, case: InputCase) -> None:
+        x, y = case.arrays()
+        self._samples = ArrayData(x, y)
+        self._loader = Loader(self._samples, case.batch)
+        self._batches = iter(self._loader)
+
+    def call(self) -> None:
+        if next(self._batches, None) is None:
+            self._batches = iter(self._loader)
+            next(self._batches)
+
+    def results(self) -> list[Array]:
+        """Sums over an epoch: they do not depend on the order."""
+        epoch = list(islice(iter(Loader(self._samples, self._loader.batch_size)), None))
+        return [sum((each.x.sum(0, np.float64) for each in epoch), np.zeros(()))]
+
+
+class CalderaFramework(Framework):
+    """Caldera with strict or fast accuracy."""
+
+    def __init__(self, options: Mapping[str, Any], threads: int) -> None:
+        super().__init__(options, threads)
+        settings.update(threads=threads, accuracy=options["accuracy"])
+
+    def versions(self) -> dict[str, str]:
+        return {"caldera": caldera.__version__, "numpy": np.__version__}
+
+    def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
+        return CalderaTrainer(case, dtype, batch)
+
+    def convolution(self, case: ConvolutionCase) -> Task:
+        x, w, g = (_variable(name, array) for name, array in case.arrays().items())
+        (top, left) = case.padding
+        result = op.conv2d(x, w, stride=case.stride, padding=(top, left))
+        if case.what == "forward":
+            return PlanTask(result)
+        return PlanTask(op.grad(result, x if case.what == "input gradient" else w, seed=g))
+
+    def product(self, case: ProductCase) -> Task:
+        a, b = (_variable(name, array) for name, array in case.arrays().items())
+        return PlanTask(op.matmul(a, b, case.transpose_a, case.transpose_b))
+
+    def formula(self, case: FormulaCase) -> Task:
+        given = [_variable(f"x{i}", array) for i, array in enumerate(case.arrays())]
+        return PlanTask(case.formula(FUNCTIONS, *given))
+
+    def update(self, case: UpdateCase) -> Task:
+        return UpdateTask(case)
+
+    def batches(self, case: InputCase) -> Task:
+        return LoaderTask(case)
+
+
+def _variable(name: str, array: Array) -> Variable:
+    return op.var(name, array.shape, fill=array, device="cpu")

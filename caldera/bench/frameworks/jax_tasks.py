@@ -1,0 +1,290 @@
+"""JAX's side: each step compiled with jit, or a whole stretch of steps as one lax.scan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from caldera.bench.frameworks.base import (
+    Array,
+    Framework,
+    Task,
+    Trainer,
+    as_dtype,
+    built,
+    held_by,
+    initial_weights,
+)
+from caldera.bench.translate import to_jax
+from caldera.bench.work import (
+    ConvolutionCase,
+    FormulaCase,
+    ProductCase,
+    Rule,
+    TrainingCase,
+    UpdateCase,
+)
+from caldera.optional import optional_import
+
+_BETA1, _BETA2, _SMOOTHING, _EPSILON = 0.9, 0.999, 0.99, 1e-8
+
+
+class JaxTrainer(Trainer):
+    """The translated network; parameters, states and optimizer state go through the step."""
+
+    def __init__(
+        self, jax: Any, case: TrainingCase, dtype: str, batch: int | None, options: dict[str, Any]
+    ) -> None:
+        super().__init__(case, dtype, batch)
+        if dtype == "float64":
+            jax.config.update("jax_enable_x64", True)
+        self._jax = jax
+        model = built(case)
+        self._network = to_jax(model, "NHWC" if options.get("channels_last") else "NCHW")
+        self.held_for_others = held_by(model)
+        start = as_dtype(initial_weights(model), dtype)
+        self._params, self._state = self._network.variables(start)
+        create, update = jax_rule(jax, case.rule)
+        self._memory = create(self._params)
+        put = jax.numpy.asarray
+        self._batches = [(put(x), put(y)) for x, y in self.given]
+        self._last: Any = None
+
+        def loss_of(params: Any, state: Any, x: Any, y: Any) -> Any:
+            scores, new_state = self._network.apply(params, state, x, True)
+            logarithms = jax.nn.log_softmax(scores, axis=-1)
+            chosen = jax.numpy.take_along_axis(logarithms, y[..., None], axis=-1)
+            return -chosen.mean(), new_state
+
+        def step(carried: Any, batch: Any) -> Any:
+            params, state, memory = carried
+            slope = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, state), gradients = slope(params, state, *batch)
+            params, memory = update(params, gradients, memory)
+            return (params, state, memory), loss
+
+        self._slope = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+        self._step = jax.jit(step, donate_argnums=0)
+        self._apply = jax.jit(lambda p, s, x: self._network.apply(p, s, x, False)[0])
+        self._stretch: Callable[..., Any] | None = None
+        if options.get("scan"):
+            self.steps_per_call = len(self._batches)
+            self._stacked = tuple(
+                jax.numpy.stack([each[i] for each in self._batches]) for i in (0, 1)
+            )
+            self._stretch = jax.jit(
+                lambda carried, batches: jax.lax.scan(step, carried, batches), donate_argnums=0
+            )
+
+    def _carry(self, stepping: Callable[..., Any], batch: Any) -> Any:
+        carried, loss = stepping((self._params, self._state, self._memory), batch)
+        self._params, self._state, self._memory = carried
+        self._last = loss
+        return loss
+
+    def call(self) -> None:
+        if self._stretch is not None:
+            self._carry(self._stretch, self._stacked)
+        else:
+            self._carry(self._step, self._batches[self.turn()])
+
+    def wait(self) -> None:
+        # Everything comes out of the step together: the last loss is not the last to be ready.
+        self._jax.block_until_ready((self._last, self._params, self._state, self._memory))
+
+    def losses(self, steps: int) -> list[float]:
+        return [float(self._carry(self._step, self._batches[self.turn()])) for _ in range(steps)]
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        (loss, _), gradients = self._slope(self._params, self._state, *self._batches[0])
+        return float(loss), [np.asarray(each) for each in self._network.arrays(gradients)]
+
+    def train(self, x: Array, y: Array) -> None:
+        put = self._jax.numpy.asarray
+        self._carry(self._step, (put(x), put(y)))
+
+    def predict(self, x: Array) -> Array:
+        return np.asarray(self._apply(self._params, self._state, x))
+
+
+class FunctionTask(Task):
+    """A compiled function and what it is applied to."""
+
+    def __init__(self, jax: Any, function: Callable[..., Any], *given: Array) -> None:
+        self._jax = jax
+        self._function = jax.jit(function)
+        self._given = [jax.numpy.asarray(each) for each in given]
+        self._last: Any = None
+
+    def call(self) -> None:
+        self._last = self._function(*self._given)
+
+    def wait(self) -> None:
+        self._jax.block_until_ready(self._last)
+
+    def results(self) -> list[Array]:
+        return [np.asarray(self._function(*self._given))]
+
+
+class UpdateTask(Task):
+    """An optimizer's update, written to the memory of the old parameters."""
+
+    def __init__(self, jax: Any, case: UpdateCase) -> None:
+        parameters, gradients = case.arrays()
+        self._jax = jax
+        self._params = [jax.numpy.array(each) for each in parameters]
+        self._gradients = [jax.numpy.array(each) for each in gradients]
+        create, update = jax_rule(jax, case.rule)
+        self._memory = create(self._params)
+        self._update = jax.jit(update, donate_argnums=(0, 2))
+
+    def call(self) -> None:
+        self._params, self._memory = self._update(self._params, self._gradients, self._memory)
+
+    def wait(self) -> None:
+        self._jax.block_until_ready((self._params, self._memory))
+
+    def results(self) -> list[Array]:
+        self.call()
+        return [np.array(each) for each in self._params]
+
+
+class JaxFramework(Framework):
+    """JAX on the CPU."""
+
+    def __init__(self, options: Mapping[str, Any], threads: int) -> None:
+        super().__init__(options, threads)
+        self.jax = optional_import("jax", "jax", "caldera bench")
+        # So that the time of importing is the framework's, not that of the first step.
+        self.jax.devices()
+
+    def versions(self) -> dict[str, str]:
+        library = optional_import("jaxlib", "jaxlib", "caldera bench")
+        return {"jax": self.jax.__version__, "jaxlib": library.__version__}
+
+    def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
+        return JaxTrainer(self.jax, case, dtype, batch, self.options)
+
+    def convolution(self, case: ConvolutionCase) -> Task:
+        last = bool(self.options.get("channels_last"))
+        lax = self.jax.lax
+        names = ("NHWC", "HWIO", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
+        x, w, g = case.arrays().values()
+        if last:
+            x, g = (np.ascontiguousarray(each.transpose(0, 2, 3, 1)) for each in (x, g))
+            w = np.ascontiguousarray(w.transpose(2, 3, 1, 0))
+        padding = [(amount, amount) for amount in case.padding]
+
+        def forward(x: Any, w: Any) -> Any:
+            return lax.conv_general_dilated(
+                x, w, (case.stride, case.stride), padding, dimension_numbers=names
+            )
+
+        def input_gradient(x: Any, w: Any, g: Any) -> Any:
+            return self.jax.vjp(lambda given: forward(given, w), x)[1](g)[0]
+
+        def filter_gradient(x: Any, w: Any, g: Any) -> Any:
+            return self.jax.vjp(lambda given: forward(x, given), w)[1](g)[0]
+
+        if case.what == "forward":
+            task = FunctionTask(self.jax, forward, x, w)
+        elif case.what == "input gradient":
+            task = FunctionTask(self.jax, input_gradient, x, w, g)
+        else:
+            task = FunctionTask(self.jax, filter_gradient, x, w, g)
+        if not last:
+            return task
+        back = (3, 2, 0, 1) if case.what == "filter gradient" else (0, 3, 1, 2)
+        return _Transposed(task, back)
+
+    def product(self, case: ProductCase) -> Task:
+        def multiply(a: Any, b: Any) -> Any:
+            left = a.T if case.transpose_a else a
+            return left @ (b.T if case.transpose_b else b)
+
+        return FunctionTask(self.jax, multiply, *case.arrays().values())
+
+    def formula(self, case: FormulaCase) -> Task:
+        jnp, own = self.jax.numpy, self.jax.nn
+        functions = SimpleNamespace(
+            exp=jnp.exp, tanh=jnp.tanh, sigmoid=own.sigmoid, relu=own.relu,
+            gelu=lambda x: own.gelu(x, approximate=False), softmax=lambda x: own.softmax(x, -1),
+            sum_of_rows=lambda x: jnp.sum(x, -1),
+        )  # fmt: skip
+        return FunctionTask(self.jax, lambda *given: case.formula(functions, *given),
+                            *case.arrays())  # fmt: skip
+
+    def update(self, case: UpdateCase) -> Task:
+        return UpdateTask(self.jax, case)
+
+
+class _Transposed(Task):
+    """A task whose result is compared in another order of axes."""
+
+    def __init__(self, task: Task, axes: tuple[int, ...]) -> None:
+        self._task = task
+        self._axes = axes
+
+    def call(self) -> None:
+        self._task.call()
+
+    def wait(self) -> None:
+        self._task.wait()
+
+    def results(self) -> list[Array]:
+        return [each.transpose(self._axes) for each in self._task.results()]
+
+
+def jax_rule(jax: Any, rule: Rule) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A rule as two functions: the state of parameters, and (parameters, gradients, state) on."""
+    jnp, each = jax.numpy, jax.tree.map
+    rate, decay = rule.learning_rate, rule.weight_decay
+
+    def zeros(params: Any) -> Any:
+        return each(jnp.zeros_like, params)
+
+    def decayed(params: Any, gradients: Any) -> Any:
+        return each(lambda p, g: g + decay * p, params, gradients) if decay else gradients
+
+    def sgd(params: Any, gradients: Any, memory: Any) -> Any:
+        gradients = decayed(params, gradients)
+        if rule.momentum:
+            gradients = memory = each(lambda v, g: rule.momentum * v + g, memory, gradients)
+        return each(lambda p, g: p - rate * g, params, gradients), memory
+
+    def adam(params: Any, gradients: Any, memory: Any) -> Any:
+        step, means, squares = memory
+        step = step + 1
+        if rule.name == "adamw":
+            params = each(lambda p: p * (1 - rate * decay), params)
+        else:
+            gradients = decayed(params, gradients)
+        means = each(lambda m, g: _BETA1 * m + (1 - _BETA1) * g, means, gradients)
+        squares = each(lambda s, g: _BETA2 * s + (1 - _BETA2) * g * g, squares, gradients)
+        first = -jnp.expm1(step * math.log(_BETA1))
+        second = jnp.sqrt(-jnp.expm1(step * math.log(_BETA2)))
+
+        def moved(p: Any, m: Any, s: Any) -> Any:
+            size = (rate / first).astype(p.dtype)
+            return p - size * m / (jnp.sqrt(s) / second.astype(p.dtype) + _EPSILON)
+
+        return each(moved, params, means, squares), (step, means, squares)
+
+    def rmsprop(params: Any, gradients: Any, memory: Any) -> Any:
+        gradients = decayed(params, gradients)
+        memory = each(lambda s, g: _SMOOTHING * s + (1 - _SMOOTHING) * g * g, memory, gradients)
+
+        def moved(p: Any, g: Any, s: Any) -> Any:
+            return p - rate * g / (jnp.sqrt(s) + _EPSILON)
+
+        return each(moved, params, gradients, memory), memory
+
+    if rule.name == "sgd":
+        return (zeros if rule.momentum else lambda params: ()), sgd
+    if rule.name == "rmsprop":
+        return zeros, rmsprop
+    return (lambda params: (jnp.zeros(()), zeros(params), zeros(params))), adam

@@ -1,0 +1,56 @@
+"""The machine and the software of a run, for the record beside its times."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+import caldera
+from caldera.bench.contestants import PEERS, has_compiler
+from caldera.kernels.remember import machine
+
+_PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", *PEERS)
+_TIME = "%Y-%m-%d %H:%M:%S %z"
+
+
+def machine_facts(threads: int) -> dict[str, Any]:
+    """What computed: processor, cores, threads, BLAS, Python and operating system."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return {
+        "time": time.strftime(_TIME),
+        "cpu": str(machine()["cpu"]),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load before": _load(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": sys.version.split()[0],
+        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+        "C++ compiler": has_compiler(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """The packages that take part, as far as they are installed.
+
+    >>> "numpy" in package_versions()
+    True
+    """
+    found = {"caldera": caldera.__version__}
+    for package in _PACKAGES:
+        try:
+            found.setdefault(package, version(package))
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _load() -> float | None:
+    """How busy the machine is already."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -1,0 +1,209 @@
+"""What a run of the bench found, as plain data that becomes JSON, tables and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from caldera.bench.equality import Equality
+from caldera.bench.statistics import Estimate, mean_ratio_of, median_of, ratio_of, summed
+
+OURS = "caldera"
+ANY = "best"
+"""The name of the comparison with the best of all peers."""
+
+
+@dataclass
+class Entry:
+    """One contestant in one case."""
+
+    work: str
+    case: str
+    framework: str
+    setting: str
+    part_of: str = ""
+    group: str = ""
+    depth: int = 0
+    flops: float = 0.0
+    rounds: list[list[float]] = field(default_factory=list)
+    """Seconds a step, of every round."""
+    first_cold_s: float | None = None
+    first_warm_s: list[float] = field(default_factory=list)
+    import_s: float | None = None
+    peak_bytes: int = 0
+    growth_bytes: int = 0
+    """Of the peak, what came after importing the framework."""
+    loss: float | None = None
+    """After `loss_steps` steps from the initial weights."""
+    loss_steps: int = 0
+    accuracy: float | None = None
+    """Of the test samples, if that was asked for."""
+    equality: Equality = field(default_factory=Equality)
+    error: str = ""
+
+    @property
+    def label(self) -> str:
+        """Framework and setting."""
+        return f"{self.framework} {self.setting}"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the result is there, and not known to be wrong."""
+        return bool(self.rounds) and not self.error and self.equality.holds is not False
+
+    def seconds(self) -> Estimate | None:
+        """The median time of a step, with its interval."""
+        return median_of(self.rounds) if self.rounds else None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast as a peer's best setting Caldera is."""
+
+    peer: str
+    """A framework, or `ANY`."""
+    against: str
+    """The setting it was compared with."""
+    ratio: Estimate
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The geometric mean of ratios over the cases of a group."""
+
+    work: str
+    group: str
+    setting: str
+    peer: str
+    cases: int
+    ratio: Estimate
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    machine: dict[str, Any]
+    options: dict[str, Any]
+    missing: dict[str, str]
+    """Peers that are not installed, and how to install them."""
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+    def cases(self, work: str) -> dict[str, list[Entry]]:
+        """The entries of a work by case."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            if entry.work == work:
+                found.setdefault(entry.case, []).append(entry)
+        return found
+
+    def works(self) -> list[str]:
+        """The names of the work that was measured."""
+        return list(dict.fromkeys(entry.work for entry in self.entries))
+
+    def ratios(self, entry: Entry) -> list[Ratio]:
+        """An entry of Caldera's beside the best setting of each peer, and of all of them."""
+        if entry.framework != OURS or not entry.counts:
+            return []
+        rivals = [each for each in self.cases(entry.work)[entry.case] if each.framework != OURS]
+        found = []
+        for peer, best in _best_by_peer(rivals).items():
+            found.append(Ratio(peer, best.label, ratio_of(entry.rounds, best.rounds)))
+        return found
+
+    def means(self) -> list[Mean]:
+        """Geometric means over groups of cases; cases that are parts of one are added up first."""
+        found = []
+        for work in self.works():
+            for group in dict.fromkeys(e.group for e in self.entries if e.work == work and e.group):
+                members = [e for e in self.entries if e.work == work and e.group == group]
+                found += self._group_means(work, group, members)
+        return found
+
+    def _group_means(self, work: str, group: str, members: list[Entry]) -> list[Mean]:
+        wholes: dict[str, list[Entry]] = {}
+        for entry in members:
+            wholes.setdefault(entry.part_of or entry.case, []).append(entry)
+        if len(wholes) < 2:
+            return []
+        settings = dict.fromkeys(e.setting for e in members if e.framework == OURS)
+        found = []
+        for setting in settings:
+            pairs: dict[str, list[Any]] = {}
+            for whole in wholes.values():
+                totals = _totals(whole)
+                ours = next(
+                    (e for e in totals if e.framework == OURS and e.setting == setting), None
+                )
+                if ours is None:
+                    continue
+                rivals = [each for each in totals if each.framework != OURS]
+                for peer, best in _best_by_peer(rivals).items():
+                    pairs.setdefault(peer, []).append((ours.rounds, best.rounds))
+            found += [
+                Mean(work, group, setting, peer, len(each), mean_ratio_of(each))
+                for peer, each in pairs.items()
+            ]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with the statistics beside the raw times."""
+        entries = []
+        for entry in self.entries:
+            seconds = entry.seconds()
+            entries.append(
+                asdict(entry)
+                | {
+                    "counts": entry.counts,
+                    "seconds": asdict(seconds) if seconds else None,
+                    "ratios": [asdict(each) for each in self.ratios(entry)],
+                    "equality": asdict(entry.equality) | {"holds": entry.equality.holds},
+                }
+            )
+        return {
+            "machine": self.machine,
+            "versions": self.versions,
+            "options": self.options,
+            "missing": self.missing,
+            "notes": self.notes,
+            "entries": entries,
+            "means": [asdict(each) for each in self.means()],
+        }
+
+
+def _best_by_peer(rivals: Iterable[Entry]) -> dict[str, Entry]:
+    """The fastest entry that counts, of each peer and of all."""
+    found: dict[str, Entry] = {}
+    for rival in rivals:
+        if not rival.counts:
+            continue
+        for peer in (rival.framework, ANY):
+            if peer not in found or _median(rival) < _median(found[peer]):
+                found[peer] = rival
+    if len(found) == 2:
+        # There is one peer, and it is the best of all.
+        del found[ANY]
+    return found
+
+
+def _median(entry: Entry) -> float:
+    found = entry.seconds()
+    return found.value if found else float("inf")
+
+
+def _totals(whole: list[Entry]) -> list[Entry]:
+    """Entries of the cases of one whole, added up by contestant; only where none is missing."""
+    cases = {entry.case for entry in whole}
+    found = []
+    for label in dict.fromkeys(entry.label for entry in whole):
+        parts = [entry for entry in whole if entry.label == label]
+        if len(parts) == len(cases) and all(part.counts for part in parts):
+            first = parts[0]
+            rounds = summed([part.rounds for part in parts])
+            found.append(
+                Entry(first.work, first.part_of, first.framework, first.setting, rounds=rounds)
+            )
+    return found

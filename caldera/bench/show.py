@@ -1,0 +1,151 @@
+"""Numbers of a report as short texts, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera.amounts import bytes_text, seconds_text
+from caldera.bench.equality import GRADIENTS, Equality
+from caldera.bench.results import ANY, Entry, Mean, Ratio, Report
+from caldera.bench.statistics import Estimate
+
+NOTHING = "-"
+
+COLUMNS = (
+    "setting", "time a step", "95% interval", "ratio to the best peers", "first step cold",
+    "warm", "memory", "loss", "equal results",
+)  # fmt: skip
+SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "equal results")
+"""Of single computations, which have neither losses nor a memory of their own."""
+
+
+def is_training(entries: Sequence[Entry]) -> bool:
+    """Whether these are steps of a network."""
+    return any(entry.first_cold_s is not None or entry.loss is not None for entry in entries)
+
+
+def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
+    """What a table has to say about an entry."""
+    seconds = entry.seconds()
+    cells = {
+        "setting": entry.label,
+        "time a step": time_text(entry, seconds),
+        "time": time_text(entry, seconds),
+        "95% interval": interval_text(seconds),
+        "ratio to the best peers": ratios_text(report.ratios(entry)),
+        "first step cold": NOTHING if entry.first_cold_s is None else _s(entry.first_cold_s),
+        "warm": _s(sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2])
+        if entry.first_warm_s
+        else NOTHING,
+        "memory": memory_text(entry),
+        "loss": loss_text(entry),
+        "equal results": entry.error or equality_text(entry.equality),
+    }
+    return [cells[column] for column in columns]
+
+
+def time_text(entry: Entry, seconds: Estimate | None) -> str:
+    """The median, and how many operations a second that is, where it makes sense."""
+    if seconds is None:
+        return NOTHING
+    rate = f"  {entry.flops / seconds.value / 1e9:.1f} GFLOP/s" if entry.flops else ""
+    return _s(seconds.value) + rate
+
+
+def interval_text(seconds: Estimate | None) -> str:
+    """The ends of an interval.
+
+    >>> interval_text(Estimate(0.01, 0.009, 0.012)), interval_text(Estimate(1.0, 0.5, 2.0))
+    ('9.0 to 12.0 ms', '500.0 ms to 2.0 s')
+    """
+    if seconds is None:
+        return NOTHING
+    low, unit = _s(seconds.low).split()
+    high = _s(seconds.high)
+    return f"{low} to {high}" if high.endswith(f" {unit}") else f"{low} {unit} to {high}"
+
+
+def ratio_text(ratio: Estimate) -> str:
+    """A ratio with its interval.
+
+    >>> ratio_text(Estimate(1.5, 1.25, 1.75))
+    '1.50 [1.25, 1.75]'
+    """
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def ratios_text(ratios: Sequence[Ratio]) -> str:
+    """Ratios to the best setting of each peer."""
+    shown = [f"{ratio_text(each.ratio)} {each.against}" for each in ratios if each.peer != ANY]
+    return "; ".join(shown) or NOTHING
+
+
+def memory_text(entry: Entry) -> str:
+    """The peak, and what of it came after importing."""
+    if not entry.peak_bytes:
+        return NOTHING
+    return f"{bytes_text(entry.peak_bytes)} (+{bytes_text(entry.growth_bytes)})"
+
+
+def loss_text(entry: Entry) -> str:
+    """The loss after some steps, and the test accuracy if it was asked for."""
+    if entry.loss is None:
+        return NOTHING
+    text = f"{entry.loss:.6f} after {entry.loss_steps}"
+    return text if entry.accuracy is None else f"{text}, test {entry.accuracy:.2%}"
+
+
+def equality_text(equality: Equality) -> str:
+    """Differences to the reference, and whether the time counts.
+
+    >>> equality_text(Equality())
+    'not checked'
+    >>> equality_text(Equality(result=3e-7))
+    'yes: result 3e-07'
+    """
+    if equality.holds is None:
+        return "not checked"
+    if not equality.holds:
+        return "NO, does not count: " + ", ".join(equality.broken)
+    gradients = f"gradients {_e(equality.gradients)}"
+    if (equality.gradients or 0.0) > GRADIENTS:
+        true, theirs = _e(equality.true_gradients), _e(equality.reference_true_gradients)
+        gradients += f" (to float64 {true}, {equality.against} {theirs})"
+    curve = f"curve {_e(equality.curve)} of {_e(equality.curve_allowed)}"
+    parts = [
+        "" if equality.first_loss is None else f"loss {_e(equality.first_loss)}",
+        "" if equality.gradients is None else gradients,
+        "" if equality.float64 is None else f"float64 {_e(equality.float64)}",
+        "" if equality.curve is None else curve,
+        "" if equality.result is None else f"result {_e(equality.result)}",
+    ]
+    return "yes: " + ", ".join(part for part in parts if part)
+
+
+def mean_text(mean: Mean) -> str:
+    """A geometric mean in words."""
+    return (
+        f"{mean.work}, {mean.group}, {mean.setting}: {ratio_text(mean.ratio)} to the best of "
+        f"{mean.peer if mean.peer != ANY else 'all peers'} (geometric mean of {mean.cases})"
+    )
+
+
+def facts(report: Report) -> list[str]:
+    """The lines above the tables."""
+    machine = report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    lines = [
+        f"{machine['cpu']}, {machine['architecture']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads each, BLAS {machine['blas']}",
+        f"Python {machine['python']}, {versions}",
+        f"{machine['time']}, load before {machine['load before']}",
+    ]
+    return [*lines, *report.notes]
+
+
+def _s(seconds: float) -> str:
+    return seconds_text(seconds)
+
+
+def _e(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.0e}"

@@ -1,0 +1,137 @@
+"""Medians and ratios with 95% confidence intervals, from times that were taken in rounds.
+
+Times of one round come from one stretch of one process, and what disturbs one disturbs them all. So
+the bootstrap draws whole rounds. Rounds of two contestants that were measured in turns are paired:
+a ratio draws the same rounds for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import ConfigError
+
+Rounds = Sequence[Sequence[float]]
+Values = NDArray[np.float64]
+
+DRAWS = 1000
+_TAIL = 2.5
+"""Per cent outside the interval on each side."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the interval that holds it in 95 of 100 cases.
+
+    >>> Estimate(2.0, 1.5, 2.5).is_above(1.0)
+    True
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def is_above(self, limit: float) -> bool:
+        """Whether even the lower end is above a limit."""
+        return self.low > limit
+
+
+def median_of(rounds: Rounds) -> Estimate:
+    """The median of all times, and its interval.
+
+    >>> median_of([[1.0, 1.1], [0.9, 1.0], [1.0, 1.2]]).value
+    1.0
+    """
+    medians = _drawn_medians(rounds, _draws(_count(rounds)))
+    return _estimate(_median(rounds), medians)
+
+
+def ratio_of(ours: Rounds, theirs: Rounds) -> Estimate:
+    """How many times as long theirs take as ours, and the interval.
+
+    >>> ratio_of([[1.0], [1.0]], [[2.0], [2.0]])
+    Estimate(value=2.0, low=2.0, high=2.0)
+    """
+    return mean_ratio_of([(ours, theirs)])
+
+
+def mean_ratio_of(pairs: Sequence[tuple[Rounds, Rounds]]) -> Estimate:
+    """The geometric mean of such ratios, and the interval.
+
+    >>> mean_ratio_of([([[1.0]], [[2.0]]), ([[1.0]], [[8.0]])]).value
+    4.0
+    """
+    if not pairs:
+        raise ConfigError.build("bench statistics", expected="times", got="none")
+    logarithms = []
+    drawn = []
+    for ours, theirs in pairs:
+        logarithms.append(math.log(_median(theirs) / _median(ours)))
+        ours_drawn, theirs_drawn = _drawn_for_both(ours, theirs)
+        drawn.append(np.log(theirs_drawn / ours_drawn))
+    return _estimate(
+        math.exp(math.fsum(logarithms) / len(pairs)), np.exp(np.mean(np.stack(drawn), axis=0))
+    )
+
+
+def summed(parts: Sequence[Rounds]) -> list[list[float]]:
+    """Rounds of a whole from those of its parts: the sums of the parts' medians, round by round.
+
+    >>> summed([[[1.0], [2.0]], [[10.0], [10.0, 30.0]]])
+    [[11.0], [22.0]]
+    """
+    count = min(len(part) for part in parts)
+    return [[math.fsum(float(np.median(part[i])) for part in parts)] for i in range(count)]
+
+
+def _drawn_for_both(ours: Rounds, theirs: Rounds) -> tuple[Values, Values]:
+    if len(ours) == len(theirs):
+        draws = _draws(_count(ours))
+        return _drawn_medians(ours, draws), _drawn_medians(theirs, draws)
+    # One of them lost rounds: nothing is paired any more, and each is drawn by itself.
+    return (
+        _drawn_medians(ours, _draws(_count(ours))),
+        _drawn_medians(theirs, _draws(_count(theirs), seed=1)),
+    )
+
+
+def _count(rounds: Rounds) -> int:
+    if not rounds or not all(rounds):
+        raise ConfigError.build(
+            "bench statistics", expected="rounds with times in each", got=f"{len(rounds)} rounds"
+        )
+    return len(rounds)
+
+
+def _draws(count: int, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, count, (DRAWS, count))
+
+
+def _median(rounds: Rounds) -> float:
+    _count(rounds)
+    return float(np.median(np.concatenate([np.asarray(each, np.float64) for each in rounds])))
+
+
+def _drawn_medians(rounds: Rounds, draws: NDArray[np.int64]) -> Values:
+    """The median of each draw: all times are sorted once, and count as often as their round."""
+    times = np.concatenate([np.asarray(each, np.float64) for each in rounds])
+    round_of = np.repeat(np.arange(len(rounds)), [len(each) for each in rounds])
+    order = np.argsort(times, kind="stable")
+    times, round_of = times[order], round_of[order]
+    counts = (draws[:, :, None] == np.arange(len(rounds))).sum(1, dtype=np.int32)
+    before = np.cumsum(counts[:, round_of], axis=1, dtype=np.int32)
+    total = before[:, -1:]
+    lower = np.argmax(2 * before >= total, axis=1)
+    upper = np.argmax(2 * before > total, axis=1)
+    middle: Values = (times[lower] + times[upper]) / 2
+    return middle
+
+
+def _estimate(value: float, drawn: Values) -> Estimate:
+    low, high = np.percentile(drawn, [_TAIL, 100 - _TAIL])
+    return Estimate(value, min(float(low), value), max(float(high), value))

@@ -1,0 +1,57 @@
+"""A report in the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.bench.results import OURS, Report
+from caldera.bench.show import COLUMNS, SHORT_COLUMNS, facts, is_training, mean_text, row
+from caldera.optional import optional_import
+
+_NARROWEST = 200
+"""Columns that a table gets where the output is not a terminal."""
+
+
+def print_report(report: Report) -> None:
+    """Print tables, one for each case, and the means."""
+    console = _console()
+    for line in facts(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    for work in report.works():
+        for case, entries in report.cases(work).items():
+            columns = COLUMNS if is_training(entries) else SHORT_COLUMNS
+            title = work if work == case else f"{work}: {case}"
+            table = optional_import("rich.table", "rich", "caldera bench").Table(
+                title=title, title_justify="left", title_style="bold", box=_box()
+            )
+            for column in columns:
+                table.add_column(column, overflow="fold")
+            for entry in entries:
+                style = "bold" if entry.framework == OURS else ""
+                if entry.rounds and not entry.counts:
+                    style = "dim strike"
+                table.add_row(*_plain(row(report, entry, columns)), style=style)
+            console.print()
+            console.print(table)
+    means = report.means()
+    if means:
+        console.print()
+    for mean in means:
+        console.print(mean_text(mean), highlight=False, soft_wrap=True, markup=False)
+
+
+def _console() -> Any:
+    console = optional_import("rich.console", "rich", "caldera bench").Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _NARROWEST)
+    return console
+
+
+def _box() -> Any:
+    return optional_import("rich.box", "rich", "caldera bench").SIMPLE_HEAD
+
+
+def _plain(cells: list[str]) -> list[Any]:
+    """Cells whose brackets are brackets, not markup."""
+    text = optional_import("rich.text", "rich", "caldera bench").Text
+    return [text(cell) for cell in cells]

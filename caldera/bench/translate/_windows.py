@@ -1,0 +1,112 @@
+"""How windows slide over images, for convolutions and pools, whatever the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.nn.convolution import Conv2D
+from caldera.nn.pooling import AveragePool2D, MaxPool2D, Pooling2D
+from caldera.op.convolution import as_padding, as_pair
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The size of the windows, their distance, and the padding as the layer has it written.
+
+    >>> windows = Windows("pool", size=(3, 3), stride=(2, 2), written=0, partial=True)
+    >>> windows.padding((8, 8))
+    ((0, 1), (0, 1))
+    """
+
+    where: str
+    size: Pair
+    stride: Pair
+    dilation: Pair = (1, 1)
+    written: Any = 0
+    partial: bool = False
+    """Whether windows that stick out at the bottom or right count with what they cover."""
+
+    def padding(self, image: Sequence[int]) -> Padding:
+        """((top, bottom), (left, right)) for images of these sizes."""
+        vertical, horizontal = (
+            self._completed(widths, image[axis], axis)
+            for axis, widths in enumerate(self._stated(tuple(image)))
+        )
+        return vertical, horizontal
+
+    def even_padding(self) -> Pair | None:
+        """The padding as (vertical, horizontal), if for all images both ends have the same.
+
+        Partial windows are left out of account.
+
+        >>> Windows("conv", size=(3, 3), stride=(1, 1), written="same").even_padding()
+        (1, 1)
+        >>> Windows("conv", size=(3, 3), stride=(2, 2), written="same").even_padding() is None
+        True
+        """
+        if self.written == "same" and self.stride != (1, 1):
+            return None
+        # With a stride of 1, what "same" adds does not depend on the size of the image.
+        (top, bottom), (left, right) = self._stated(self.size)
+        return (top, left) if (top, left) == (bottom, right) else None
+
+    def _stated(self, image: tuple[int, ...]) -> Padding:
+        return as_padding(self.written, self.where, image, self.size, self.stride, self.dilation)
+
+    def _completed(self, widths: Pair, length: int, axis: int) -> Pair:
+        before, after = widths
+        if not self.partial:
+            return before, after
+        size, stride = self.size[axis], self.stride[axis]
+        missing = -(length + before + after - size) % stride
+        start_of_last = length + before + after + missing - size
+        # A window that would begin behind the image covers nothing of it.
+        return before, after + (missing if start_of_last < length + before else 0)
+
+
+def windows_of_convolution(layer: Conv2D) -> Windows:
+    """The windows of a convolution."""
+    return Windows(
+        layer.path,
+        as_pair(layer.kernel, "kernel", layer.path),
+        as_pair(layer.stride, "stride", layer.path),
+        as_pair(layer.dilation, "dilation", layer.path),
+        layer.padding,
+    )
+
+
+def windows_of_pool(layer: Pooling2D | MaxPool2D | AveragePool2D) -> Windows:
+    """The windows of a pool; without a stride they lie side by side."""
+    size = as_pair(layer.size, "size", layer.path)
+    stride = size if layer.stride is None else as_pair(layer.stride, "stride", layer.path)
+    partial = isinstance(layer, MaxPool2D) and layer.partial_windows
+    return Windows(layer.path, size, stride, written=layer.padding, partial=partial)
+
+
+def window_means(length: int, count: int) -> np.ndarray:
+    """The matrix that takes the means of `count` windows laid over an axis, as adaptive pools do.
+
+    >>> window_means(3, 2).tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    begins = np.arange(count) * length // count
+    ends = -(-(np.arange(count) + 1) * length // count)
+    positions = np.arange(length)
+    covered = (positions >= begins[:, None]) & (positions < ends[:, None])
+    return covered / (ends - begins)[:, None]
+
+
+def channels_last_axis(axis: int, rank: int) -> int:
+    """Where an axis of (N, C, H, W) stands in (N, H, W, C); other ranks keep their axes.
+
+    >>> channels_last_axis(1, 4), channels_last_axis(-1, 4), channels_last_axis(1, 2)
+    (3, 2, 1)
+    """
+    return (0, 3, 1, 2)[axis] if rank == 4 else axis

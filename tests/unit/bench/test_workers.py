@@ -1,0 +1,114 @@
+"""Workers: what they answer, and what happens when they fail."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caldera.bench.process import WorkerProcess, hello, worker_environment
+from caldera.bench.protocol import WorkerError, from_line, to_line
+from caldera.bench.worker import serve
+
+SECONDS = 60.0
+HELLO = hello("caldera", {"accuracy": "strict"}, 1)
+
+
+def _script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def _answers(*requests: dict[str, Any]) -> list[dict[str, Any]]:
+    replies = io.BytesIO()
+    serve(io.BytesIO(b"".join(to_line(each) for each in requests)), replies)
+    return [from_line(line) for line in replies.getvalue().splitlines()]
+
+
+@pytest.fixture
+def _cores_as_before() -> Any:
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    yield
+    if before is not None:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("_cores_as_before")
+def test_an_error_is_an_answer_and_the_worker_goes_on() -> None:
+    wrong = {"do": "prepare", "work": "nothing", "case": ""}
+    found = _answers({"do": "measure"}, wrong, HELLO, wrong)
+    assert "expected prepare" in found[0]["error"]
+    assert "expected hello" in found[1]["error"]
+    assert "caldera" in found[2]["versions"]
+    assert "expected a registered name, got 'nothing'" in found[3]["error"]
+    assert "Traceback" in found[3]["traceback"]
+
+
+def test_nothing_is_answered_after_the_end() -> None:
+    assert _answers({"do": "end"}, HELLO) == []
+
+
+def test_a_worker_measures_and_prints_of_libraries_do_not_disturb(tmp_path: Path) -> None:
+    noisy = "import os; os.write(1, b''); print('hello', flush=True)"
+    text = (
+        "import sys, caldera.bench.worker as w\n"
+        "real = w.Worker.answer\n"
+        f"def answer(self, request):\n    {noisy}\n    return real(self, request)\n"
+        "w.Worker.answer = answer\nw.main()\n"
+    )
+    environment = worker_environment(tmp_path, 1)
+    with WorkerProcess("caldera strict", environment, _script(text)) as worker:
+        worker.ask(HELLO, SECONDS)
+        case = {"work": "gemm", "case": "100x10x528 NN"}
+        first = worker.ask({"do": "prepare", **case}, SECONDS)
+        assert first["first s"] > 0
+        found = worker.ask({"do": "measure", "seconds": 0.0, "least": 4}, SECONDS)
+    assert len(found["times"]) == 4
+    assert all(0 < time < 10 for time in found["times"])
+    assert found["peak"] > 0
+
+
+def test_a_worker_that_dies_is_reported_with_its_last_words() -> None:
+    script = "import sys; sys.stdin.readline(); raise RuntimeError('out of beads')"
+    with (
+        WorkerProcess("torch eager", os.environ, _script(script)) as worker,
+        pytest.raises(WorkerError) as caught,
+    ):
+        worker.ask(HELLO, SECONDS)
+    assert "torch eager: got a worker that died: RuntimeError: out of beads" in str(caught.value)
+
+
+def test_a_worker_that_crashes_is_reported_with_its_signal() -> None:
+    script = "import sys, os; sys.stdin.readline(); os.kill(os.getpid(), 11)"
+    with (
+        WorkerProcess("torch eager", os.environ, _script(script)) as worker,
+        pytest.raises(WorkerError, match="SIGSEGV"),
+    ):
+        worker.ask(HELLO, SECONDS)
+
+
+def test_a_worker_that_never_answers_is_ended() -> None:
+    script = "import time; time.sleep(1000)"
+    with WorkerProcess("jax jit", os.environ, _script(script)) as worker:
+        with pytest.raises(WorkerError, match="expected an answer within 0 s"):
+            worker.ask(HELLO, 0.2)
+        with pytest.raises(WorkerError):
+            worker.ask(HELLO, SECONDS)
+
+
+def test_what_is_no_json_is_an_error() -> None:
+    with (
+        WorkerProcess("jax jit", os.environ, _script("input(); print('oops')")) as worker,
+        pytest.raises(WorkerError, match="expected a JSON object in a line, got 'oops'"),
+    ):
+        worker.ask(HELLO, SECONDS)
+
+
+def test_workers_keep_what_they_compile_apart(tmp_path: Path) -> None:
+    found = worker_environment(tmp_path, 3)
+    assert found["OMP_NUM_THREADS"] == found["CALDERA_THREADS"] == "3"
+    for name in ("CALDERA_CACHE", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"):
+        assert Path(found[name]).is_relative_to(tmp_path)

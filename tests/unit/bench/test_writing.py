@@ -1,0 +1,93 @@
+"""Reports in the terminal and on a page."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from caldera.bench.equality import Equality
+from caldera.bench.page import page
+from caldera.bench.results import Report
+from caldera.bench.table import print_report
+
+from .reports import entry, report
+
+VOID = {"meta", "br"}
+
+
+def _mixed() -> Report:
+    return report(
+        entry("torch", "eager", 0.02, loss=0.5, loss_steps=100, first_cold_s=0.4),
+        entry("caldera", "strict", 0.01, loss=0.5, loss_steps=100, first_cold_s=0.2,
+              peak_bytes=3 << 20, growth_bytes=1 << 20, accuracy=0.975),
+        entry("caldera", "fast", 0.005, equality=Equality(first_loss=1.0, broken=["loss <b> 1"])),
+        entry("jax", "jit", 0.03, error="jax jit: got a worker that died: <Segmentation fault>",
+              rounds=[]),
+    )  # fmt: skip
+
+
+class _Tags(HTMLParser):
+    """Every tag is closed by its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + "\n"
+
+
+def _text_of(html: str) -> str:
+    parser = _Tags()
+    parser.feed(html)
+    assert not parser.open
+    return parser.text
+
+
+def test_the_table_has_times_ratios_and_what_does_not_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_report(_mixed())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "10.0 ms" in out
+    assert "2.00 [2.00, 2.00]" in out
+    assert "NO, does not" in out
+    assert "Segmentation" in out
+    assert "a note" in out
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    html = page(_mixed())
+    text = _text_of(html)
+    for expected in (
+        "a <processor>", "caldera strict", "2.00 [2.00, 2.00] torch eager", "test 97.50%",
+        "3.0 MiB (+1.0 MiB)", "0.500000 after 100", "NO, does not count: loss <b> 1",
+        "<Segmentation fault>", "TensorFlow is not installed: pip install tensorflow",
+    ):  # fmt: skip
+        assert expected in text
+    outside = re.sub(r'xmlns="[^"]*"', "", html)
+    assert "http" not in outside
+    assert "<script" not in outside
+
+
+def test_time_against_layers_is_drawn_for_every_framework() -> None:
+    entries = [
+        entry(framework, "s", depth * factor, case=f"{depth} layers", depth=depth)
+        for framework, factor in (("caldera", 1e-3), ("torch", 2e-3))
+        for depth in (2, 4, 8)
+    ]
+    html = page(report(*entries))
+    assert "Milliseconds of a training step" in html
+    assert html.count("<title>caldera s, layers") == 3
+    assert html.count("<title>torch s, layers") == 3
+    _text_of(html)
