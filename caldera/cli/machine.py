@@ -19,6 +19,8 @@ import caldera
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.data.places import ENVIRONMENT, cache_folder
+from caldera.kernels.native.blas import blas
+from caldera.kernels.native.machine import machine as target_of_kernels
 from caldera.kernels.remember import all_here, machine
 from caldera.optional import optional_import
 
@@ -69,11 +71,12 @@ def facts() -> dict[str, dict[str, Any]]:
     """The machine, the software and Caldera itself, as what JSON can hold."""
     total, available = _memory()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    target = target_of_kernels()
     return {
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "cpu": str(machine()["cpu"]),
+            "vectors": f"{target.registers} registers of {8 * target.width} bits ({target.cpu})",
             "cores": os.cpu_count(),
             "cores this process may use": usable,
             "memory": bytes_text(total) if total else "unknown",
@@ -82,7 +85,7 @@ def facts() -> dict[str, dict[str, Any]]:
         "software": {
             "python": platform.python_version(),
             "numpy": np.__version__,
-            "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+            "blas": _blas(),
             "blas threads": _blas_threads(),
         },
         "caldera": {
@@ -150,6 +153,15 @@ def _answer(program: str, *arguments: str) -> Sequence[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.splitlines()
+
+
+def _blas() -> str:
+    """The BLAS that products call; one that only NumPy can call is named by NumPy."""
+    known = blas()
+    if known is not None:
+        return known.name
+    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{built.get('name', 'unknown')} {built.get('version', '')}, through NumPy".strip()
 
 
 def _blas_threads() -> int | str:

@@ -84,8 +84,8 @@ class Body:
 
     def __new__(cls, arguments: Sequence[Node], outputs: Sequence[Node]) -> Body:
         """Turn `outputs` into a body; `arguments` are the nodes that become its parameters."""
-        stand_ins = {node: parameter(i, node.spec) for i, node in enumerate(arguments)}
-        specs = tuple(node.spec for node in arguments)
+        specs = tuple(node.spec.logical for node in arguments)
+        stand_ins = {node: parameter(i, specs[i]) for i, node in enumerate(arguments)}
         results = substitute(outputs, stand_ins)
         key = (specs, results)
         body = cls._table.get(key)

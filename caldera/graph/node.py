@@ -1,8 +1,9 @@
 """The one node of which every graph is made.
 
 A node is pure structure: an op, its inputs, its static attributes, and the shape and dtype of each
-output. Nodes are immutable and interned, so two equal expressions are one object and common
-subexpressions merge when they are written. A node knows no value, no device and no rank.
+output (and, once that is decided, how it lies in memory). Nodes are immutable and interned, so two
+equal expressions are one object and common subexpressions merge when they are written. A node knows
+no value, no device and no rank.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from caldera.graph.order import Order, order_name
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
 
@@ -24,10 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shape and dtype of one value."""
+    """Shape and dtype of one value, and the order of its axes in memory (None: row major).
+
+    The order is the business of plans and kernels: rules of ops never see it.
+    """
 
     shape: Shape
     dtype: DType
+    order: Order | None = None
+
+    @property
+    def logical(self) -> Spec:
+        """The same without the order."""
+        return self if self.order is None else Spec(self.shape, self.dtype)
 
     @property
     def rank(self) -> int:
@@ -45,7 +56,8 @@ class Spec:
         return size(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.dtype.name}"
+        text = f"{self.shape} {self.dtype.name}"
+        return text if self.order is None else f"{text} {order_name(self.order)}"
 
 
 class Symbol:
@@ -127,10 +139,11 @@ def intern(
 ) -> Node:
     """The node with this structure: the one that exists, or a new one."""
     # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
-    # follows from op, inputs and attributes.
+    # follows from op, inputs and attributes, but for the order in memory.
     # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
     operands = tuple(sorted(inputs, key=_serial)) if op.commutative else inputs
-    key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)))
+    orders = tuple(spec.order for spec in outputs)
+    key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)), orders)
     with _lock:
         node = _table.get(key)
         if node is None:

@@ -121,7 +121,7 @@ class Op:
     def node(self, *inputs: Node, **attrs: Any) -> Node:
         """The node itself, also where it has several outputs."""
         try:
-            outputs = self.infer(*[given.spec for given in inputs], **attrs)
+            outputs = self.infer(*[given.spec.logical for given in inputs], **attrs)
         except Mismatch as mismatch:
             got = mismatch.got or ", ".join(describe(given) for given in inputs)
             raise mismatch.error.build(

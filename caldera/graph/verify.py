@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from caldera.errors import CalderaError
 from caldera.graph.body import Body, topological, users_of
-from caldera.graph.node import Node, Spec, Symbol, describe
+from caldera.graph.node import Node, Spec, Symbol, describe, intern
 from caldera.graph.opdef import ITEM, OPS, Mismatch, item
 from caldera.graph.program import Program
 
@@ -141,7 +141,7 @@ class _Checker:
         for given in node.inputs:
             if len(given.outputs) != 1:
                 self.fail(node, f"it reads all outputs of op.{given.op.name} as if they were one")
-        specs = [given.spec for given in node.inputs]
+        specs = [given.spec.logical for given in node.inputs]
         try:
             inferred = node.op.infer(*specs, **node.attrs)
         except Mismatch as mismatch:
@@ -151,9 +151,13 @@ class _Checker:
         except (TypeError, ValueError) as error:
             self.fail(node, f"its op does not take these inputs and attributes: {error}")
         outputs = (inferred,) if isinstance(inferred, Spec) else tuple(inferred)
-        if node.outputs != outputs:
+        # How a value lies in memory is for passes to decide; what it is, for its op.
+        if [spec.logical for spec in node.outputs] != [spec.logical for spec in outputs]:
             self.fail(node, f"its op gives {' and '.join(map(str, outputs))}")
-        if node.op.node(*node.inputs, **node.attrs) is not node:
+        for spec in node.outputs:
+            if spec.order is not None and sorted(spec.order) != list(range(spec.rank)):
+                self.fail(node, f"the order {spec.order} is no order of its axes")
+        if intern(node.op, node.inputs, dict(node.attrs), node.outputs) is not node:
             self.fail(node, "another node of the same structure exists")
 
     def body(self, node: Node, body: Body) -> None:

@@ -20,9 +20,11 @@ from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS
+from caldera.graph.order import order_name
 from caldera.kernels import remember
 from caldera.kernels.measure import Outcome, measure
 from caldera.kernels.remember import Record
+from caldera.kernels.slices import fitting, is_slicing
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
@@ -97,7 +99,7 @@ class Choices:
         >>> choices.version == before
         False
         """
-        return self._generation, settings.workspace_limit
+        return self._generation, settings.workspace_limit, settings.accuracy
 
     # --- choosing
 
@@ -111,12 +113,12 @@ class Choices:
         if len(able) == 1:
             return Verdict(able[0], None, "only")
         limit = settings.workspace_limit
-        within = [kernel for kernel in able if kernel.workspace(node) <= limit]
+        within = fitting(able, node, limit)
         if not within:
             return Verdict(min(able, key=lambda each: each.workspace(node)), None, "only")
         fixed = self._fixed.get((node.op.name, family))
         for kernel in within:
-            if kernel.name == fixed:
+            if fixed is not None and (kernel.name == fixed or is_slicing(kernel, fixed)):
                 return Verdict(kernel, None, "fixed")
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
         if len(rivals) == 1:
@@ -278,7 +280,7 @@ def _check_op(where: str, op: str) -> None:
 
 
 def _row(record: Record) -> tuple[str, str, str, str]:
-    inputs = " ".join(f"{_size(shape)} {dtype}" for shape, dtype in record.question["inputs"])
+    inputs = " ".join(_input(*written) for written in record.question["inputs"])
     chosen = record.chosen
     if chosen in record.times:
         chosen += f" {_duration(record.times[chosen])}"
@@ -288,6 +290,11 @@ def _row(record: Record) -> tuple[str, str, str, str]:
         for name, ratio in sorted(beaten.items(), key=lambda each: each[1])
     ]
     return record.question["op"], inputs, chosen, ", ".join(others)
+
+
+def _input(shape: Sequence[int], dtype: str, order: Sequence[int] | None = None) -> str:
+    text = f"{_size(shape)} {dtype}"
+    return text if order is None else f"{text} {order_name(tuple(order))}"
 
 
 def _size(shape: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from caldera.graph.node import Node, Spec
+from caldera.graph.order import laid_out
 from caldera.kernels.cpu.blas import one_thread
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
@@ -119,7 +120,8 @@ def _aligned(spec: Spec) -> np.ndarray:
     """Memory as plans lay it out: kernels may be slower on any other."""
     block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+    memory = block[start : start + spec.nbytes].view(spec.dtype)
+    return laid_out(memory, spec.shape, spec.order)
 
 
 def _random(spec: Spec, generator: np.random.Generator) -> np.ndarray:

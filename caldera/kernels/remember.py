@@ -83,7 +83,8 @@ def _written(value: Any) -> Any:
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, Spec):
-        return [list(value.shape), value.dtype.name]
+        written = [list(value.shape), value.dtype.name]
+        return written if value.order is None else [*written, list(value.order)]
     if isinstance(value, Body):
         return _written_body(value)
     raise _NoKeyError

@@ -42,11 +42,16 @@ def _never(node: Node) -> bool:
     return False
 
 
+def _no_seconds(node: Node) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One way to run an op on a family of devices.
 
-    `priority` orders the candidates before anything was measured: the highest serves first.
+    `priority` orders the candidates before anything was measured: the highest serves first, and
+    among equals the one that expects to take the fewest seconds by its own `estimate`.
     `in_place` says whether an output may share the memory of an input of its shape and dtype.
     """
 
@@ -58,6 +63,7 @@ class Kernel:
     workspace: Callable[[Node], int] = _no_bytes
     priority: int = 0
     in_place: Callable[[Node], bool] = _never
+    estimate: Callable[[Node], float] = _no_seconds
 
 
 @dataclass
@@ -107,6 +113,8 @@ class KernelTable:
                 got=f"none for {', '.join(str(given.outputs[0]) for given in node.inputs)}",
                 hint="run it on another device, or raise settings.workspace_limit",
             )  # fmt: skip
+        if len(able) > 1:
+            able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         return able
 
     def names(self, op: str, family: str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
-from caldera.kernels import cpu, reference
+from caldera.kernels import cpu, native, reference
+from caldera.kernels.channels import wants_channels_last
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
@@ -18,7 +19,7 @@ from caldera.memory import device as find_device
 from caldera.passes.pipeline import optimise
 from caldera.plan.plan import Plan
 
-_KERNEL_ROOMS = (reference, cpu)
+_KERNEL_ROOMS = (reference, cpu, native)
 REMEMBERED = 256
 """Plans kept for the next time the same graph is asked for."""
 
@@ -48,6 +49,7 @@ def compile_nodes(
         has_kernel=lambda name: TABLE.has(name, place.kernels),
         without=without,
         precision=precision,
+        channels_last=wants_channels_last(place.kernels),
     )
     plan = Plan(
         program, optimised, place, lambda node: choices.kernel(node, place.kernels),

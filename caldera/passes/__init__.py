@@ -9,7 +9,9 @@ A pass is left out by its name, as in `cd.compile(outputs, without=["fuse"])`:
 - `merge`: constants and loops that are there twice
 - `hoist`: what is the same in every step of a loop, before the loop
 - `dead`: outputs that nobody reads
+- `update_product`: the step of plain gradient descent as part of the product of a gradient
 - `fuse`: element-wise chains, with the reductions they feed, as one loop
+- `layout`: images channels last in memory, where the kernels want them so
 - `in_place`: results written over values that are no longer needed (decided by the plan)
 
 Mixed precision is asked for, not left out: `cd.compile(outputs, precision="bfloat16")`.

@@ -17,11 +17,17 @@ from caldera.passes.dead import dead
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
 from caldera.passes.hoist import hoist
+from caldera.passes.layout import layout
 from caldera.passes.lower import HasKernel, lower
+from caldera.passes.norm_epilogue import norm_epilogue
 from caldera.passes.pattern import Rules
 from caldera.passes.precision import lower_precision
+from caldera.passes.update_product import update_product
 
-NAMES = ("losses", "fold", "simplify", "epilogue", "merge", "hoist", "dead", "fuse", "in_place")
+NAMES = (
+    "losses", "fold", "simplify", "epilogue", "norm_epilogue", "merge", "hoist", "dead",
+    "update_product", "fuse", "layout", "in_place",
+)  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
 Pass = Callable[[Program], Program]
@@ -33,12 +39,16 @@ def optimise(
     has_kernel: HasKernel,
     without: Collection[str] = (),
     precision: str | None = None,
+    channels_last: bool = False,
 ) -> Program:
-    """Run all passes but those named in `without`."""
+    """Run all passes but those named in `without`.
+
+    `channels_last` says that the device's kernels want images to lie so in memory.
+    """
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
-    for _, run in passes(has_kernel, frozenset(without), precision):
+    for _, run in passes(has_kernel, frozenset(without), precision, channels_last=channels_last):
         program = run(program)
     return program
 
@@ -48,6 +58,7 @@ def passes(
     without: frozenset[str] = frozenset(),
     precision: str | None = None,
     *,
+    channels_last: bool = False,
     in_loop: bool = False,
 ) -> list[tuple[str, Pass]]:
     """The passes as they run one after the other, with their names."""
@@ -68,15 +79,25 @@ def passes(
         ("algebra", algebra),
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", epilogue),
+        ("norm_epilogue", norm_epilogue),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", merge.merge_loops),
         ("hoist", hoist),
         ("dead", dead),
+        ("update_product", update_product),
         ("algebra again", algebra),
         ("bodies of loops", lambda program: _in_bodies(program, inside)),
         ("fuse", fuse),
+        ("layout", layout),
     ]
     missing = set() if has_kernel("matmul_epilogue") else {"epilogue"}
+    if not has_kernel("matmul_accumulate"):
+        missing.add("update_product")
+    if not has_kernel("batch_norm_relu"):
+        missing.add("norm_epilogue")
+    if in_loop or not channels_last:
+        # What a loop hands from step to step lies row major, and so does all that is inside.
+        missing.add("layout")
     return [(name, run) for name, run in steps if name not in without | missing]
 
 

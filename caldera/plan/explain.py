@@ -15,6 +15,7 @@ from caldera.amounts import (
 )
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec, Symbol
+from caldera.graph.order import order_name
 from caldera.graph.program import Program
 from caldera.kernels.choose import choices
 from caldera.memory import Device
@@ -159,7 +160,7 @@ def _row(
         kernel=step.kernel.name,
         beaten=beaten,
         source=source,
-        inputs=tuple(Spec(value.ghost.shape, value.buffer.spec.dtype) for value in step.inputs),
+        inputs=(step.node.spec,) if copies else tuple(given.spec for given in step.node.inputs),
         outputs=outputs,
         target=", ".join(filter(None, map(_target, step.outputs))),
         nbytes=nbytes,
@@ -301,6 +302,8 @@ def _specs_text(specs: Sequence[Spec], after: Spec | None) -> str:
     following = [spec for spec, _ in runs[1:]] + [after]
     for (spec, count), later in zip(runs[:MOST_SHAPES], following, strict=False):
         text = str(spec.shape) if count == 1 else f"{count} x {spec.shape}"
+        if spec.order is not None:
+            text += f" {order_name(spec.order)}"
         said_later = later is not None and later.dtype == spec.dtype
         words.append(text if said_later else f"{text} {spec.dtype.name}")
     left = sum(count for _, count in runs[MOST_SHAPES:])

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
+from caldera.graph.order import laid_out
+from caldera.kernels.native.copying import copying
+from caldera.kernels.native.program import in_sequence
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan.arena import aligned
 from caldera.plan.schedule import Buffer, Chooser, Key, Root, Schedule
@@ -79,16 +80,8 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
         calls.extend(schedule.bind(lookup, call.communicator))
         current = following
     if length == 0:
-        calls = [
-            lambda target=target, start=start: np.copyto(target, start)  # type: ignore[misc]
-            for target, start in zip(call.outputs, current, strict=False)
-        ]
-
-    def run() -> None:
-        for each in calls:
-            each()
-
-    return run
+        return copying(list(zip(call.outputs[:carries], current, strict=True)))
+    return in_sequence(calls)
 
 
 def _turning_places(workspace: Any, specs: tuple[Spec, ...], start: int) -> list[list[Any]]:
@@ -103,4 +96,5 @@ def _turning_places(workspace: Any, specs: tuple[Spec, ...], start: int) -> list
 
 
 def _part(workspace: Any, offset: int, spec: Spec) -> Any:
-    return workspace[offset : offset + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+    memory = workspace[offset : offset + spec.nbytes].view(spec.dtype)
+    return laid_out(memory, spec.shape, spec.order)

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from caldera.graph.node import Spec
+from caldera.graph.order import laid_out
 from caldera.memory import MANAGED, Device, MemoryManager
 from caldera.tensor import Tensor
 
@@ -46,7 +47,7 @@ class OutputSlot:
 
     def array(self) -> Any:
         """The memory as the kernels see it."""
-        return self._flat.reshape(self._spec.shape)
+        return laid_out(self._flat, self._spec.shape, self._spec.order)
 
     def settle(self) -> None:
         """Note how many references the plan itself holds, after everything is bound."""

@@ -13,9 +13,11 @@ import numpy as np
 
 from caldera.errors import ConfigError, DeviceError, ShapeError
 from caldera.graph.node import Node, Symbol
+from caldera.graph.order import Order, laid_out, stored_shape
 from caldera.graph.picture import save
 from caldera.graph.program import Program
 from caldera.kernels.cpu.blas import one_thread
+from caldera.kernels.native.program import joined_runs
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import HOST, MANAGED, Block, Device
@@ -91,8 +93,10 @@ class Plan:
         roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = Schedule(roots, self._choose, _symbol_of, in_place)
         self._updated = [symbol for symbol, _ in optimised.updates]
-        read = {b.key for b in self.schedule.buffers if isinstance(b.key, Symbol)}
-        self._symbols = sorted(read, key=lambda symbol: symbol.serial)
+        self._orders: dict[Symbol, Order | None] = {
+            b.key: b.spec.order for b in self.schedule.buffers if isinstance(b.key, Symbol)
+        }
+        self._symbols = sorted(self._orders, key=lambda symbol: symbol.serial)
         self._inputs = _by_name([symbol for symbol in self._symbols if symbol.role == "input"])
         # Inputs and constant arrays have no place of their own: the plan keeps them on its device.
         self._held: dict[Symbol, Tensor] = {}
@@ -100,7 +104,10 @@ class Plan:
             if symbol.role == "input":
                 spec = symbol.spec
                 self._held[symbol] = Tensor(
-                    spec.shape, dtype=spec.dtype, device=device, name=f"input {symbol.name}"
+                    stored_shape(spec.shape, self._orders[symbol]),
+                    dtype=spec.dtype,
+                    device=device,
+                    name=f"input {symbol.name}",
                 )
             elif symbol.role == "array" and not self._reaches(symbol.value):
                 self._held[symbol] = symbol.value.to(device=device, kind=MANAGED)
@@ -109,6 +116,7 @@ class Plan:
         self._lets_go = sum(node.spec.nbytes for node in optimised.outputs) > MOST_KEPT
         self._lock = threading.RLock()
         self._block: Block | None = None
+        self._steps: list[Runner] = []
         self._calls: list[Runner] = []
         self._captured: CapturedGraph | None = None
         self._check_symbols()
@@ -177,7 +185,10 @@ class Plan:
         with self._lock:
             given = feeds
             if given is None:
-                given = {name: self._held[s].numpy() for name, s in self._inputs.items()}
+                given = {
+                    name: self._seen(symbol, self._held[symbol].numpy())
+                    for name, symbol in self._inputs.items()
+                }
             before = [(symbol.value, symbol.value.copy()) for symbol in self._updated]
 
             def restore() -> None:
@@ -187,7 +198,7 @@ class Plan:
             def prepare() -> list[Runner]:
                 restore()
                 self._prepare(given)
-                return self._calls
+                return self._steps
 
             try:
                 return seconds_of_calls(prepare, self.device)
@@ -215,7 +226,7 @@ class Plan:
     def _let_go(self) -> None:
         """Drop results that are too large to keep for the next run."""
         if self._lets_go and self._captured is None:
-            self._calls = []
+            self._steps, self._calls = [], []
             for slot in self._slots:
                 slot.let_go()
 
@@ -248,10 +259,11 @@ class Plan:
     def _bind(self, held: list[OutputSlot]) -> None:
         """Tie the schedule to memory; `held` are the outputs that need new memory."""
         # A new list: the old one may still be queued on a stream.
-        self._calls = []
+        self._steps, self._calls = [], []
         for slot in held:
             slot.renew()
-        self._calls = self.schedule.bind(self._lookup, self._communicator)
+        self._steps = self.schedule.bind(self._lookup, self._communicator)
+        self._calls = joined_runs(self._steps)
         for slot in self._slots:
             slot.settle()
 
@@ -262,7 +274,10 @@ class Plan:
             return self._constant(root.key)
         if root.place == "arena":
             assert self._block is not None
-            return self.device.array(self._block, root.offset, buffer.spec.shape, buffer.spec.dtype)
+            spec = buffer.spec
+            stored = stored_shape(spec.shape, spec.order)
+            memory = self.device.array(self._block, root.offset, stored, spec.dtype)
+            return laid_out(memory, spec.shape, spec.order)
         if isinstance(root.key, Symbol):
             return self._symbol_array(root.key)
         assert isinstance(root.key, tuple)
@@ -279,7 +294,13 @@ class Plan:
 
     def _symbol_array(self, symbol: Symbol) -> Any:
         tensor = self._tensor_of(symbol)
-        return tensor.host_array() if tensor.kind is HOST else tensor.device_array()
+        array = tensor.host_array() if tensor.kind is HOST else tensor.device_array()
+        return self._seen(symbol, array)
+
+    def _seen(self, symbol: Symbol, array: Any) -> Any:
+        """The array of a symbol in the symbol's shape: inputs may lie in another order."""
+        order = self._orders[symbol]
+        return array if order is None else laid_out(array, symbol.spec.shape, order)
 
     def _constant(self, node: Node) -> Any:
         """The array of a constant, put on the device once."""
@@ -311,7 +332,8 @@ class Plan:
                     f"input {name}", expected=f"shape {symbol.spec.shape}", got=f"{array.shape}",
                     hint="a plan has one shape; make another input for another one",
                 )  # fmt: skip
-            np.copyto(self._held[symbol].host_array(write=True, discard=True), array)
+            place = self._held[symbol].host_array(write=True, discard=True)
+            np.copyto(self._seen(symbol, place), array)
 
     def _check_symbols(self) -> None:
         for symbol in self._symbols:

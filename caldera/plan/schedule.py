@@ -16,6 +16,7 @@ import numpy as np
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
+from caldera.kernels.native.copying import bind_copy
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
@@ -87,12 +88,7 @@ class Root:
     overwrites: bool = False
 
 
-def _bind_copy(call: Call) -> Runner:
-    (target,), (source,) = call.outputs, call.inputs
-    return lambda: np.copyto(target, source)
-
-
-COPY = Kernel("copy", "cpu", "copy", _bind_copy)
+COPY = Kernel("copy", "cpu", "copy", bind_copy)
 
 
 @dataclass

@@ -8,8 +8,26 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.node import Node, Spec
+from caldera.graph.order import dense_strides, laid_out
 
 Look = Callable[[Any], Any]
+
+
+def _arranged(node: Node) -> Look:
+    """The input as it lies, where that is the order wanted already."""
+    spec = node.spec
+    wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+
+    def see(x: Any) -> Any:
+        pairs = zip(spec.shape, x.strides, wanted, strict=True)
+        if spec.size and any(n > 1 and stride != other for n, stride, other in pairs):
+            raise ValueError("the elements lie in another order")
+        # The strides of axes of length 1 may be anything; kernels are given those of the order.
+        flat = x.transpose(spec.order or range(spec.rank)).reshape(-1, copy=False)
+        return laid_out(flat, spec.shape, spec.order)
+
+    return see
+
 
 _LOOKS: dict[str, Callable[[Node], Look]] = {
     # copy=False makes NumPy refuse a reshape that would have to copy.
@@ -17,6 +35,7 @@ _LOOKS: dict[str, Callable[[Node], Look]] = {
     "transpose": lambda node: lambda x: x.transpose(node.attrs["axes"]),
     "slice": lambda node: lambda x: x[tuple(slice(*bound) for bound in node.attrs["bounds"])],
     "flip": lambda node: lambda x: np.flip(x, node.attrs["axis"]),
+    "arrange": _arranged,
     "broadcast_to": lambda node: lambda x: np.broadcast_to(x, node.shape),
 }
 
@@ -26,11 +45,7 @@ def ghost(spec: Spec) -> np.ndarray:
 
     Its elements must never be read; it answers questions about strides.
     """
-    strides: list[int] = []
-    step = spec.dtype.itemsize
-    for n in reversed(spec.shape):
-        strides.insert(0, step)
-        step *= max(n, 1)
+    strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
     return np.lib.stride_tricks.as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
 

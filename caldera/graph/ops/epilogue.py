@@ -7,7 +7,7 @@ from typing import Any
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, composite, refuse_shape
 from caldera.graph.ops import activation
-from caldera.graph.ops.elementwise import add
+from caldera.graph.ops.elementwise import add, mul
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.widening import widened
 
@@ -57,3 +57,21 @@ def matmul_epilogue(
     for each in bias:
         result = add(result, each)
     return result if activation is None else OPS[activation](result, **dict(attributes))
+
+
+@composite("matmul_accumulate", kind="product")
+@widened
+def matmul_accumulate(
+    c: Node, a: Node, b: Node, alpha: Node, beta: Node, *, ta: bool, tb: bool
+) -> Node:
+    """beta c + alpha a b, for two matrices and two numbers: what a BLAS computes in one go.
+
+    Where alpha or beta is 0, a kernel may leave out what it multiplies.
+    """
+    product = matmul(a, b, ta=ta, tb=tb)
+    if c.shape != product.shape or len(c.shape) != 2:
+        refuse_shape(f"a matrix of shape {product.shape} to add to")
+    if alpha.shape or beta.shape:
+        refuse_shape("alpha and beta to be single numbers")
+    node: Node = add(mul(c, beta), mul(product, alpha))
+    return node

@@ -1,10 +1,11 @@
-"""Ops that move elements without computing: transpose, slice, pad, flip, concat, split."""
+"""Ops that move elements without computing: transpose, slice, pad, flip, concat, split, arrange."""
 
 from __future__ import annotations
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import Axes, broadcast_to, full, reshape
+from caldera.graph.order import Order
 from caldera.tensor.shape import Shape
 
 Bounds = tuple[tuple[int, int, int], ...]
@@ -165,6 +166,24 @@ def _(g: tuple[Node | None, ...], y: Nodes, x: Node, *, sizes: tuple[int, ...], 
 def split(x: Node, sizes: tuple[int, ...], axis: int) -> Nodes:
     """`x` cut along `axis` into pieces of these sizes."""
     return (x,) if len(sizes) == 1 else tuple(_split(x, sizes=sizes, axis=axis))
+
+
+@op("arrange", kind="movement")
+def _arrange(x: Spec, *, order: Order | None) -> Spec:
+    if order is not None and sorted(order) != list(range(x.rank)):
+        refuse_shape(f"an order that is a permutation of {tuple(range(x.rank))}, not {order}")
+    return Spec(x.shape, x.dtype, order)
+
+
+@_arrange.gradient
+def _(g: Node, y: Node, x: Node, *, order: Order | None) -> Nodes:
+    return (g,)
+
+
+def arrange(x: Node, order: Order | None) -> Node:
+    """The same value in memory whose axes have this order (None: row major). Made by a pass."""
+    node: Node = x if x.spec.order == order else _arrange(x, order=order)
+    return node
 
 
 @composite("tile", kind="movement")

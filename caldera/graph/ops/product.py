@@ -44,8 +44,13 @@ def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool) -> Spec:
 @matmul.gradient
 def _(g: Node, y: Node, a: Node, b: Node, *, ta: bool, tb: bool) -> Nodes:
     da = matmul(b, g, ta=tb, tb=True) if ta else matmul(g, b, ta=False, tb=not tb)
+    da = sum_to(da, a.shape)
+    if len(b.shape) == 2 < len(a.shape) and not ta:
+        # All matrices of the batch meet the same one: they are one tall matrix, and the sum over
+        # the batch is part of the product.
+        a, g = (reshape(each, (size(each.shape[:-1]), each.shape[-1])) for each in (a, g))
     db = matmul(g, a, ta=True, tb=ta) if tb else matmul(a, g, ta=not ta, tb=False)
-    return sum_to(da, a.shape), sum_to(db, b.shape)
+    return da, sum_to(db, b.shape)
 
 
 @matmul.flops

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from caldera.graph.node import Node, Spec
+from caldera.graph.order import laid_out, stored_shape
 from caldera.kernels.table import Array, Call, Runner
 from caldera.tensor.dtype import HALVES, DType, float32
 from caldera.tensor.shape import Shape
@@ -65,11 +66,15 @@ def through_float32(bind: Bind, workspace: Bytes) -> tuple[Bind, Bytes]:
             return bind(call)
         scratch = Scratch(call.workspace)
 
-        def stand_in(array: Array) -> Array:
-            return scratch.array(array.shape, float32) if array.dtype in HALVES else array
+        def stand_in(array: Array, spec: Spec) -> Array:
+            if array.dtype not in HALVES:
+                return array
+            memory = scratch.array(stored_shape(spec.shape, spec.order), float32)
+            return laid_out(memory, spec.shape, spec.order)
 
-        inputs = tuple(stand_in(array) for array in call.inputs)
-        outputs = tuple(stand_in(array) for array in call.outputs)
+        given_specs = [given.spec for given in call.node.inputs]
+        inputs = tuple(map(stand_in, call.inputs, given_specs))
+        outputs = tuple(map(stand_in, call.outputs, call.node.outputs))
         compute = bind(replace(call, inputs=inputs, outputs=outputs, workspace=scratch.rest))
         widened = list(zip(inputs, call.inputs, strict=True))
         rounded = list(zip(call.outputs, outputs, strict=True))

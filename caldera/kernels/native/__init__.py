@@ -1,3 +1,49 @@
 """Kernels compiled to machine code by LLVM. Importing this registers them for the CPU."""
 
 from __future__ import annotations
+
+from caldera.kernels.native import (
+    attention,
+    batchnorm,
+    convolution,
+    copying,
+    crossentropy,
+    elementwise,
+    fourier,
+    fused,
+    groupnorm,
+    indexing,
+    layernorm,
+    pooling,
+    position,
+    product,
+    random,
+    reduction,
+    response,
+    small_product,
+    softmax,
+    winograd,
+)
+
+__all__ = [
+    "attention",
+    "batchnorm",
+    "convolution",
+    "copying",
+    "crossentropy",
+    "elementwise",
+    "fourier",
+    "fused",
+    "groupnorm",
+    "indexing",
+    "layernorm",
+    "pooling",
+    "position",
+    "product",
+    "random",
+    "reduction",
+    "response",
+    "small_product",
+    "softmax",
+    "winograd",
+]

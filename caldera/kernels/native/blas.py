@@ -45,12 +45,17 @@ def blas() -> Blas | None:
     # The extension module is linked to the BLAS, so its symbols are found through it.
     library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
     for pattern, bits in _NAMES:
-        found = [getattr(library, pattern.format(name), None) for name in ("sgemm", "dgemm")]
-        if all(found):
+        single, double = (_address(library, pattern.format(name)) for name in ("sgemm", "dgemm"))
+        if single and double:
             _warm_up()
-            single, double = (ctypes.cast(each, ctypes.c_void_p).value or 0 for each in found)
             return Blas(single, double, bits, _name(library))
     return None
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    """Where a function is; 0 if the library has none of this name."""
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _warm_up() -> None:

@@ -73,7 +73,7 @@ def _toolchain() -> str:
     """The compiler and the processor."""
     here = machine()
     compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
-    return f"{compiler} {here.triple} {here.cpu} {here.features}"
+    return f"{compiler} {here}"
 
 
 @cache
@@ -111,10 +111,12 @@ def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
     module = llvm.parse_assembly(str(kernel_module(symbol, build)))
     module.verify()
     target = target_machine()
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    # Kernels say themselves what is a vector; LLVM's own guesses only add code for short loops.
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    # Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
+    # make no kernel faster, and take longer than all the rest.
     options.loop_vectorization = False
     options.slp_vectorization = False
+    options.loop_unrolling = False
     passes = llvm.create_pass_builder(target, options)
     passes.getModulePassManager().run(module, passes)
     return bytes(target.emit_object(module))

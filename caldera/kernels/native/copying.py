@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -220,9 +221,14 @@ def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Runner:
     for target, source in pairs:
         made = copy_calls(target, source) if target.itemsize in _TYPES else None
         if made is None:
-            return lambda: [np.copyto(to, given) for to, given in pairs]
+            return partial(_copy_all, pairs)
         calls += made
     return NativeRunner(calls)
+
+
+def _copy_all(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in pairs:
+        np.copyto(target, source)
 
 
 def bind_copy(call: Call) -> Runner:

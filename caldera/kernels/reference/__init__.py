@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from caldera.kernels.reference import (
     collective,
+    composite,
     control,
     elementwise,
     fourier,
@@ -19,6 +20,7 @@ from caldera.kernels.reference.registry import FUNCTIONS, evaluate, interpret, r
 __all__ = [
     "FUNCTIONS",
     "collective",
+    "composite",
     "control",
     "elementwise",
     "evaluate",

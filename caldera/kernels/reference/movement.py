@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.graph.order import Order
 from caldera.kernels.reference.registry import reference
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape
@@ -64,6 +65,11 @@ def _pad(x: np.ndarray, *, widths: tuple[tuple[int, int], ...], value: float) ->
 @reference("flip")
 def _flip(x: np.ndarray, *, axis: tuple[int, ...]) -> np.ndarray:
     return np.flip(x, axis)
+
+
+@reference("arrange")
+def _arrange(x: np.ndarray, *, order: Order | None) -> np.ndarray:
+    return x
 
 
 @reference("concat")

@@ -22,6 +22,14 @@ def _matmul(a: np.ndarray, b: np.ndarray, *, ta: bool, tb: bool) -> np.ndarray:
     return np.matmul(a.swapaxes(-1, -2) if ta else a, b.swapaxes(-1, -2) if tb else b)
 
 
+@reference("matmul_accumulate")
+def _matmul_accumulate(
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, alpha: np.ndarray, beta: np.ndarray, *,
+    ta: bool, tb: bool,
+) -> np.ndarray:  # fmt: skip
+    return c * beta + _matmul(a, b, ta=ta, tb=tb) * alpha
+
+
 def padded(x: np.ndarray, padding: Padding) -> np.ndarray:
     """Images with zeros around them."""
     return np.pad(x, ((0, 0), (0, 0), *padding)) if any(map(any, padding)) else x

@@ -35,6 +35,14 @@ def reference(name: str) -> Callable[[Function], Function]:
     return register
 
 
+def by_parts(name: str) -> None:
+    """Register a kernel that interprets a composite op's decomposition.
+
+    It serves where the op has a kernel of its own that cannot run every node.
+    """
+    TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))
+
+
 def _bind(call: Call) -> Callable[[], None]:
     """Compute with the oracle, then copy into the planned memory."""
 

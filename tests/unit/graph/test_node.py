@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import op
+from caldera.errors import ShapeError
 from caldera.graph.body import Body
-from caldera.graph.node import Node, Spec, Symbol, describe
+from caldera.graph.node import Node, Spec, Symbol, describe, intern
 from caldera.graph.opdef import OPS, item
 from caldera.graph.ops.elementwise import add, exp, mul, sub
 from caldera.graph.ops.leaf import constant, input_
-from caldera.graph.ops.movement import split, transpose
+from caldera.graph.ops.movement import arrange, split, transpose
+from caldera.graph.order import NHWC
 from caldera.kernels.reference import evaluate
 from caldera.tensor.dtype import bool_, float32, float64, int64
 
@@ -59,6 +61,25 @@ def test_a_tensor_is_one_leaf_and_an_array_each_time_another() -> None:
     tensor, array = cd.tensor([1.0, 2.0]), np.ones(2, np.float32)
     assert (tensor + 1.0).node is (tensor + 1.0).node
     assert op.exp(array).node is not op.exp(array).node
+
+
+def test_orders_in_memory_tell_nodes_apart() -> None:
+    x = leaf("x", 2, 3, 4, 5)
+    plain = exp(x)
+    laid = intern(plain.op, (x,), {}, (Spec(plain.shape, plain.dtype, NHWC),))
+    assert laid is not plain
+    assert laid is intern(plain.op, (x,), {}, (Spec(plain.shape, plain.dtype, NHWC),))
+    assert arrange(x, NHWC) is arrange(x, NHWC)
+    assert arrange(laid, NHWC) is laid
+    assert str(laid.spec) == "(2, 3, 4, 5) float32 nhwc"
+    assert laid.spec.logical == plain.spec
+
+
+def test_rules_of_ops_do_not_see_orders() -> None:
+    x = arrange(leaf("x", 2, 3, 4, 5), NHWC)
+    assert add(x, leaf("y", 2, 3, 4, 5)).spec.order is None
+    with pytest.raises(ShapeError, match="permutation"):
+        arrange(x, (0, 1, 2))
 
 
 # --- constants go by type and bits

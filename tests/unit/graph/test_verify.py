@@ -9,7 +9,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.graph.body import Body
-from caldera.graph.node import Node, Spec, Symbol
+from caldera.graph.node import Node, Spec, Symbol, intern
 from caldera.graph.opdef import ITEM, OPS, Op, item, parameter
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import add, exp, mul
@@ -111,6 +111,13 @@ def test_inputs_must_be_those_the_op_takes() -> None:
 def test_attributes_must_be_hashable() -> None:
     node = raw(OPS["sum"], (leaf(),), {"axis": [0], "keepdims": False}, Spec((), float32))
     assert "attribute axis is not hashable" in refused(node)
+
+
+def test_orders_are_free_as_long_as_they_are_orders() -> None:
+    x = leaf()
+    verify(Program((intern(exp, (x,), {}, (Spec((3,), float32, (0,)),)),)))
+    wrong = intern(exp, (x,), {}, (Spec((3,), float32, (1,)),))
+    assert "the order (1,) is no order of its axes" in refused(wrong)
 
 
 def test_a_second_node_of_the_same_structure_is_found() -> None:

@@ -17,15 +17,16 @@ from caldera import op
 from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.body import Body
-from caldera.graph.node import Node, Spec
+from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import add, exp
+from caldera.graph.ops.movement import arrange
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.random import random_uniform
 from caldera.kernels import choose, remember
 from caldera.kernels.choose import Choices
-from caldera.kernels.measure import Outcome
+from caldera.kernels.measure import Outcome, measure
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, KernelTable, Runner
 from caldera.tensor.dtype import float32, int64
@@ -308,7 +309,30 @@ def test_another_set_of_kernels_is_another_question(kernels: Watched) -> None:
     assert Choices(kernels.table).verdict(_product(), "cpu").source == "measured"
 
 
-@pytest.mark.parametrize("change", ["threads", "shape", "attribute"])
+def _columns_first(spec: Spec) -> Spec:
+    return Spec(spec.shape, spec.dtype, (1, 0))
+
+
+def test_kernels_are_measured_on_memory_in_the_order_of_the_node() -> None:
+    plain = _product()
+    given = arrange(plain.inputs[0], (1, 0))
+    node = intern(
+        plain.op, (given, plain.inputs[1]), dict(plain.attrs), (_columns_first(plain.spec),)
+    )
+    seen: list[Call] = []
+
+    def bind(call: Call) -> Runner:
+        seen.append(call)
+        return lambda: np.matmul(*call.inputs, call.outputs[0])
+
+    outcome = measure(node, [Kernel("matmul", "cpu", "mine", bind)], 0.0)
+    assert list(outcome.times) == ["mine"]
+    (call,) = seen
+    flags = [array.flags.f_contiguous for array in (*call.inputs, *call.outputs)]
+    assert flags == [True, False, True]
+
+
+@pytest.mark.parametrize("change", ["threads", "shape", "attribute", "order"])
 def test_what_matters_is_part_of_the_question(change: str) -> None:
     node = _product()
     before = remember.question_of(node, "cpu", [])
@@ -318,6 +342,8 @@ def test_what_matters_is_part_of_the_question(change: str) -> None:
             other = _product(65)
         if change == "attribute":
             other = matmul(*node.inputs, ta=True, tb=False)
+        if change == "order":
+            other = intern(node.op, node.inputs, dict(node.attrs), (_columns_first(node.spec),))
         after = remember.question_of(other, "cpu", [])
     assert before is not None
     assert after is not None
@@ -507,10 +533,10 @@ def test_plans_go_by_the_choices() -> None:
         steps = cd.compile([product]).schedule.steps
         return next(step.kernel.name for step in steps if step.node.op.name == "matmul")
 
-    assert kernel_of_product() == "blas"
+    assert kernel_of_product() == "tiles"
     choose.choices.fix("matmul", "reference")
     try:
         assert kernel_of_product() == "reference"
     finally:
         choose.choices.unfix("matmul")
-    assert kernel_of_product() == "blas"
+    assert kernel_of_product() == "tiles"

@@ -46,6 +46,21 @@ def training_step(device: str = "cpu") -> tuple[cd.Plan, list[cd.Variable]]:
 # --- what it says
 
 
+def test_orders_in_memory_are_shown() -> None:
+    x = op.input("x", (2, 3, 5, 5))
+    plan = cd.compile([op.sum(op.conv2d(x, op.var("w", (4, 3, 3, 3), fill=cd.one()))), x])
+    fed = np.arange(150, dtype="float32").reshape(2, 3, 5, 5)
+    plan.run({"x": fed})
+    # Unless it is told otherwise, it runs on what the plan was fed before.
+    row = plan.explain().rows[0]
+    np.testing.assert_array_equal(plan._held[plan.symbols[0]].numpy(), fed.transpose(0, 2, 3, 1))
+    assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
+        "(2, 3, 5, 5) float32 nhwc", "(4, 3, 3, 3) float32", "(2, 4, 3, 3) float32 nhwc",
+    ]  # fmt: skip
+    shapes = "(2, 3, 5, 5) nhwc, (4, 3, 3, 3) -> (2, 4, 3, 3) nhwc float32"
+    assert shapes in str(plan.explain(time=False))
+
+
 def test_the_table_is_printed_and_given_back(capsys: pytest.CaptureFixture[str]) -> None:
     plan, _ = training_step()
     explanation = plan.explain()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import matmul_epilogue
+from caldera.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
 from caldera.lazy import Expr
 from tests.unit.ops.case import Case, numbers
 
@@ -14,6 +14,10 @@ from tests.unit.ops.case import Case, numbers
 def _call(*given: Expr, ta: bool = False, tb: bool = False, activation: Any = None) -> Expr:
     nodes = [each.node for each in given]
     return Expr(matmul_epilogue(*nodes, ta=ta, tb=tb, activation=activation, attributes=()))
+
+
+def _accumulate(*given: Expr, ta: bool = False, tb: bool = False) -> Expr:
+    return Expr(matmul_accumulate(*[each.node for each in given], ta=ta, tb=tb))
 
 
 _A, _B = numbers(3, 2), numbers(2, 4)
@@ -25,4 +29,11 @@ CASES = [
     Case("matmul_epilogue", lambda a, b, c: _call(a, b, c, ta=True, tb=True, activation="tanh"),
          (numbers(2, 2, 3), numbers(2, 4, 2), numbers(1, 4, seed=1)),
          lambda a, b, c: np.tanh(a.swapaxes(1, 2) @ b.swapaxes(1, 2) + c), name="all", order=2),
+    Case("matmul_epilogue", _call, (numbers(2, 5), numbers(5, 2), numbers(2, seed=1)),
+         lambda a, b, c: a @ b + c, name="long sums"),
+    Case("matmul_accumulate", _accumulate, (numbers(3, 4), _A, _B, numbers(), numbers(seed=1)),
+         lambda c, a, b, alpha, beta: beta * c + alpha * (a @ b), name="plain", order=2),
+    Case("matmul_accumulate", lambda *given: _accumulate(*given, ta=True, tb=True),
+         (numbers(3, 4), numbers(2, 3), numbers(4, 2), numbers(), numbers(seed=1)),
+         lambda c, a, b, alpha, beta: beta * c + alpha * (a.T @ b.T), name="transposed"),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops.movement import unslice
+from caldera.graph.ops.movement import arrange, unslice
 from caldera.lazy import Expr
 from tests.unit.ops.case import Case, numbers
 
@@ -29,6 +29,8 @@ def _pieces(x: Expr) -> list[Expr]:
 
 
 CASES = [
+    Case("arrange", lambda x: Expr(arrange(x.node, (2, 0, 1))), (_X,), np.copy, order=2),
+    Case("arrange", lambda x: Expr(arrange(x.node, (1, 0, 2))), (_EMPTY,), np.copy, name="empty"),
     Case("reshape", lambda x: op.reshape(x, (4, -1)), (_X,), lambda x: x.reshape(4, -1), order=2),
     Case("reshape", lambda x: op.reshape(x, (0, 7)), (_EMPTY,), lambda x: x.reshape(0, 7)),
     Case("reshape", lambda x: op.flatten(x), (_X,), np.ravel, name="flatten"),

@@ -1,0 +1,82 @@
+"""In which order the axes of a value lie in memory.
+
+An order names the axes from the one that changes slowest to the one that changes fastest; None is
+row major. It says nothing about the value: images of shape (N, C, H, W) keep that shape, however
+they lie. Passes choose orders, plans lay memory out by them, kernels may rely on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.tensor.shape import Shape
+
+Order = tuple[int, ...]
+
+NHWC: Order = (0, 2, 3, 1)
+"""Channels last: all channels of a pixel lie side by side."""
+
+_LETTERS = {4: "nchw"}
+_OTHERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def order_name(order: Order) -> str:
+    """The order in letters, one an axis, the slowest first.
+
+    >>> order_name((0, 2, 3, 1)), order_name((1, 0))
+    ('nhwc', 'ba')
+    """
+    letters = _LETTERS.get(len(order), _OTHERS)
+    return "".join(letters[axis] for axis in order)
+
+
+def stored_shape(shape: Shape, order: Order | None) -> Shape:
+    """The lengths of the axes as they lie in memory, the slowest first.
+
+    >>> stored_shape((8, 3, 32, 32), (0, 2, 3, 1))
+    (8, 32, 32, 3)
+    """
+    return shape if order is None else tuple(shape[axis] for axis in order)
+
+
+def laid_out(memory: Any, shape: Shape, order: Order | None) -> Any:
+    """A value of `shape`, seen in dense memory that holds its elements in this order.
+
+    >>> import numpy as np
+    >>> laid_out(np.arange(6), (2, 3), (1, 0)).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+    stored = memory.reshape(stored_shape(shape, order))
+    if order is None:
+        return stored
+    return stored.transpose([order.index(axis) for axis in range(len(order))])
+
+
+def dense_strides(shape: Shape, order: Order | None, itemsize: int) -> tuple[int, ...]:
+    """The bytes from one element to the next along each axis, where nothing lies between.
+
+    >>> dense_strides((8, 3, 32, 32), (0, 2, 3, 1), 4)
+    (12288, 4, 384, 12)
+    """
+    strides = [0] * len(shape)
+    step = itemsize
+    for axis in reversed(range(len(shape)) if order is None else order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def same_memory(shape: Shape, one: Order | None, other: Order | None) -> bool:
+    """Whether both orders put every element in the same place: axes of length 1 do not count.
+
+    >>> same_memory((8, 1, 28, 28), None, NHWC), same_memory((8, 3, 28, 28), None, NHWC)
+    (True, False)
+    """
+    if one == other or 0 in shape:
+        return True
+    rows = tuple(range(len(shape)))
+    first, second = (
+        [axis for axis in (rows if order is None else order) if shape[axis] > 1]
+        for order in (one, other)
+    )
+    return first == second

@@ -1,0 +1,179 @@
+"""Attention and its gradient as one native kernel each, head by head.
+
+A head's keys and values are laid out once in the memory of the part that has the head: padded, and
+in the dtype of the computation. Then a block of queries at a time meets all of them; the matrix of
+scores exists only for this block. With `causal`, keys that no query of the block sees are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.kernels.cpu.scratch import Scratch, computed_in, room_for
+from caldera.kernels.native.attention.head import BLOCK, Sizes
+from caldera.kernels.native.attention.kernels import backward, forward
+from caldera.kernels.native.compiler import compiled
+from caldera.kernels.native.machine import CACHE_LINE
+from caldera.kernels.native.matrix import offsets_of, steps
+from caldera.kernels.native.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.dtype import DType
+from caldera.tensor.shape import Shape, size
+
+
+def _dense_masks(masks: Sequence[Array], keys: int) -> tuple[list[Array], list[Runner]]:
+    """Masks with one element for each key, side by side, and the copies that make them so."""
+    ready: list[Array] = []
+    copies: list[Runner] = []
+    for mask in masks:
+        given = mask.reshape((1,) * (2 - mask.ndim) + mask.shape)
+        if given.shape[-1] == keys and (keys <= 1 or steps(given)[1] == 1):
+            ready.append(given)
+            continue
+        copy = np.empty((*given.shape[:-1], keys), given.dtype)
+        copies.append(partial(np.copyto, copy, given))
+        ready.append(copy)
+    return ready, copies
+
+
+def _mask_slots(masks: Sequence[Array]) -> list[object]:
+    return [part for mask in masks for part in (mask, steps(mask)[0] if mask.shape[-2] > 1 else 0)]
+
+
+def _offsets(batch: Shape, arrays: Sequence[Array]) -> np.ndarray:
+    return np.stack([offsets_of(array, batch) for array in arrays], axis=1)
+
+
+def _matrix_slots(arrays: Sequence[Array]) -> list[object]:
+    return [part for array in arrays for part in (array, *steps(array))]
+
+
+def _aligned_room(elements: int, dtype: DType) -> int:
+    """Elements of a part's memory, whole cache lines."""
+    step = CACHE_LINE // dtype.itemsize
+    return -(-elements // step) * step
+
+
+def _bind_forward(call: Call) -> Runner:
+    q, key, v, *masks = call.inputs
+    y, logarithm = call.outputs
+    if logarithm.size == 0:
+        return NativeRunner([])
+    dtype = computed_in(q.dtype)
+    sizes = Sizes.of(q.shape, v.shape)
+    batch = y.shape[:-2]
+    ready, before = _dense_masks(masks, sizes.keys)
+    heads = size(batch)
+    parts, chunks = _forward_parts(heads, sizes)
+    elements = _aligned_room(sizes.forward_elements(dtype), dtype)
+    memory = Scratch(call.workspace).array((parts * elements,), dtype)
+    column = logarithm[..., None]
+    table = _offsets(batch, [q, key, v, y, column, *ready])
+    address = compiled(
+        forward, dtype=q.dtype.name, mask_dtypes=tuple(mask.dtype.name for mask in ready),
+        causal=call.node.attrs["causal"],
+    )  # fmt: skip
+    attend = NativeRunner([
+        native_call(
+            address, table, memory, logarithm, *_matrix_slots([q, key, v, y]), heads, chunks,
+            elements, sizes.queries, sizes.keys, sizes.depth, sizes.width, *sizes.distances(dtype),
+            *_mask_slots(ready), float(call.node.attrs["scale"]), parts=parts,
+        )
+    ])  # fmt: skip
+    return in_sequence([*before, attend])
+
+
+def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
+    """How many parts, and into how many pieces each head is cut."""
+    blocks = -(-sizes.queries // BLOCK)
+    chunks = max(1, min(blocks, -(-settings.threads // max(heads, 1))))
+    return max(1, min(settings.threads, heads * chunks)), chunks
+
+
+def _forward_room(node: Node) -> int:
+    q, _, v, *_ = node.inputs
+    sizes = Sizes.of(q.shape, v.shape)
+    dtype = computed_in(q.dtype)
+    parts, _ = _forward_parts(size(node.outputs[0].shape[:-2]), sizes)
+    elements = _aligned_room(sizes.forward_elements(dtype), dtype)
+    return room_for(Spec((parts * elements,), dtype))
+
+
+def _bind_backward(call: Call) -> Runner:
+    g, q, key, v, common, logarithm, *masks = call.inputs
+    dtype = computed_in(q.dtype)
+    sizes = Sizes.of(q.shape, v.shape)
+    batch = q.shape[:-2]
+    ready, before = _dense_masks(masks, sizes.keys)
+    heads = size(batch)
+    parts = _backward_parts(node=call.node)
+    elements = _aligned_room(sizes.backward_elements(dtype), dtype)
+    memory = Scratch(call.workspace).array((parts * elements,), dtype)
+    added = call.outputs[3:]
+    whole = (*batch, sizes.queries, sizes.keys) if added else (1, 1)
+    slopes = np.zeros(whole, dtype)
+    rows = [common[..., None], logarithm[..., None]]
+    table = _offsets(batch, [g, q, key, v, *call.outputs[:3], *rows, slopes, *ready])
+    address = compiled(
+        backward, dtype=q.dtype.name, mask_dtypes=tuple(mask.dtype.name for mask in ready),
+        causal=call.node.attrs["causal"], keeps_scores=bool(added),
+    )  # fmt: skip
+    differentiate = NativeRunner([
+        native_call(
+            address, table, memory, common, logarithm, *(steps(row)[0] for row in rows),
+            *_matrix_slots([g, q, key, v, *call.outputs[:3], slopes]), heads, elements,
+            sizes.queries, sizes.keys, sizes.depth, sizes.width, *sizes.distances(dtype),
+            *_mask_slots(ready), float(call.node.attrs["scale"]), parts=parts,
+        )
+    ])  # fmt: skip
+    after = [partial(_sum_slopes, slopes, added)] if added else []
+    return in_sequence([*before, differentiate, *after])
+
+
+def _sum_slopes(slopes: Array, added: Sequence[Array]) -> None:
+    """The gradients of masks that were added, from those of the scores."""
+    for out in added:
+        extra = slopes.ndim - out.ndim
+        axes = tuple(
+            axis
+            for axis in range(slopes.ndim)
+            if axis < extra or (out.shape[axis - extra] == 1 and slopes.shape[axis] != 1)
+        )
+        np.copyto(out, slopes.sum(axes).reshape(out.shape), casting="same_kind")
+
+
+def _backward_parts(node: Node) -> int:
+    return max(1, min(settings.threads, size(node.inputs[1].shape[:-2])))
+
+
+def _backward_room(node: Node) -> int:
+    _, q, _, v, *_ = node.inputs
+    dtype = computed_in(q.dtype)
+    elements = _aligned_room(Sizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
+    return room_for(Spec((_backward_parts(node) * elements,), dtype))
+
+
+def _has_plain_heads(node: Node) -> bool:
+    """Whether no two heads share keys or values, whose gradients would have to be added up."""
+    batches = {given.shape[:-2] for given in node.inputs[:4]}
+    wide = computed_in(node.inputs[0].dtype)
+    return len(batches) == 1 and all(given.dtype == wide for given in node.inputs[4:6])
+
+
+TABLE.add(
+    Kernel(
+        "scaled_dot_product_attention", "cpu", "native", _bind_forward,
+        workspace=_forward_room, priority=10,
+    )
+)  # fmt: skip
+TABLE.add(
+    Kernel(
+        "scaled_dot_product_attention_grad", "cpu", "native", _bind_backward, _has_plain_heads,
+        _backward_room, priority=10,
+    )
+)  # fmt: skip

@@ -1,0 +1,263 @@
+"""What the kernels of attention are made of: a part's own memory, masks, blocks of queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from caldera.kernels.native.emit import (
+    I8,
+    I32,
+    I64,
+    POINTER,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    natural_lanes,
+)
+from caldera.kernels.native.half import load_wide, store_narrow
+from caldera.kernels.native.machine import CACHE_LINE
+from caldera.kernels.native.matrix import TYPES
+from caldera.kernels.native.stored import computed
+from caldera.kernels.native.tile import Matrix
+from caldera.tensor.dtype import DType
+from caldera.tensor.shape import Shape
+
+BLOCK = 32
+"""Queries that are worked on at once."""
+TOGETHER = 4
+"""Vectors that one step of a loop over keys takes."""
+MASK_TYPES = {"bool": I8, **TYPES}
+"""How the elements of a mask lie in memory."""
+
+
+def computed_name(dtype: str) -> str:
+    """The dtype that values of this one are computed in, by name."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+# --- sizes
+
+
+def _distance(length: int, dtype: DType) -> int:
+    """Between the rows of a padded matrix: an odd number of cache lines, or rows one below the
+    other would compete for the same few places in the cache."""
+    step = TOGETHER * natural_lanes(computed(dtype.name))
+    lines = -(-(-(-length // step) * step * dtype.itemsize) // CACHE_LINE)
+    return (lines | 1) * CACHE_LINE // dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Queries T, keys S, and the widths D of a key and E of a value, as in the op."""
+
+    queries: int
+    keys: int
+    depth: int
+    width: int
+
+    @classmethod
+    def of(cls, q: Shape, v: Shape) -> Sizes:
+        return cls(q[-2], v[-2], q[-1], v[-1])
+
+    def distances(self, dtype: DType) -> list[int]:
+        """Between rows as long as there are keys, as a key is wide, and as a value is."""
+        return [_distance(n, dtype) for n in (self.keys, self.depth, self.width)]
+
+    def forward_elements(self, dtype: DType) -> int:
+        """What a part needs: keys, values, a block of queries, scores and results."""
+        keys, depth, width = self.distances(dtype)
+        return self.depth * keys + self.keys * width + BLOCK * (depth + keys + width)
+
+    def backward_elements(self, dtype: DType) -> int:
+        """The same for the gradient: keys both ways, values, three blocks, two matrices of scores,
+        and the gradients of keys and values."""
+        keys, depth, width = self.distances(dtype)
+        laid_out = self.depth * keys + self.keys * depth + self.width * keys
+        return laid_out + BLOCK * (2 * depth + width + 2 * keys) + self.keys * (depth + width)
+
+
+# --- what both kernels are made of
+
+
+class Arguments:
+    """Reads a kernel's slots one after the other."""
+
+    def __init__(self, k: Emitter) -> None:
+        self.k = k
+        self.slot = 0
+
+    def pointer(self, kind: ir.Type) -> Pointer:
+        self.slot += 1
+        return self.k.pointer(self.slot - 1, kind)
+
+    def integers(self, count: int) -> list[Value]:
+        self.slot += count
+        return [self.k.integer(slot) for slot in range(self.slot - count, self.slot)]
+
+    def matrix(self, dtype: str) -> Matrix:
+        pointer = self.pointer(TYPES[dtype])
+        return Matrix(pointer, *self.integers(2))
+
+
+class Room:
+    """Hands out matrices of a part's own memory."""
+
+    def __init__(self, k: Emitter, memory: Pointer, elements: Value) -> None:
+        self.rest = memory.at(k.part * elements)
+
+    def matrix(self, rows: Number, columns: Value) -> Matrix:
+        taken = Matrix(self.rest, columns)
+        self.rest = self.rest.at(columns * rows)
+        return taken
+
+
+@dataclass(frozen=True)
+class Mask:
+    pointer: Pointer
+    down: Value
+    dtype: str
+
+    def apply(self, k: Emitter, scores: Value, row: Value, place: Value) -> Value:
+        """Scores from this place of a row on, with what the mask says about them."""
+        index = row * self.down + place
+        if self.dtype == "bool":
+            seen = self.pointer.load(index, scores.lanes).differs(0)
+            return k.select(seen, scores, -math.inf)
+        return scores + load_wide(k, self.pointer, index, scores.lanes, self.dtype)
+
+
+def whole_vectors(length: Value, kind: ir.Type) -> Value:
+    """A length, rounded up to whole vectors."""
+    lanes = natural_lanes(kind)
+    return (length + (lanes - 1)) // lanes * lanes
+
+
+def moved(matrix: Matrix, offset: Value) -> Matrix:
+    return Matrix(matrix.pointer.at(offset), matrix.down, matrix.right)
+
+
+def lay_out(
+    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    scale: Number = 1.0,
+) -> None:  # fmt: skip
+    """Copy a matrix of a dtype into a part's memory; what is beyond its columns becomes 0."""
+    _call_copy(k, "lay_out", target, source, shape, dtype, scale)
+
+
+def write(
+    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    scale: Number = 1.0,
+) -> None:  # fmt: skip
+    """Copy a matrix from a part's memory to where its dtype is this one."""
+    _call_copy(k, "write", target, source, shape, dtype, scale)
+
+
+def _call_copy(
+    k: Emitter, name: str, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    scale: Number,
+) -> None:  # fmt: skip
+    kind = computed(dtype)
+    pads = name == "lay_out"
+    function = k.inner(
+        f"{name}_{dtype}",
+        [POINTER, I64, I64, POINTER, I64, I64, I64, I64, kind],
+        lambda inside, *given: _copy(inside, dtype, pads, *given),
+    )
+    # It is needed in several places, and one copy of it compiles faster.
+    function.attributes.add("noinline")
+    distances = [k.constant(n, I64) for n in (target.down, target.right, source.down, source.right)]
+    k.call(
+        function, target.pointer, *distances[:2], source.pointer, *distances[2:], *shape,
+        k.constant(scale, kind),
+    )  # fmt: skip
+
+
+def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
+    to, down, right, start, source_down, source_right, rows, columns, scale = given
+    own, other = computed(dtype), TYPES[dtype]
+    target = Matrix(Pointer(k, to.raw, own if pads else other), down, right)
+    source = Matrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
+    read, written = (dtype, computed_name(dtype)) if pads else (computed_name(dtype), dtype)
+    with k.loop(0, rows) as row:
+        goal, origin = target.row(row), source.row(row)
+
+        def move(to_index: Value, from_index: Value, lanes: int) -> None:
+            value = load_wide(k, origin, from_index, lanes, read) * scale
+            store_narrow(k, goal, to_index, value, written)
+
+        with k.either(right.equals(1) & source_right.equals(1)) as (dense, apart):
+            with dense:
+                k.in_vectors(0, columns, natural_lanes(own), lambda i, lanes: move(i, i, lanes))
+            with apart, k.loop(0, columns) as i:
+                move(i * right, i * source_right, 1)
+        if pads:
+            with k.loop(columns, down) as i:
+                goal.store(i, 0.0)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of queries: its first row, how many rows, and the keys that any of them sees."""
+
+    k: Emitter
+    top: Value
+    lines: Value
+    seen: Value
+    keys: Value
+    queries: Value
+    causal: bool
+    wide: int
+
+    @property
+    def width(self) -> Value:
+        """The keys that are seen, as laid out."""
+        return (self.seen + (self.wide - 1)) // self.wide * self.wide
+
+    def seen_by(self, line: Value) -> Value:
+        """The keys that one query sees."""
+        return _seen(self.k, self.top + line, self.keys, self.queries) if self.causal else self.seen
+
+    def mask(self, scores: Matrix, masks: Sequence[Mask]) -> None:
+        """Let the masks act on the scores."""
+        if not masks:
+            return
+        k = self.k
+        with k.loop(0, self.lines) as line:
+            row = scores.row(line)
+
+            def act(place: Value, lanes: int) -> None:
+                value = row.load(place, lanes)
+                for mask in masks:
+                    value = mask.apply(k, value, self.top + line, place)
+                row.store(place, value)
+
+            k.in_vectors(0, self.seen_by(line), natural_lanes(scores.pointer.type), act)
+
+    def hidden(self, place: Value, limit: Value, scores: Value) -> Value:
+        """-inf in place of scores beyond the keys that a query sees."""
+        k = self.k
+        counts = ir.Constant(ir.VectorType(I32, self.wide), list(range(self.wide)))
+        return k.select(Value(k, counts) < k.convert(limit - place, I32), scores, -math.inf)
+
+
+def _seen(k: Emitter, query: Value, keys: Value, queries: Value) -> Value:
+    """How many keys do not come after a query, the last of both being simultaneous."""
+    return k.minimum(k.maximum(query + 1 + keys - queries, 0), keys)
+
+
+@contextmanager
+def each_block(
+    k: Emitter, first: Number, last: Number, keys: Value, queries: Value, causal: bool, wide: int
+) -> Iterator[Block]:
+    """A loop over the blocks first..last of a head's queries."""
+    with k.loop(first, last) as index:
+        top = index * BLOCK
+        lines = k.minimum(queries - top, BLOCK)
+        seen = _seen(k, top + lines - 1, keys, queries) if causal else keys
+        yield Block(k, top, lines, seen, keys, queries, causal, wide)

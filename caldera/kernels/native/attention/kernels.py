@@ -1,0 +1,209 @@
+"""Attention and its gradient: each a kernel that takes whole heads."""
+
+from __future__ import annotations
+
+import math as constants
+
+from caldera.kernels.native import math
+from caldera.kernels.native.attention.head import (
+    BLOCK,
+    MASK_TYPES,
+    TOGETHER,
+    Arguments,
+    Block,
+    Mask,
+    Room,
+    computed_name,
+    each_block,
+    lay_out,
+    moved,
+    whole_vectors,
+    write,
+)
+from caldera.kernels.native.emit import (
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    itemsize,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.stored import computed
+from caldera.kernels.native.tile import Matrix, multiply
+
+# --- forward
+
+
+def forward(k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool) -> None:
+    kind = computed(dtype)
+    wide = TOGETHER * natural_lanes(kind)
+    given = Arguments(k)
+    table, memory, logarithms = given.pointer(I64), given.pointer(kind), given.pointer(kind)
+    q, key, v, y = (given.matrix(dtype) for _ in range(4))
+    heads, chunks, elements, queries, keys, depth, width = given.integers(7)
+    keys_apart, depth_apart, width_apart = given.integers(3)
+    masks = [(given.pointer(MASK_TYPES[name]), given.integers(1)[0], name) for name in mask_dtypes]
+    scale = k.number(given.slot, kind)
+    whole_width = whole_vectors(width, kind)
+    room = Room(k, memory, elements)
+    laid_keys, laid_values = room.matrix(depth, keys_apart), room.matrix(keys, width_apart)
+    asked, scores = room.matrix(BLOCK, depth_apart), room.matrix(BLOCK, keys_apart)
+    results = room.matrix(BLOCK, width_apart)
+    totals, shifts = k.stack(kind, BLOCK), k.stack(kind, BLOCK)
+    begin, end = k.share(heads * chunks)
+    with k.loop(begin, end) as task:
+        head, chunk = task // chunks, task % chunks
+        offsets = table.at(head * (5 + len(masks)))
+        lay_out(k, laid_keys, moved(key, offsets.load(1)).transposed, (depth, keys), dtype)
+        lay_out(k, laid_values, moved(v, offsets.load(2)), (keys, width), dtype)
+        here = [
+            Mask(p.at(offsets.load(5 + i)), down, name) for i, (p, down, name) in enumerate(masks)
+        ]
+        blocks = (queries + (BLOCK - 1)) // BLOCK
+        first, last = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
+        with each_block(k, first, last, keys, queries, causal, wide) as block:
+            rows = Matrix(moved(q, offsets.load(0)).row(block.top), q.down, q.right)
+            lay_out(k, asked, rows, (block.lines, depth), dtype, scale)
+            multiply(k, scores, asked, laid_keys, (block.lines, block.width, depth))
+            block.mask(scores, here)
+            _softmax(k, block, scores, totals, shifts)
+            multiply(k, results, scores, laid_values, (block.lines, whole_width, block.seen))
+            goal = Matrix(moved(y, offsets.load(3)).row(block.top), y.down, y.right)
+            _divide(k, results, totals, (block.lines, whole_width))
+            write(k, goal, results, (block.lines, width), dtype)
+
+            def store_logarithm(row: Value, lanes: int) -> None:
+                found = math.log(k, totals.load(row, lanes)) + shifts.load(row, lanes)
+                logarithms.store(offsets.load(4) + block.top + row, found)
+
+            k.in_vectors(0, block.lines, natural_lanes(kind), store_logarithm)
+
+
+def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: Pointer) -> None:
+    """exp(scores - shift), and each row's sum and shift; a sum of 0 is given as 1."""
+    kind = scores.pointer.type
+    several = vector(kind, block.wide)
+    with k.loop(0, block.lines) as line:
+        row = scores.row(line)
+        limit = block.seen_by(line)
+        reach = (limit + (block.wide - 1)) // block.wide * block.wide
+        largest = k.variable(-constants.inf, several)
+        with k.loop(0, reach, block.wide) as place:
+            value = block.hidden(place, limit, row.load(place, block.wide))
+            row.store(place, value)
+            largest.value = k.maximum(value, largest.value)
+        top = k.total(largest.value, k.maximum)
+        # A row that is masked altogether has the largest score -inf; -inf - -inf would be nan.
+        shift = k.select((top - top).equals(0.0), top, 0.0)
+        total = k.variable(0.0, several)
+        with k.loop(0, reach, block.wide) as place:
+            value = math.exp(k, row.load(place, block.wide) - shift)
+            row.store(place, value)
+            total.value = total.value + value
+        with k.loop(reach, block.width, block.wide) as place:
+            row.store(place, k.constant(0.0, several))
+        found = k.total(total.value, lambda a, b: a + b)
+        totals.store(line, k.select(found.equals(0.0), 1.0, found))
+        shifts.store(line, shift)
+
+
+def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, Value]) -> None:
+    """Each row by a number of its own, in place."""
+    lanes = natural_lanes(divisors.type)
+    with k.loop(0, shape[0]) as line, k.loop(0, shape[1], lanes) as place:
+        row = matrix.row(line)
+        row.store(place, row.load(place, lanes) / divisors.load(line))
+
+
+# --- backward
+
+
+def backward(
+    k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool, keeps_scores: bool
+) -> None:
+    """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
+    kind = computed(dtype)
+    wide = TOGETHER * natural_lanes(kind)
+    given = Arguments(k)
+    table, memory = given.pointer(I64), given.pointer(kind)
+    common, logarithm = given.pointer(kind), given.pointer(kind)
+    common_step, logarithm_step = given.integers(2)
+    g, q, key, v, dq, dk, dv = (given.matrix(dtype) for _ in range(7))
+    slopes = given.matrix(computed_name(dtype))
+    heads, elements, queries, keys, depth, width = given.integers(6)
+    keys_apart, depth_apart, width_apart = given.integers(3)
+    masks = [(given.pointer(MASK_TYPES[name]), given.integers(1)[0], name) for name in mask_dtypes]
+    scale = k.number(given.slot, kind)
+    whole_depth, whole_width = whole_vectors(depth, kind), whole_vectors(width, kind)
+    room = Room(k, memory, elements)
+    across_keys, laid_keys = room.matrix(depth, keys_apart), room.matrix(keys, depth_apart)
+    across_values = room.matrix(width, keys_apart)
+    asked, found, told = (room.matrix(BLOCK, n) for n in (depth_apart, depth_apart, width_apart))
+    scores, changes = room.matrix(BLOCK, keys_apart), room.matrix(BLOCK, keys_apart)
+    for_keys, for_values = room.matrix(keys, depth_apart), room.matrix(keys, width_apart)
+    begin, end = k.share(heads)
+    with k.loop(begin, end) as head:
+        offsets = table.at(head * (10 + len(masks)))
+        start = [offsets.load(i) for i in range(10)]
+        lay_out(k, across_keys, moved(key, start[2]).transposed, (depth, keys), dtype)
+        lay_out(k, laid_keys, moved(key, start[2]), (keys, depth), dtype)
+        lay_out(k, across_values, moved(v, start[3]).transposed, (width, keys), dtype)
+        k.clear_bytes(for_keys.pointer, keys * depth_apart * itemsize(kind))
+        k.clear_bytes(for_values.pointer, keys * width_apart * itemsize(kind))
+        here = [
+            Mask(p.at(offsets.load(10 + i)), down, name) for i, (p, down, name) in enumerate(masks)
+        ]
+        blocks = (queries + (BLOCK - 1)) // BLOCK
+        with each_block(k, 0, blocks, keys, queries, causal, wide) as block:
+            lines = block.lines
+            asked_rows = Matrix(moved(q, start[1]).row(block.top), q.down, q.right)
+            told_rows = Matrix(moved(g, start[0]).row(block.top), g.down, g.right)
+            lay_out(k, asked, asked_rows, (lines, depth), dtype, scale)
+            lay_out(k, told, told_rows, (lines, width), dtype)
+            multiply(k, scores, asked, across_keys, (lines, block.width, depth))
+            multiply(k, changes, told, across_values, (lines, block.width, width))
+            block.mask(scores, here)
+            with k.loop(0, lines) as line:
+                row = block.top + line
+                _slopes(
+                    k, block, line, scores, changes,
+                    logarithm.load(start[8] + row * logarithm_step),
+                    common.load(start[7] + row * common_step),
+                )  # fmt: skip
+            if keeps_scores:
+                kept = Matrix(moved(slopes, start[9]).row(block.top), slopes.down, slopes.right)
+                write(k, kept, changes, (lines, block.seen), computed_name(dtype))
+            multiply(
+                k, for_values, scores.transposed, told, (block.seen, whole_width, lines),
+                accumulate=True,
+            )  # fmt: skip
+            multiply(
+                k, for_keys, changes.transposed, asked, (block.seen, whole_depth, lines),
+                accumulate=True,
+            )  # fmt: skip
+            multiply(k, found, changes, laid_keys, (lines, whole_depth, block.seen))
+            goal = Matrix(moved(dq, start[4]).row(block.top), dq.down, dq.right)
+            write(k, goal, found, (lines, depth), dtype, scale)
+        write(k, moved(dk, start[5]), for_keys, (keys, depth), dtype)
+        write(k, moved(dv, start[6]), for_values, (keys, width), dtype)
+
+
+def _slopes(
+    k: Emitter, block: Block, line: Value, scores: Matrix, changes: Matrix, logarithm: Value,
+    common: Value,
+) -> None:  # fmt: skip
+    """Scores become probabilities, and what the results' gradients say about the probabilities
+    becomes the gradient of the scores."""
+    several = vector(scores.pointer.type, block.wide)
+    row, change = scores.row(line), changes.row(line)
+    limit = block.seen_by(line)
+    reach = (limit + (block.wide - 1)) // block.wide * block.wide
+    with k.loop(0, reach, block.wide) as place:
+        shifted = block.hidden(place, limit, row.load(place, block.wide)) - logarithm
+        probability = math.exp(k, shifted)
+        row.store(place, probability)
+        change.store(place, probability * (change.load(place, block.wide) - common))
+    with k.loop(reach, block.width, block.wide) as place:
+        row.store(place, k.constant(0.0, several))
+        change.store(place, k.constant(0.0, several))

@@ -1,0 +1,411 @@
+"""Matrix products by the BLAS, one thread each, split over our own threads.
+
+A product is cut into blocks of rows or columns, a batch into its members. Each part of the work
+finishes its blocks itself, with bias and activation, while they are still in its cache. Where the
+result is small and the sum long, as in the gradient of a weight, the sum is cut instead, and a
+second call adds what the parts found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.kernels.cpu.scratch import Scratch, computed_in, room_for
+from caldera.kernels.native.blas import blas, gemm
+from caldera.kernels.native.compiler import compiled
+from caldera.kernels.native.emit import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.finish import Finish, finished
+from caldera.kernels.native.matrix import (
+    TYPES,
+    Matrices,
+    as_matrices,
+    copied,
+    copy_room,
+    dense,
+    offsets_of,
+    prepared,
+)
+from caldera.kernels.native.matrix import WORTH_SPLITTING as WORTH_COPYING
+from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.dtype import HALVES
+from caldera.tensor.shape import Shape, size
+
+WORTH_SPLITTING = 400_000
+"""Operations a part has at least: about ten microseconds."""
+IN_CACHE = 1 << 17
+"""Elements of a block that is finished while it is in cache."""
+COLUMN_GRAIN, ROW_GRAIN = 8, 4
+"""Widths of blocks are multiples of what the kernels of a BLAS take at once."""
+FEWEST_ROWS = 128
+"""Blocks of fewer rows would have the BLAS rearrange its other operand too often."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = left @ right as arrays, the transposes that the node asks for already made."""
+
+    left: Array
+    right: Array
+    out: Array
+
+    @classmethod
+    def of(cls, call: Call, left: Array, right: Array) -> Product:
+        """The product that a call computes, with as few batch axes as possible."""
+        attrs = call.node.attrs
+        left = left.swapaxes(-1, -2) if attrs["ta"] else left
+        right = right.swapaxes(-1, -2) if attrs["tb"] else right
+        return cls(left, right, call.outputs[0])._flattened()
+
+    def _flattened(self) -> Product:
+        """Matrices that all meet the same one on the right are one tall matrix."""
+        shared = not any(
+            stride
+            for n, stride in zip(self.right.shape[:-2], self.right.strides, strict=False)
+            if n > 1
+        )
+        if self.out.ndim == 2 or not shared or self.left.ndim != self.out.ndim:
+            return self
+        rows = size(self.out.shape[:-1])
+        try:
+            left = self.left.reshape(rows, self.left.shape[-1], copy=False)
+            out = self.out.reshape(rows, self.out.shape[-1], copy=False)
+        except ValueError:
+            return self
+        return Product(left, self.right[(0,) * (self.right.ndim - 2)], out)
+
+    @property
+    def batch(self) -> Shape:
+        """The axes before the matrices'."""
+        shape: Shape = self.out.shape[:-2]
+        return shape
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Rows, columns, and the length of each sum."""
+        rows, columns = self.out.shape[-2:]
+        return rows, columns, self.left.shape[-1]
+
+    @property
+    def work(self) -> int:
+        """Operations of the whole batch."""
+        return 2 * self.out.size * self.left.shape[-1]
+
+
+def extent_of(node: Node) -> tuple[int, int, int, int]:
+    """How many products a node computes, and rows, columns and length of each."""
+    rows, columns = node.shape[-2:]
+    length = node.inputs[0].shape[-2 if node.attrs["ta"] else -1]
+    return size(node.shape[:-2]), rows, columns, length
+
+
+# --- how the work is cut
+
+
+def blocks(count: int, rows: int, columns: int, parts: int, *, finish: bool) -> tuple[int, int]:
+    """Rows and columns of the blocks into which each of `count` products is cut.
+
+    Of the grids with as many blocks as needed, that with the blocks closest to squares: they read
+    least.
+    """
+    each = -(-parts // max(count, 1))
+    shapes = [
+        (_rounded(rows, down, ROW_GRAIN), _rounded(columns, each // down, COLUMN_GRAIN))
+        for down in range(1, each + 1)
+        if each % down == 0
+    ]
+    height, width = min(shapes, key=sum)
+    if finish:
+        height = min(height, max(FEWEST_ROWS, IN_CACHE // width))
+    return height, width
+
+
+def _rounded(length: int, pieces: int, grain: int) -> int:
+    return length if pieces == 1 else -(-length // (pieces * grain)) * grain
+
+
+def parts_for(work: int) -> int:
+    """How many threads pay for this many operations."""
+    return max(1, min(settings.threads, work // WORTH_SPLITTING))
+
+
+# --- the kernel
+
+_PRODUCT_SLOTS = 15
+"""The slots that all kinds of products have; those of what follows the product come after them."""
+
+
+def _multiply(k: Emitter, dtype: str, finish: Finish, scaled: bool) -> None:
+    """The blocks that are this part's. Each row of the table is one product: where its matrices
+    begin, and how long the sum is."""
+    kind = TYPES[dtype]
+    address, table = k.integer(0), k.pointer(1, I64)
+    a, b, c = (k.pointer(slot, kind) for slot in (2, 3, 4))
+    leading_a, leading_b, leading_c, ta, tb = (k.integer(slot) for slot in range(5, 10))
+    count, rows, columns, height, width = (k.integer(slot) for slot in range(10, 15))
+    alpha, beta = k.constant(1.0, kind), k.constant(0.0, kind)
+    if scaled:
+        alpha, beta = (k.pointer(_PRODUCT_SLOTS + i, kind).load(0) for i in (0, 1))
+    across, down = (columns + width - 1) // width, (rows + height - 1) // height
+    begin, end = k.share(count * across * down)
+    with k.loop(begin, end) as task:
+        product = table.at(task // (across * down) * 4)
+        top, left = task // across % down * height, task % across * width
+        lines, span = k.minimum(height, rows - top), k.minimum(width, columns - left)
+        block = c.at(product.load(2) + top * leading_c + left)
+        gemm(
+            k, address, (lines, span, product.load(3)),
+            (a.at(product.load(0) + k.select(ta.differs(0), top, top * leading_a)), leading_a),
+            (b.at(product.load(1) + k.select(tb.differs(0), left * leading_b, left)), leading_b),
+            (block, leading_c), ta=ta, tb=tb, alpha=alpha, beta=beta,
+        )  # fmt: skip
+        if finish.changes:
+            _finish_block(k, finish, (block, leading_c), (lines, span), left)
+
+
+def _finish_block(
+    k: Emitter,
+    finish: Finish,
+    block: tuple[Pointer, Value],
+    shape: tuple[Value, Value],
+    left: Value,
+) -> None:
+    pointer, leading = block
+    lines, span = shape
+    with k.loop(0, lines) as line:
+        row = pointer.at(line * leading)
+
+        def finish_some(column: Value, lanes: int) -> None:
+            done = finished(k, finish, row.load(column, lanes), left + column, _PRODUCT_SLOTS)
+            row.store(column, done)
+
+        in_wide_vectors(k, span, natural_lanes(pointer.type), finish_some)
+
+
+def in_wide_vectors(
+    k: Emitter, length: Value, lanes: int, body: Callable[[Value, int], None]
+) -> None:
+    """`body(index, lanes)` for several vectors at once, then single ones, then the rest."""
+    wide = 4 * lanes
+    middle = length // wide * wide
+    with k.loop(0, middle, wide) as index:
+        body(index, wide)
+    k.in_vectors(middle, length, lanes, body)
+
+
+# --- cut sums
+
+_SUM_SLOTS = 6
+
+
+def _add_up(k: Emitter, dtype: str, finish: Finish) -> None:
+    """The sum of what the parts found, row by row, finished."""
+    kind = TYPES[dtype]
+    pieces, out = k.pointer(0, kind), k.pointer(1, kind)
+    count, rows, columns, leading = (k.integer(slot) for slot in range(2, _SUM_SLOTS))
+    begin, end = k.share(rows)
+    with k.loop(begin, end) as row:
+
+        def add_some(column: Value, lanes: int) -> None:
+            start = row * columns + column
+            total = k.variable(pieces.load(start, lanes))
+            with k.loop(1, count) as piece:
+                total.value = total.value + pieces.load(piece * rows * columns + start, lanes)
+            done = finished(k, finish, total.value, column, _SUM_SLOTS)
+            out.store(row * leading + column, done)
+
+        in_wide_vectors(k, columns, natural_lanes(kind), add_some)
+
+
+# --- binding
+
+
+def dense_bias(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]:
+    """A bias side by side in memory, as wide as it is computed with, and what makes it so."""
+    row = array.reshape(1, -1)
+    if row.strides[-1] == row.itemsize and row.dtype not in HALVES:
+        return row, []
+    copy = dense(row.shape, computed_in(row.dtype), scratch)
+    return copy, copied(row, copy)
+
+
+class Binder:
+    """Makes the calls of one product: copies of operands, the product itself, what follows."""
+
+    def __init__(self, call: Call, operands: int = 0) -> None:
+        """The product of the call's inputs number `operands` and the next."""
+        self.call = call
+        self.scratch = Scratch(call.workspace)
+        self.product = Product.of(call, *call.inputs[operands : operands + 2])
+        self.calls: list[NativeCall] = []
+        self.left = self._prepared(self.product.left)
+        self.right = self._prepared(self.product.right)
+        self.finish = Finish()
+        self.bias: tuple[Array, ...] = ()
+        if call.node.op.name == "matmul_epilogue":
+            self.finish = Finish.of(call.node)
+            self.bias = tuple(self.in_a_row(array) for array in call.inputs[2:])
+        # A result that lies otherwise is computed elsewhere and copied.
+        out = self.product.out
+        place = None if out.dtype in HALVES else as_matrices(out)
+        if place is None or place.transposed:
+            place = as_matrices(dense(out.shape, computed_in(out.dtype), self.scratch))
+        assert place is not None
+        self.place = place
+
+    def _prepared(self, array: Array) -> Matrices:
+        ready, calls = prepared(array, self.scratch)
+        self.calls += calls
+        return ready
+
+    def in_a_row(self, array: Array) -> Array:
+        """A bias, or a single number, as kernels take it."""
+        ready, calls = dense_bias(array, self.scratch)
+        self.calls += calls
+        return ready
+
+    def runner(self) -> Runner:
+        """The calls that were made, and the copy of the result if it is not in its place."""
+        if self.place.array is not self.product.out:
+            self.calls += copied(self.place.array, self.product.out)
+        return NativeRunner(self.calls)
+
+    def multiply(self, *scales: Array) -> None:
+        """The product in blocks of rows or columns; `scales` are alpha and beta."""
+        rows, columns, length = self.product.extent
+        batch = self.product.batch
+        table = np.stack(
+            [
+                *(offsets_of(each.array, batch) for each in (self.left, self.right, self.place)),
+                np.full(size(batch), length),
+            ],
+            axis=1,
+        )
+        parts = parts_for(self.product.work)
+        shape = blocks(len(table), rows, columns, parts, finish=self.finish.changes)
+        self._add(table, self.place, self.finish, shape, parts, [*scales, *self.bias])
+
+    def multiply_in_pieces(self) -> None:
+        """The product of two matrices with its sum cut into pieces, one a thread."""
+        rows, columns, length = self.product.extent
+        pieces = max(1, min(settings.threads, length))
+        found = dense((pieces, rows, columns), self.place.array.dtype, self.scratch)
+        cuts = np.arange(pieces + 1) * length // pieces
+        table = np.stack(
+            [
+                cuts[:-1] * (self.left.leading if self.left.transposed else 1),
+                cuts[:-1] * (1 if self.right.transposed else self.right.leading),
+                np.arange(pieces) * rows * columns,
+                np.diff(cuts),
+            ],
+            axis=1,
+        )
+        goal = as_matrices(found)
+        assert goal is not None
+        self._add(table, goal, Finish(), (rows, columns), pieces, [])
+        address = compiled(_add_up, dtype=found.dtype.name, finish=self.finish)
+        parts = settings.threads if found.size >= WORTH_COPYING else 1
+        self.calls.append(
+            native_call(
+                address, found, self.place.array, pieces, rows, columns, self.place.leading,
+                *self.bias, parts=parts,
+            )
+        )  # fmt: skip
+
+    def _add(
+        self, table: np.ndarray, goal: Matrices, finish: Finish, shape: tuple[int, int],
+        parts: int, rest: list[Array],
+    ) -> None:  # fmt: skip
+        rows, columns, _ = self.product.extent
+        dtype = goal.array.dtype
+        known = blas()
+        assert known is not None
+        scaled = self.call.node.op.name == "matmul_accumulate"
+        address = compiled(_multiply, dtype=dtype.name, finish=finish, scaled=scaled)
+        tasks = len(table) * -(-rows // shape[0]) * -(-columns // shape[1])
+        self.calls.append(
+            native_call(
+                address, known.gemm(TYPES[dtype.name]), np.ascontiguousarray(table, np.int64),
+                self.left.array, self.right.array, goal.array,
+                self.left.leading, self.right.leading, goal.leading,
+                self.left.transposed, self.right.transposed,
+                len(table), rows, columns, *shape, *rest, parts=min(parts, tasks),
+            )
+        )  # fmt: skip
+
+
+def _bind(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call)
+    binder.multiply()
+    return binder.runner()
+
+
+def _bind_pieces(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call)
+    binder.multiply_in_pieces()
+    return binder.runner()
+
+
+def _bind_accumulate(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call, operands=1)
+    start, _, _, *scales = call.inputs
+    place = binder.place.array
+    if start.__array_interface__["data"] != place.__array_interface__["data"]:
+        binder.calls += copied(start, place)
+    numbers = [binder.in_a_row(scale) for scale in scales]
+    binder.multiply(*numbers)
+    return binder.runner()
+
+
+def _accumulates_in_place(node: Node) -> bool:
+    """A matrix that is also a factor must not change while the product is computed."""
+    return node.inputs[0] not in node.inputs[1:3]
+
+
+def _has_long_sums(node: Node) -> bool:
+    """Whether one product has a small result and long sums."""
+    count, rows, columns, length = extent_of(node)
+    return blas() is not None and count == 1 and length >= 2 * max(rows, columns)
+
+
+def result_room(node: Node) -> int:
+    """The workspace for a result that is rounded to half precision afterwards."""
+    return room_for(Spec(node.shape, computed_in(node.dtype))) if node.dtype in HALVES else 0
+
+
+def _room(node: Node) -> int:
+    return copy_room(node) + result_room(node)
+
+
+def _pieces_room(node: Node) -> int:
+    return _room(node) + room_for(
+        Spec((settings.threads, *node.shape[-2:]), computed_in(node.dtype))
+    )
+
+
+def _has_blas(node: Node) -> bool:
+    return blas() is not None
+
+
+for _op in ("matmul", "matmul_epilogue"):
+    TABLE.add(Kernel(_op, "cpu", "blas", _bind, _has_blas, _room, priority=10))
+    TABLE.add(
+        Kernel(_op, "cpu", "blas, sums cut", _bind_pieces, _has_long_sums, _pieces_room, priority=9)
+    )
+TABLE.add(
+    Kernel(
+        "matmul_accumulate", "cpu", "blas", _bind_accumulate, _has_blas, _room, priority=10,
+        in_place=_accumulates_in_place,
+    )
+)  # fmt: skip

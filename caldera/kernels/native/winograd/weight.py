@@ -1,0 +1,232 @@
+"""The gradient of a convolution's filters by Winograd's algorithm.
+
+The transposed transforms: points of the image's tiles, times those of the output gradient's tiles,
+summed over all tiles; then the taps of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.native.blas import blas, gemm
+from caldera.kernels.native.compiler import compiled
+from caldera.kernels.native.convolution.geometry import kind_of
+from caldera.kernels.native.convolution.tiles import by_lanes
+from caldera.kernels.native.emit import I64, Emitter, Number, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.program import NativeCall, native_call
+from caldera.kernels.native.winograd.filters import filter_gradient
+from caldera.kernels.native.winograd.layout import Layout
+from caldera.kernels.native.winograd.tiles import (
+    IMAGE_SLOTS,
+    Image,
+    Points,
+    Tiles,
+    image_arguments,
+    spread,
+)
+
+_IMAGE = 0
+_GRADIENT = IMAGE_SLOTS
+(
+    _DOWN, _ACROSS, _FIRST, _END, _BLOCK, _SUMS, _SUM_STEP, _POINTS, _STEP, _CHANNELS, _OTHERS,
+    _OTHER_STEP, _RESULTS, _BORDER, _BORDER_STEP, _GEMM, _AREA, _CHUNKS,
+) = range(2 * IMAGE_SLOTS, 2 * IMAGE_SLOTS + 18)  # fmt: skip
+
+
+class _Arguments:
+    """What a kernel is given, and what its phases do with it."""
+
+    def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
+        number = kind_of(kind)
+        self.k = k
+        self.lanes = lanes
+        # Read, though it is known: LLVM would write loops over points out if it knew it.
+        self.area = k.integer(_AREA)
+        self.image = Image.read(k, _IMAGE, number)
+        self.gradient = Image.read(k, _GRADIENT, number)
+        self.tiles = Tiles(size, k.integer(_DOWN), k.integer(_ACROSS))
+        self.range = k.integer(_FIRST), k.integer(_END)
+        self.sums = k.pointer(_SUMS, number)
+        self.border = k.pointer(_BORDER, number).at(k.part * k.integer(_BORDER_STEP))
+
+    def scratch(self, number: Number) -> tuple[Points, Points]:
+        """The points of the image and those of the gradient in one of the scratch memories."""
+        first, second = (
+            Points.read(self.k, slot, self.border.type, self.area * number)
+            for slot in (_POINTS, _OTHERS)
+        )
+        return first, second
+
+    def spread(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
+        """Transform tiles of the image and of the gradient."""
+        spread(
+            self.k, "points", self.tiles, self.image, scratch[0], numbers, self.border, self.lanes
+        )
+        spread(
+            self.k,
+            "gradient",
+            self.tiles,
+            self.gradient,
+            scratch[1],
+            numbers,
+            self.border,
+            self.lanes,
+        )
+
+    def add(
+        self,
+        scratch: tuple[Points, Points],
+        tiles: Value,
+        rows: tuple[Number, Value],
+        place: Value,
+        point: Value,
+        is_first: Value,
+        register_tile: tuple[int, int] | None,
+    ) -> None:
+        """Add the product over the tiles of a block to rows `rows[0]` to `rows[1]` of a sum."""
+        k = self.k
+        image, gradient = scratch
+        begin = k.constant(rows[0], I64)
+        sums = self.sums.at(place * k.integer(_SUM_STEP) + image.width * begin)
+        if register_tile is not None:
+            _by_registers(
+                k,
+                scratch,
+                point,
+                tiles,
+                self.sums.at(place * k.integer(_SUM_STEP)),
+                is_first,
+                register_tile,
+            )
+            return
+        keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
+        gemm(
+            k, k.integer(_GEMM), (rows[1] - begin, image.width, tiles),
+            (gradient.of(point).at(begin), gradient.width), (image.of(point), image.width),
+            (sums, image.width), ta=True, beta=keep,
+        )  # fmt: skip
+
+
+def _by_registers(
+    k: Emitter,
+    scratch: tuple[Points, Points],
+    point: Value,
+    tiles: Value,
+    sums: Pointer,
+    is_first: Value,
+    register_tile: tuple[int, int],
+) -> None:
+    """Add the product over all tiles to a sum, whose sides are multiples of the register tile."""
+    height, vectors = register_tile
+    image, gradient = scratch
+    lanes = natural_lanes(sums.type)
+    zero = k.constant(0.0, vector(sums.type, lanes))
+    with (
+        k.loop(0, gradient.width, height) as top,
+        k.loop(0, image.width, vectors * lanes) as left,
+    ):
+        totals = [[k.variable(zero) for _ in range(vectors)] for _ in range(height)]
+        rows, columns = gradient.of(point).at(top), image.of(point).at(left)
+        with k.loop(0, tiles) as tile:
+            down = _spread_rows(k, rows.at(tile * gradient.width), height, lanes)
+            across = columns.at(tile * image.width)
+            factors = [across.load(lanes * i, lanes) for i in range(vectors)]
+            for one, line in zip(down, totals, strict=True):
+                for total, factor in zip(line, factors, strict=True):
+                    total.value = k.fma(one, factor, total.value)
+        for row, line in enumerate(totals):
+            place = sums.at((top + row) * image.width + left)
+            for i, total in enumerate(line):
+                before = k.select(is_first, zero, place.load(lanes * i, lanes))
+                place.store(lanes * i, before + total.value)
+
+
+def _spread_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Value]:
+    """Each of `height` neighbours in all lanes of a vector."""
+    if not by_lanes():
+        return [k.splat(rows.load(i), lanes) for i in range(height)]
+    loaded = [rows.load(i, lanes) for i in range(0, height, lanes)]
+    return [k.spread(loaded[i // lanes], i % lanes) for i in range(height)]
+
+
+def _apart(
+    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
+) -> None:
+    """Blocks of tiles; each worker has a sum of its own."""
+    given = _Arguments(k, size, kind, lanes)
+    scratch = given.scratch(k.part)
+    first, end = given.range
+    block = k.integer(_BLOCK)
+    start, stop = k.share((end - first + block - 1) // block)
+    with k.loop(start, stop) as index:
+        begin = first + index * block
+        numbers = begin, k.minimum(begin + block, end)
+        given.spread(scratch, numbers)
+        with k.loop(0, given.area) as point:
+            given.add(
+                scratch, numbers[1] - begin, (0, k.integer(_RESULTS)), k.part * given.area + point,
+                point, index.equals(start), register_tile,
+            )  # fmt: skip
+
+
+def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    first, end = given.range
+    begin, stop = k.share(end - first)
+    image, gradient = given.scratch(0)
+    given.spread((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
+
+
+def _add_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    chunks = k.integer(_CHUNKS)
+    first, end = given.range
+    results = k.integer(_RESULTS)
+    with k.loop(*k.share(chunks * given.area)) as index:
+        point = index // chunks
+        chunk = index - point * chunks
+        rows = results * chunk // chunks, results * (chunk + 1) // chunks
+        given.add(given.scratch(0), end - first, rows, point, point, first.equals(0), None)
+
+
+def weight_calls(
+    layout: Layout, memory: list[np.ndarray], arrays: list[np.ndarray]
+) -> list[NativeCall]:
+    """The calls for one group: an image, the output's gradient, and the gradient of the filters.
+
+    Images lie channels last; `memory` has the lengths that the layout says.
+    """
+    image, gradient, result = arrays
+    sums, points, others, border = memory
+    kind = image.dtype.name
+    known = blas()
+    assert known is not None
+
+    def call(
+        build: Callable[..., None], end: int, parts: int, first: int = 0, **parameters: Any
+    ) -> NativeCall:
+        return native_call(
+            compiled(
+                build, size=layout.size, kind=kind, lanes=layout.lanes, **parameters
+            ),
+            *image_arguments(image, *layout.padding), *image_arguments(gradient, 0, 0),
+            *layout.grid, first, end, layout.block, sums, layout.filter_step, points, layout.step,
+            layout.inner, others, layout.other_step, layout.width, border, layout.border,
+            known.gemm(kind_of(kind)), layout.points, layout.chunks, parts=parts,
+        )  # fmt: skip
+
+    calls = []
+    if layout.is_apart:
+        tile = layout.register_tile
+        calls.append(call(_apart, layout.tiles, layout.workers, register_tile=tile))
+    else:
+        for first in range(0, layout.tiles, layout.block):
+            end = min(first + layout.block, layout.tiles)
+            calls.append(call(_spread_together, end, layout.workers, first))
+            calls.append(call(_add_together, end, layout.points * layout.chunks, first))
+    terms = sums.reshape(layout.sums, layout.points, layout.filter_step)
+    calls.append(filter_gradient(terms, layout, result))
+    return calls

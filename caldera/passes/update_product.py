@@ -1,0 +1,133 @@
+"""The step of plain gradient descent goes into the product that finds the gradient of a weight.
+
+`W - rate * (x^T g + decay * W)` is a sum of W and a matrix product, each times a number: one call
+of a BLAS, which then neither writes the gradient to memory nor reads it again. The gradient must
+have no other reader. The velocity of descent with momentum is such a sum as well. It is added up
+in another order than it was written, so its last digit may differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caldera.graph.body import substitute, users_of
+from caldera.graph.node import Node
+from caldera.graph.ops.base import reshape
+from caldera.graph.ops.elementwise import add, mul, neg, sub
+from caldera.graph.ops.epilogue import matmul_accumulate
+from caldera.graph.ops.leaf import constant
+from caldera.graph.ops.product import matmul
+from caldera.graph.program import Program
+from caldera.tensor.dtype import HALVES
+
+
+def update_product(program: Program) -> Program:
+    """Join products with the new value of the variable that they change."""
+    order = program.order()
+    finder = _Finder(order, program)
+    replaced: dict[Node, Node] = {}
+    for symbol, value in program.updates:
+        weight = next((node for node in order if node.attrs.get("symbol") is symbol), None)
+        found = None if weight is None else finder.find(value, weight)
+        if found is not None:
+            replaced[value] = found
+    return program.with_roots(substitute(program.roots, replaced))
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """weight * W + product * G; None stands for a term that is not there."""
+
+    weight: Node | None = None
+    product: Node | None = None
+
+    def times(self, number: Node) -> _Terms:
+        return _Terms(_times(self.weight, number), _times(self.product, number))
+
+    def plus(self, other: _Terms) -> _Terms:
+        return _Terms(_plus(self.weight, other.weight), _plus(self.product, other.product))
+
+    def negated(self) -> _Terms:
+        return _Terms(
+            *(None if each is None else neg(each) for each in (self.weight, self.product))
+        )
+
+
+def _times(a: Node | None, number: Node) -> Node | None:
+    if a is None:
+        return None
+    node: Node = number if a.attrs.get("value") == 1 else mul(a, number)
+    return node
+
+
+def _plus(a: Node | None, b: Node | None) -> Node | None:
+    return a if b is None else b if a is None else add(a, b)
+
+
+class _Finder:
+    def __init__(self, order: list[Node], program: Program) -> None:
+        self.users = users_of(order)
+        self.roots = set(program.roots)
+
+    def find(self, value: Node, weight: Node) -> Node | None:
+        """The accumulation that `value` amounts to, if it does."""
+        if len(value.shape) != 2 or value.dtype in HALVES or value is weight:
+            return None
+        products: list[Node] = []
+        terms = self._terms(value, weight, products)
+        if terms is None or terms.weight is None or terms.product is None:
+            return None
+        (product,) = set(products)
+        if not self._is_only_for(product, value):
+            return None
+        a, b = product.inputs
+        node: Node = matmul_accumulate(weight, a, b, terms.product, terms.weight, **product.attrs)
+        return node
+
+    def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
+        one = constant(1.0, weight.dtype)
+        if node is weight:
+            return _Terms(weight=one)
+        if node.op is matmul and node.shape == weight.shape:
+            products.append(node)
+            return _Terms(product=one) if len(set(products)) == 1 else None
+        if node.op is neg:
+            inner = self._terms(node.inputs[0], weight, products)
+            return None if inner is None else inner.negated()
+        if node.op is mul:
+            return self._scaled(node, weight, products)
+        if node.op is add or node.op is sub:
+            left, right = (self._terms(given, weight, products) for given in node.inputs)
+            if left is None or right is None:
+                return None
+            return left.plus(right.negated() if node.op is sub else right)
+        return None
+
+    def _scaled(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
+        for matrix, factor in (node.inputs, node.inputs[::-1]):
+            number = _number(factor)
+            if number is not None:
+                inner = self._terms(matrix, weight, products)
+                return None if inner is None else inner.times(number)
+        return None
+
+    def _is_only_for(self, product: Node, value: Node) -> bool:
+        """Whether everything that reads the product serves this value alone."""
+        pending = [product]
+        while pending:
+            node = pending.pop()
+            if node is value:
+                continue
+            if node in self.roots:
+                return False
+            if node is not product and node.op not in (add, sub, mul, neg):
+                return False
+            pending.extend(self.users[node])
+        return True
+
+
+def _number(node: Node) -> Node | None:
+    """The number that a node holds in every element; None if it may hold several."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return reshape(node, ()) if node.spec.size == 1 and len(node.shape) < 2 else None
