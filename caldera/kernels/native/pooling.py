@@ -198,7 +198,9 @@ def _scatter(k: Emitter, dtype: str, index_dtype: str) -> None:
     from the other side asks every element about all its windows.
 
     Slots: g, index, out, then their steps, then images, channels, rows, columns, the bytes of an
-    image, and for each position in the window how far its element is from the window's first.
+    image, its height and width, for each row and column of windows where the window begins, for
+    each position in a window how far down and how far right it is, the largest of these, and for
+    each position how far it is from the first.
     """
     kinds = (_TYPES[dtype], _TYPES[index_dtype], _TYPES[dtype])
     given, name, out = (
@@ -206,19 +208,41 @@ def _scatter(k: Emitter, dtype: str, index_dtype: str) -> None:
         for slot, kind in enumerate(kinds)
     )
     images, channels, rows, columns, nbytes = (k.integer(slot) for slot in range(15, 20))
-    row_start, column_start, positions = (k.pointer(slot, I64) for slot in range(20, 23))
+    height, width = k.integer(20), k.integer(21)
+    starts = [k.pointer(slot, I64) for slot in (22, 23)]
+    offsets = [k.pointer(slot, I64) for slot in (24, 25)]
+    reach = [k.integer(slot) for slot in (26, 27)]
+    flat = k.pointer(28, I64)
     first, last = k.share(images)
     with k.loop(first, last) as image:
         k.clear_bytes(out.memory.at(image * out.steps[0]), nbytes)
         with k.loop(0, rows) as row, k.loop(0, columns) as column:
-            corner = image * out.steps[0] + row_start.load(row) + column_start.load(column)
+            top, left = starts[0].load(row), starts[1].load(column)
             line, names = given.line(image, row), name.line(image, row)
-            with k.loop(0, channels) as channel:
+            corner = out.line(image, top) + left * out.steps[3]
+            low = (top >= 0) & (left >= 0)
+            whole = low & (top + reach[0] < height) & (left + reach[1] < width)
+
+            def add(channel: Value, *, checked: bool) -> None:
                 position = k.convert(name.memory.load(name.at(names, column, channel)), I64)
-                with k.when(position >= 0):
-                    place = corner + positions.load(position) + channel * out.steps[1]
-                    added = given.memory.load(given.at(line, column, channel))
+                added = given.memory.load(given.at(line, column, channel))
+                if not checked:
+                    place = corner + flat.load(position) + channel * out.steps[1]
                     out.memory.store(place, out.memory.load(place) + added)
+                    return
+                position = k.maximum(position, 0)
+                y, x = (offsets[axis].load(position) for axis in (0, 1))
+                place = out.at(out.line(image, top + y), left + x, channel)
+                named = name.memory.load(name.at(names, column, channel)) >= 0
+                inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width)
+                with k.when(named & inside):
+                    out.memory.store(place, out.memory.load(place) + added)
+
+            with k.either(whole) as (all_of_it, some):
+                with all_of_it, k.loop(0, channels) as channel:
+                    add(channel, checked=False)
+                with some, k.loop(0, channels) as channel:
+                    add(channel, checked=True)
 
 
 # --- binding
@@ -268,16 +292,15 @@ def _bind_scatter(call: Call) -> Runner:
         return _bind("scatter", adjoint=True)(call)
     attrs = call.node.attrs
     steps = [step // array.itemsize for array in (given, index, out) for step in array.strides]
-    row_step, column_step = steps[-2:]
-    height, width = (np.arange(length) for length in given.shape[2:])
-    (top, _), (left, _) = attrs["padding"]
+    starts = [
+        np.arange(given.shape[2 + i]) * attrs["stride"][i] - attrs["padding"][i][0] for i in (0, 1)
+    ]
     down, across = (np.arange(attrs["size"][i]) * attrs["dilation"][i] for i in (0, 1))
     kernel = compiled(_scatter, dtype=given.dtype.name, index_dtype=index.dtype.name)
     return NativeRunner([native_call(
-        kernel, given, index, out, *steps, *given.shape, image.nbytes,
-        (height * attrs["stride"][0] - top) * row_step,
-        (width * attrs["stride"][1] - left) * column_step,
-        (down[:, None] * row_step + across * column_step).ravel(),
+        kernel, given, index, out, *steps, *given.shape, image.nbytes, *out.shape[2:], *starts,
+        np.repeat(down, len(across)), np.tile(across, len(down)), down[-1], across[-1],
+        (down[:, None] * steps[-2] + across * steps[-1]).ravel(),
         parts=settings.threads if out.size >= WORTH_SPLITTING else 1,
     )])  # fmt: skip
 
