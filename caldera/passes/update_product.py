@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from caldera.graph.body import substitute, users_of
 from caldera.graph.node import Node
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.elementwise import add, mul, neg, sub
+from caldera.graph.ops.elementwise import add, mul, neg, sub, where
 from caldera.graph.ops.epilogue import matmul_accumulate
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.product import matmul
@@ -74,14 +74,20 @@ class _Finder:
         if len(value.shape) != 2 or value.dtype in HALVES or value is weight:
             return None
         products: list[Node] = []
-        terms = self._terms(value, weight, products)
+        condition, new = _unless_refused(value, weight)
+        terms = self._terms(new, weight, products)
         if terms is None or terms.weight is None or terms.product is None:
             return None
         (product,) = set(products)
         if not self._is_only_for(product, value):
             return None
         a, b = product.inputs
-        node: Node = matmul_accumulate(weight, a, b, terms.product, terms.weight, **product.attrs)
+        alpha, beta = terms.product, terms.weight
+        if condition is not None:
+            # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
+            alpha = where(condition, alpha, constant(0.0, alpha.dtype))
+            beta = where(condition, beta, constant(1.0, beta.dtype))
+        node: Node = matmul_accumulate(weight, a, b, alpha, beta, **product.attrs)
         return node
 
     def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
@@ -124,6 +130,18 @@ class _Finder:
                 return False
             pending.extend(self.users[node])
         return True
+
+
+def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
+    """The truth value on which a variable takes its new value at all, if there is one; the value.
+
+    A step that overflowed is refused by `where(it went well, new, old)`.
+    """
+    if value.op is where and value.inputs[2] is weight:
+        condition = _number(value.inputs[0])
+        if condition is not None:
+            return condition, value.inputs[1]
+    return None, value
 
 
 def _number(node: Node) -> Node | None:

@@ -7,7 +7,8 @@ from typing import Any
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, composite, refuse_shape
 from caldera.graph.ops import activation
-from caldera.graph.ops.elementwise import add, mul
+from caldera.graph.ops.base import full
+from caldera.graph.ops.elementwise import add, equal, mul, where
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.widening import widened
 
@@ -66,12 +67,19 @@ def matmul_accumulate(
 ) -> Node:
     """beta c + alpha a b, for two matrices and two numbers: what a BLAS computes in one go.
 
-    Where alpha or beta is 0, a kernel may leave out what it multiplies.
+    What is multiplied by 0 is not looked at: a nan there has no influence.
     """
     product = matmul(a, b, ta=ta, tb=tb)
     if c.shape != product.shape or len(c.shape) != 2:
         refuse_shape(f"a matrix of shape {product.shape} to add to")
     if alpha.shape or beta.shape:
         refuse_shape("alpha and beta to be single numbers")
-    node: Node = add(mul(c, beta), mul(product, alpha))
+    node: Node = add(_times_unless_0(c, beta), _times_unless_0(product, alpha))
+    return node
+
+
+def _times_unless_0(matrix: Node, number: Node) -> Node:
+    """matrix * number, and 0 where the number is 0, even if the matrix holds a nan."""
+    nothing = full((), 0, matrix.dtype)
+    node: Node = where(equal(number, nothing), nothing, mul(matrix, number))
     return node

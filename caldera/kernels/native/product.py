@@ -158,8 +158,10 @@ def _multiply(k: Emitter, dtype: str, finish: Finish, scaled: bool) -> None:
         top, left = task // across % down * height, task % across * width
         lines, span = k.minimum(height, rows - top), k.minimum(width, columns - left)
         block = c.at(product.load(2) + top * leading_c + left)
+        # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
+        counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scaled else product.load(3)
         gemm(
-            k, address, (lines, span, product.load(3)),
+            k, address, (lines, span, counted),
             (a.at(product.load(0) + k.select(ta.differs(0), top, top * leading_a)), leading_a),
             (b.at(product.load(1) + k.select(tb.differs(0), left * leading_b, left)), leading_b),
             (block, leading_c), ta=ta, tb=tb, alpha=alpha, beta=beta,

@@ -21,6 +21,8 @@ from caldera.tensor.shape import Shape, size
 
 STRETCH = 1 << 13
 """Elements of a row that are reduced at a time, if it is much longer."""
+_LINE = 16
+"""Elements of a cache line, of the usual four bytes."""
 ROWS = 256
 """Rows that are taken together column by column, if there are many more."""
 
@@ -152,15 +154,22 @@ def _across(task: Task, loop: Axes, arrays: list[np.ndarray]) -> list[NativeCall
         around += [each_length, *[each[axis] for each in strides]]
     steps = [each[-1] for each in strides]
     row_steps = [each[-2] for each in strides]
-    tasks = rows * stretches * -(-columns // totals.COLUMNS)
-    parts = min(workers(task.recipe, rows * length * columns), tasks)
+    parts = workers(task.recipe, rows * length * columns)
+    width = _group_width(columns, -(-parts // (rows * stretches)))
     call = native_call(
-        address, *arrays[:first], *results, *steps, rows, columns, length, stretch, *row_steps,
-        *around, parts=parts,
+        address, *arrays[:first], *results, *steps, rows, columns, length, stretch, width,
+        *row_steps, *around, parts=parts,
     )  # fmt: skip
     if direct:
         return [call]
     return [call, *_finish(task, results, shape, loop)]
+
+
+def _group_width(columns: int, groups: int) -> int:
+    """Columns that a worker takes together: groups of one size, in whole cache lines."""
+    groups = max(groups, -(-columns // totals.COLUMNS))
+    each = -(-columns // groups)
+    return min(-(-each // _LINE) * _LINE, totals.COLUMNS)
 
 
 def _moved(loop: Axes, axis: int) -> Axes:

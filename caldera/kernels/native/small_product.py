@@ -55,7 +55,8 @@ def _multiply(
     begin, end = k.share(count * across * down)
     with k.loop(begin, end) as task:
         product = table.at(task // (across * down) * 3)
-        top, left = task // across % down * height, task % across * width
+        # All rows of one column of tiles, then the next: what they share stays in cache.
+        top, left = task % down * height, task // down % across * width
         lines = [k.minimum(top + i, rows - 1) for i in range(height)]
         places = [k.minimum(left + j * lanes, columns - lanes) for j in range(vectors)]
         sums = [

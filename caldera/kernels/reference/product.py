@@ -27,7 +27,8 @@ def _matmul_accumulate(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, alpha: np.ndarray, beta: np.ndarray, *,
     ta: bool, tb: bool,
 ) -> np.ndarray:  # fmt: skip
-    return c * beta + _matmul(a, b, ta=ta, tb=tb) * alpha
+    result = c * beta if beta else np.zeros_like(c)
+    return result + _matmul(a, b, ta=ta, tb=tb) * alpha if alpha else result
 
 
 def padded(x: np.ndarray, padding: Padding) -> np.ndarray:

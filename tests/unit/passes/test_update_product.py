@@ -86,3 +86,22 @@ def test_a_weight_that_is_a_factor_of_its_own_gradient() -> None:
     assert "matmul_accumulate" in _names([op.assign(w, w - 0.5 * (w @ w))])
     step.run()
     np.testing.assert_allclose(w.numpy(), start - 0.5 * start @ start, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_step_that_may_be_refused_is_joined_and_a_refused_one_changes_nothing(bad: bool) -> None:
+    start = np.arange(12.0).reshape(3, 4)
+    w = op.var("w", (3, 4), fill=start, dtype="float64")
+    x = op.input("x", (5, 3), dtype="float64")
+    g = op.input("g", (5, 4), dtype="float64")
+    went_well = op.isfinite(op.sum(g))
+    new = w - 0.5 * (op.transpose(x) @ g + 0.1 * w)
+    plan = cd.compile([op.sum(x), op.assign(w, op.where(went_well, new, w))])
+    assert "matmul_accumulate" in [step.node.op.name for step in plan.schedule.steps]
+    generator = np.random.default_rng(0)
+    inputs, slopes = generator.standard_normal((5, 3)), generator.standard_normal((5, 4))
+    if bad:
+        slopes[2, 1] = np.nan
+    plan.run({"x": inputs, "g": slopes})
+    expected = start if bad else start - 0.5 * (inputs.T @ slopes + 0.1 * start)
+    np.testing.assert_allclose(w.numpy(), expected, rtol=1e-14)

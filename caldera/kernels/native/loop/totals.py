@@ -169,24 +169,24 @@ def across(
     widths: tuple[int, ...],
 ) -> None:
     """Slots: addresses, inner strides, outer rows, columns, length of the reduced axis, stretch,
-    the operands' strides along that axis, outer axes.
+    columns of a group (at most COLUMNS), the operands' strides along that axis, outer axes.
 
     The results' stride along the reduced axis is that from one stretch to the next.
     """
     recipe = Recipe(*parts)
     slots = Slots(k)
     operands = slots.operands(_dtypes(recipe, results), modes)
-    rows, columns, length, stretch = slots.integers(4)
+    rows, columns, length, stretch, width = slots.integers(5)
     strides = slots.integers(len(operands))
     around = Outer(slots, outer, len(operands))
     stretches = (length + (stretch - 1)) // stretch
-    groups = (columns + (COLUMNS - 1)) // COLUMNS
+    groups = (columns + (width - 1)) // width
     begin, end = k.share(rows * stretches * groups)
     places = [_Buffer(k, each) for each in recipe.reductions]
     with k.loop(begin, end) as task:
         place = task // groups
-        left = (task - place * groups) * COLUMNS
-        right = k.minimum(left + COLUMNS, columns)
+        left = (task - place * groups) * width
+        right = k.minimum(left + width, columns)
         row = place // stretches
         number = place - row * stretches
         first = number * stretch
