@@ -113,10 +113,11 @@ def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
 
 _ADDRESS, _SLOTS, _PARTS, _STATUS, _ROW = 0, 1, 2, 3, 4
 """Columns of the table of calls, and their number."""
-_TICKET, _DONE, _GENERATION, _JOBS, _YIELD, _WORDS = 0, 8, 16, 24, 32, 40
+_TICKET, _DONE, _GENERATION, _JOBS, _YIELD, _RUNNING, _WORDS = 0, 8, 16, 24, 32, 40, 48
 """Where the words of a team lie, those that are written often on cache lines of their own. The
 ticket has the number of the call in its upper half, then how many parts it has, then the next part
-to be claimed, 16 bits each. The addresses of the current call and the one before are kept."""
+to be claimed, 16 bits each. The addresses of the current call and the one before are kept. While a
+program runs, workers stay however long one of its calls keeps them waiting."""
 _MOST_PARTS = 1 << 12
 _SPINS = 64
 """How often a thread looks again before it lets others run."""
@@ -135,7 +136,9 @@ class _Team:
         self.words = room[start : start + _WORDS]
         self.words[_YIELD] = _address_of_yield()
         self.slots = np.array([self.words.ctypes.data], np.int64)
-        self.inside = 0
+        self._inside = 0
+        self._running = False
+        self._lock = threading.Lock()
 
     @classmethod
     def of_this_thread(cls) -> _Team:
@@ -144,18 +147,27 @@ class _Team:
             team = cls._of_thread.team = cls()
         return team
 
-    def call_in(self, workers: int) -> None:
+    def begin(self, workers: int) -> None:
         """Ask the pool for workers. Nobody waits for them: they join when they can."""
-        while self.inside < workers:
-            # Only the thread whose team this is counts up; a worker that leaves counts down.
-            self.inside += 1
+        with self._lock:
+            self._running = True
+            missing = workers - self._inside
+            self._inside = max(self._inside, workers)
+        for _ in range(missing):
             submit(self._join)
 
+    def end(self) -> None:
+        """The program is over: workers may go when they have waited for the next in vain."""
+        self._running = False
+
     def _join(self) -> None:
-        try:
+        while True:
             _functions()[1](self.slots.ctypes.data, 0, 1)
-        finally:
-            self.inside -= 1
+            with self._lock:
+                # A program that began while this worker was leaving counts on it.
+                if not self._running:
+                    self._inside -= 1
+                    return
 
 
 class NativeProgram:
@@ -176,9 +188,13 @@ class NativeProgram:
         workers = min(self._workers, settings.threads - 1)
         if workers > 0 and not is_worker():
             team = _Team.of_this_thread()
-            team.call_in(workers)
             self._slots[2] = team.slots[0]
-        _functions()[0](self._address, 0, 1)
+            team.begin(workers)
+            _functions()[0](self._address, 0, 1)
+            team.end()
+        else:
+            self._slots[2] = 0
+            _functions()[0](self._address, 0, 1)
         for call in self._failing:
             self._check(call)
 
@@ -208,6 +224,8 @@ def _address_of_yield() -> int:
 def _lead(k: Emitter) -> None:
     table, count, team = k.pointer(0, I64), k.integer(1), k.pointer(2, I64)
     no_team = k.integer(2).equals(0)
+    with k.when(~no_team):
+        _exchange(k, team.at(_RUNNING), k.constant(1, I64))
     next_call = k.variable(0, I64)
     with k.repeat_while(lambda: next_call.value < count):
         row = table.at(next_call.value * _ROW)
@@ -223,6 +241,8 @@ def _lead(k: Emitter) -> None:
         status = row.load(_STATUS)
         with k.when(status.differs(0)), k.when(k.at_address(status, I64).load().differs(0)):
             next_call.value = count
+    with k.when(~no_team):
+        _exchange(k, team.at(_RUNNING), k.constant(0, I64))
 
 
 def _follow(k: Emitter) -> None:
@@ -237,6 +257,9 @@ def _follow(k: Emitter) -> None:
             with none:
                 idle.value = idle.value + 1
                 _rest(k, idle.value, team)
+                with k.when(_acquire(k, team.at(_RUNNING)).differs(0)):
+                    # Within a program the count starts again once it has made others run.
+                    idle.value = idle.value % _SPINS
 
 
 def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
@@ -247,7 +270,7 @@ def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
     team.store((generation & 1) + _JOBS, k.address(row))
     team.store(_DONE, k.constant(0, I64))
     ticket = (generation << 32) | (parts << 16)
-    k.ir.atomic_rmw("xchg", team.at(_TICKET).raw, ticket.raw, "release")
+    _exchange(k, team.at(_TICKET), ticket)
 
 
 def _take_parts(k: Emitter, team: Pointer) -> None:
@@ -286,6 +309,11 @@ def _rest(k: Emitter, turns: Value, team: Pointer) -> None:
 
 def _acquire(k: Emitter, place: Pointer) -> Value:
     return Value(k, k.ir.load_atomic(place.raw, "acquire", 8, typ=I64))
+
+
+def _exchange(k: Emitter, place: Pointer, value: Value) -> None:
+    """Write a word so that others see all that was written before it."""
+    k.ir.atomic_rmw("xchg", place.raw, value.raw, "release")
 
 
 def _add(k: Emitter, place: Pointer, amount: int) -> Value:
