@@ -14,6 +14,7 @@ from caldera.graph.order import NHWC, laid_out, same_memory
 from caldera.kernels.cpu.scratch import ALIGNMENT, Scratch, room_for
 from caldera.kernels.native.convolution.arrange import Loop, gather, scatter
 from caldera.kernels.native.convolution.geometry import computed_in, kind_of, steps
+from caldera.kernels.native.copying import copying
 from caldera.kernels.native.emit import natural_lanes
 from caldera.kernels.native.program import NativeCall, NativeRunner
 from caldera.kernels.table import Call, Runner
@@ -87,6 +88,10 @@ def bind_staged(
 
     `lengths` is the scratch memory that `compute` will take; images come after it.
     """
+    if not all(array.size for array in call.inputs):
+        # No images give no result, or a gradient of nothing: zeros.
+        nothing = [np.broadcast_to(np.zeros((), out.dtype), out.shape) for out in call.outputs]
+        return copying(list(zip(call.outputs, nothing, strict=True)))
     inputs, writes_image = IMAGES[call.node.op.name]
     dtype = computed_in(call.node.dtype)
     kept = room_of(lengths, dtype)
