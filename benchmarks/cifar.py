@@ -32,7 +32,7 @@ def images() -> data.Dataset:
 
 def schedule(epochs: int) -> optim.OneCycle:
     """One cycle over the whole training."""
-    return optim.OneCycle(0.4, steps=epochs * STEPS_PER_EPOCH, rising=0.3)
+    return optim.OneCycle(0.1, steps=epochs * STEPS_PER_EPOCH, rising=0.3)
 
 
 def network(epochs: int) -> cd.NeuralNetwork:
@@ -103,15 +103,16 @@ def main() -> None:
     model = network(options.epochs)
     model.build_for(cifar.test.batch(np.arange(2))[0])
     weights = [each.numpy().copy() for each in model.parameters()]
-    results = {
-        f"Caldera, {options.accuracy}": train_caldera(model, cifar, options.epochs),
-    }
-    if options.peers == "torch":
-        results["PyTorch, channels last"] = train_torch(model, weights, cifar, options.epochs)
-    print(f"\nResNet-20, CIFAR-10, {options.epochs} epochs, batch {BATCH}, {platform.machine()}, "
+    print(f"ResNet-20, CIFAR-10, {options.epochs} epochs, batch {BATCH}, {platform.machine()}, "
           f"{cd.settings.threads} threads")  # fmt: skip
-    for name, (accuracy, seconds) in results.items():
-        print(f"{name:24} {accuracy:.2%} test accuracy  {seconds:7.1f} s")
+    show(f"Caldera, {options.accuracy}", *train_caldera(model, cifar, options.epochs))
+    if options.peers == "torch":
+        show("PyTorch, channels last", *train_torch(model, weights, cifar, options.epochs))
+
+
+def show(name: str, accuracy: float, seconds: float) -> None:
+    """One line of the table."""
+    print(f"{name:24} {accuracy:.2%} test accuracy  {seconds:7.1f} s", flush=True)
 
 
 if __name__ == "__main__":
