@@ -90,14 +90,18 @@ class Session:
         if REFERENCE not in self._peers:
             self._note(f"without {REFERENCE} no results are compared: equality is not checked")
 
-    def run(self) -> Report:
-        """Measure everything; a contestant that fails is reported and leaves the others alone."""
+    def run(self, after_work: Callable[[Report], None] = lambda report: None) -> Report:
+        """Measure everything; a contestant that fails is reported and leaves the others alone.
+
+        `after_work` is given what there is so far each time a named work is done.
+        """
         with tempfile.TemporaryDirectory(prefix="caldera-bench-") as folder:
             for name in self.options.works:
                 work = WORK[name]
                 if work.left_out and not self.options.quick:
                     self._note(f"{name}: {work.left_out}")
                 self._measure_work(work, Path(folder) / name)
+                after_work(self.report)
         return self.report
 
     def _note(self, line: str) -> None:

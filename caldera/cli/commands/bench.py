@@ -63,12 +63,21 @@ def run(arguments: argparse.Namespace) -> int:
             "caldera bench", expected="what to measure", got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
         )  # fmt: skip
-    report = Session(options, _tell).run()
-    print_report(report)
-    for target, text in zip(targets, (_json_text, page), strict=True):
-        if target is not None:
+    kept = [
+        (target, text)
+        for target, text in zip(targets, (_json_text, page), strict=True)
+        if target is not None
+    ]
+
+    def keep(report: Report) -> None:
+        # After each work: what was measured is not lost when a long run is stopped.
+        for target, text in kept:
             target.write_text(text(report), encoding="utf-8")
-            print(f"wrote {target}")
+
+    report = Session(options, _tell).run(keep)
+    print_report(report)
+    for target, _ in kept:
+        print(f"wrote {target}")
     failed = any(entry.error for entry in report.entries if entry.framework == "caldera")
     return 1 if failed else 0
 

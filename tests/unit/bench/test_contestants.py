@@ -25,8 +25,12 @@ def test_networks_of_images_meet_peers_in_every_setting() -> None:
     assert _labels("lenet5") == [
         "torch eager", "caldera strict", "caldera fast", "torch eager channels_last",
         "torch compiled", "torch compiled channels_last", "jax jit", "jax jit channels_last",
-        "jax scan", "tensorflow function",
+        "tensorflow function",
     ]  # fmt: skip
+
+
+def test_small_networks_without_images_are_also_looped_over() -> None:
+    assert "jax scan" in _labels("mlp")
 
 
 def test_without_a_compiler_nothing_is_compiled() -> None:
