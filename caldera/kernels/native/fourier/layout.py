@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.config import settings
-from caldera.graph.node import Node
 from caldera.kernels.native.convolution.estimate import PEAK
-from caldera.kernels.native.convolution.geometry import Geometry
 from caldera.kernels.native.convolution.stage import staging_bytes
+from caldera.kernels.native.convolution.tiled import TiledLayout
 from caldera.kernels.native.fourier.matrices import frequencies
 from caldera.kernels.native.machine import CACHE_LINE
 from caldera.tensor.shape import size
@@ -21,43 +20,8 @@ _BLOCKS = (64, 32, 16, 8, 4)
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(TiledLayout):
     """What one call of an op needs."""
-
-    node: Node
-
-    @cached_property
-    def geometry(self) -> Geometry:
-        """The shapes of the convolution."""
-        return Geometry.of(self.node)
-
-    @property
-    def is_gradient(self) -> bool:
-        """Whether it is the input gradient: a convolution of the output's gradient."""
-        return self.node.op.name == "conv2d_input"
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether it is the weight gradient: sums over all tiles."""
-        return self.node.op.name == "conv2d_weight"
-
-    @property
-    def padding(self) -> tuple[int, int]:
-        """Rows above and columns left of the images that are transformed."""
-        top, left = self.geometry.origin
-        rows, columns = self.geometry.taps
-        return (rows - 1 - top, columns - 1 - left) if self.is_gradient else (top, left)
-
-    @property
-    def inner(self) -> int:
-        """Channels of the images that are transformed."""
-        return self.geometry.results if self.is_gradient else self.geometry.channels
-
-    @property
-    def columns(self) -> int:
-        """Channels of the other images: those that are written, or, for the weight gradient, the
-        output's gradient."""
-        return self.geometry.channels if self.is_gradient else self.geometry.results
 
     @cached_property
     def length(self) -> int:

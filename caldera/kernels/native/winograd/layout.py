@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.config import settings
-from caldera.graph.node import Node
 from caldera.kernels.native.convolution.estimate import PEAK
-from caldera.kernels.native.convolution.geometry import Geometry, kind_of
+from caldera.kernels.native.convolution.geometry import kind_of
 from caldera.kernels.native.convolution.stage import staging_bytes
+from caldera.kernels.native.convolution.tiled import TiledLayout
 from caldera.kernels.native.convolution.tiles import best_shape
 from caldera.kernels.native.emit import natural_lanes
 from caldera.kernels.native.machine import CACHE_LINE, machine
-from caldera.kernels.native.winograd.transforms import TAPS, reach
+from caldera.kernels.native.winograd.transforms import reach
 
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 10)
 _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
@@ -40,49 +40,16 @@ _WORTH_SPLITTING = 1 << 11
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(TiledLayout):
     """What one call of an op needs, for each group of its channels."""
 
-    node: Node
     size: int
     """Outputs that a tile has along an axis."""
-
-    @cached_property
-    def geometry(self) -> Geometry:
-        """The shapes of the convolution."""
-        return Geometry.of(self.node)
 
     @property
     def points(self) -> int:
         """How many products of matrices there are."""
         return reach(self.size) ** 2
-
-    @property
-    def is_gradient(self) -> bool:
-        """Whether it is the input gradient: a convolution of the output's gradient."""
-        return self.node.op.name == "conv2d_input"
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether it is the weight gradient: sums over all tiles."""
-        return self.node.op.name == "conv2d_weight"
-
-    @property
-    def padding(self) -> tuple[int, int]:
-        """Rows above and columns left of the images that are transformed."""
-        top, left = self.geometry.origin
-        return (TAPS - 1 - top, TAPS - 1 - left) if self.is_gradient else (top, left)
-
-    @property
-    def inner(self) -> int:
-        """Channels of the images that are transformed."""
-        return self.geometry.results if self.is_gradient else self.geometry.channels
-
-    @property
-    def columns(self) -> int:
-        """Channels of the other images: those that are written, or, for the weight gradient, the
-        output's gradient."""
-        return self.geometry.channels if self.is_gradient else self.geometry.results
 
     @cached_property
     def grid(self) -> tuple[int, int]:
