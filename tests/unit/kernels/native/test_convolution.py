@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from caldera.config import settings
-from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
+from caldera.graph.node import Node, Spec
 from caldera.graph.order import NHWC, Order, laid_out
 from caldera.kernels.native.convolution import strips
 from caldera.kernels.native.convolution.direct import packings
 from caldera.kernels.native.convolution.geometry import Geometry, forward, input_phases
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.tensor.dtype import BY_NAME
+from tests.unit.kernels.native.convolutions import convolution_nodes
 
 NAMES = ("direct", "im2col", "1x1 product")
 TOLERANCE = {"float64": 1e-13, "float32": 4e-6, "bfloat16": 2e-2}
 """Largest error, beside the largest element of the result."""
-
-
-def _nodes(
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: Any = ((0, 0), (0, 0)),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-    dtype: str = "float32",
-    order: Order | None = NHWC,
-) -> Iterator[Node]:
-    """A convolution and its two gradients, all images in this order."""
-    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    image = parameter(0, Spec(x, BY_NAME[dtype], order))
-    filters = parameter(1, Spec(w, BY_NAME[dtype]))
-    forward = product.conv2d(image, filters, **how)
-    outputs = parameter(2, Spec(forward.shape, BY_NAME[dtype], order))
-    for node in (forward, product.conv2d_input(outputs, filters, shape=x, **how)):
-        specs = tuple(Spec(spec.shape, spec.dtype, order) for spec in node.outputs)
-        yield intern(node.op, node.inputs, dict(node.attrs), specs)
-    yield product.conv2d_weight(image, outputs, shape=w, **how)
 
 
 def _guarded(spec: Spec) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compute_what_the_oracle_does(name: str, dtype: str) -> None:
-    for node in _nodes(**CASES[name], dtype=dtype):
+    for node in convolution_nodes(**CASES[name], dtype=dtype):
         assert _kernels(node)
         for kernel in _kernels(node):
             _check(node, kernel)
@@ -121,7 +95,7 @@ def test_kernels_compute_what_the_oracle_does(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("order", [None, NHWC, (0, 3, 1, 2)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_images_may_lie_in_any_order_and_in_halves(order: Order | None, dtype: str) -> None:
-    for node in _nodes(**CASES["odd everything"], dtype=dtype, order=order):
+    for node in convolution_nodes(**CASES["odd everything"], dtype=dtype, order=order):
         for kernel in _kernels(node):
             _check(node, kernel)
 
@@ -133,7 +107,7 @@ def test_small_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
     for size, pixels in ((1, 1), (1 << 24, 1 << 10)):
         monkeypatch.setattr(strips, "STRIP_BYTES", size)
         monkeypatch.setattr(strips, "FEWEST_PIXELS", pixels)
-        for node in _nodes(**case):
+        for node in convolution_nodes(**case):
             for kernel in _kernels(node):
                 _check(node, kernel)
 
@@ -141,7 +115,7 @@ def test_small_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["odd everything", "1x1", "strided", "grouped", "depthwise"])
 def test_results_do_not_depend_on_the_number_of_threads(name: str) -> None:
     case = dict(CASES[name], x=(6, *CASES[name]["x"][1:]))
-    for node in _nodes(**case):
+    for node in convolution_nodes(**case):
         for kernel in [each for each in _kernels(node) if each.name == "direct"]:
             found = []
             for threads in (1, 2, 3):
@@ -152,7 +126,7 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str) -> None:
 
 
 def test_every_kernel_was_there_to_be_checked() -> None:
-    seen = {kernel.name for name in CASES for node in _nodes(**CASES[name])
+    seen = {kernel.name for name in CASES for node in convolution_nodes(**CASES[name])
             for kernel in _kernels(node)}  # fmt: skip
     assert seen == set(NAMES)
 
@@ -160,7 +134,7 @@ def test_every_kernel_was_there_to_be_checked() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_phases_share_out_the_pixels_and_the_taps(name: str) -> None:
     """Every image pixel is in one phase; the products of all phases are those that there are."""
-    (_, node, _) = _nodes(**CASES[name])
+    (_, node, _) = convolution_nodes(**CASES[name])
     geometry = Geometry.of(node)
     met = np.zeros(geometry.image[2:], int)
     for rows, columns, _ in input_phases(geometry):
@@ -174,19 +148,21 @@ def test_phases_share_out_the_pixels_and_the_taps(name: str) -> None:
 
 
 def test_a_strip_fits_its_share_of_the_cache() -> None:
-    (node, *_) = _nodes((4, 64, 100, 100), (64, 64, 3, 3), padding=PAD)
+    (node, *_) = convolution_nodes((4, 64, 100, 100), (64, 64, 3, 3), padding=PAD)
     (packing,) = packings(node)
     held = packing.strips
     assert held.length * 4 <= strips.STRIP_BYTES
     assert held.a_image > 1
     assert held.items == 4 * held.a_image
-    small = strips.cut(forward(Geometry.of(next(_nodes((64, 8, 7, 7), (8, 8, 3, 3))))), 8, 4, 4)
+    small = strips.cut(
+        forward(Geometry.of(next(convolution_nodes((64, 8, 7, 7), (8, 8, 3, 3))))), 8, 4, 4
+    )
     assert small.images > 1
     assert small.items * small.images >= 64
 
 
 def test_what_is_not_a_number_reaches_those_pixels_that_see_it() -> None:
-    node = next(_nodes((1, 3, 9, 9), (5, 3, 3, 3), padding=PAD))
+    node = next(convolution_nodes((1, 3, 9, 9), (5, 3, 3, 3), padding=PAD))
     x = laid_out(np.ones(243, np.float32), (1, 3, 9, 9), NHWC)
     x[0, 1, 4, 4] = np.inf
     w = np.ones((5, 3, 3, 3), np.float32)
@@ -201,7 +177,7 @@ def test_what_is_not_a_number_reaches_those_pixels_that_see_it() -> None:
 
 def test_the_first_guess_knows_what_suits_which_shape() -> None:
     def first(op: int, **case: Any) -> str:
-        node = list(_nodes(**case))[op]
+        node = list(convolution_nodes(**case))[op]
         return next(each.name for each in TABLE.candidates(node, "cpu") if each.name in NAMES)
 
     assert first(0, x=(32, 3, 64, 64), w=(64, 3, 7, 7), stride=(2, 2)) == "direct"

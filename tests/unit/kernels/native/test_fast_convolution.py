@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from caldera.config import settings
-from caldera.graph.node import Node, Spec, intern
+from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
-from caldera.graph.order import NHWC, Order, laid_out
+from caldera.graph.order import NHWC, laid_out
 from caldera.kernels import cpu, native
 from caldera.kernels.reference import evaluate
 from caldera.kernels.remember import question_of
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.tensor.dtype import BY_NAME, float64
+from caldera.tensor.dtype import float64
+from tests.unit.kernels.native.convolutions import convolution_nodes
 
 assert cpu
 assert native
@@ -35,27 +35,9 @@ HALF_BOUNDS = {"float16": 2e-3, "bfloat16": 1e-2}
 GUARD = 64
 
 
-def _nodes(
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    *,
-    padding: Any = ((1, 1), (1, 1)),
-    groups: int = 1,
-    stride: tuple[int, int] = (1, 1),
-    dilation: tuple[int, int] = (1, 1),
-    dtype: str = "float32",
-    order: Order | None = NHWC,
-) -> Iterator[Node]:
-    """A convolution and its two gradients, all images in this order."""
-    how = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    image = parameter(0, Spec(x, BY_NAME[dtype], order))
-    filters = parameter(1, Spec(w, BY_NAME[dtype]))
-    forward = product.conv2d(image, filters, **how)
-    outputs = parameter(2, Spec(forward.shape, BY_NAME[dtype], order))
-    for node in (forward, product.conv2d_input(outputs, filters, shape=x, **how)):
-        specs = tuple(Spec(spec.shape, spec.dtype, order) for spec in node.outputs)
-        yield intern(node.op, node.inputs, dict(node.attrs), specs)
-    yield product.conv2d_weight(image, outputs, shape=w, **how)
+def _nodes(x: tuple[int, ...], w: tuple[int, ...], **how: Any) -> Iterator[Node]:
+    """A convolution and its two gradients, with the usual padding unless another is given."""
+    return convolution_nodes(x, w, **{"padding": ((1, 1), (1, 1)), **how})
 
 
 def _kernel(node: Node, name: str) -> Kernel | None:
