@@ -21,6 +21,7 @@ import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 import caldera as cd  # noqa: E402
+from caldera import nn  # noqa: E402
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
@@ -30,3 +31,9 @@ hypothesis.settings.load_profile("caldera")
 @pytest.fixture(autouse=True)
 def _same_seed() -> None:
     cd.seed(0)
+
+
+@pytest.fixture
+def own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that the test registers are forgotten after it: others may use the same names."""
+    monkeypatch.setattr(nn.layers, "_entries", dict(nn.layers._entries))

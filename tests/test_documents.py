@@ -19,6 +19,7 @@ def _blocks(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.usefixtures("own_layers")
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = _blocks("README.md")
     assert blocks

@@ -16,6 +16,7 @@ from caldera.nn import layer as layer_module
 from caldera.registry import Registry
 
 
+@pytest.mark.usefixtures("own_layers")
 def test_the_documented_layer_works_and_trains() -> None:
     text = layer_module.__doc__ or ""
     block = textwrap.dedent(text[text.index("    @nn.register") : text.index("`build` is called")])
