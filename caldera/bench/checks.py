@@ -39,7 +39,7 @@ def checked(
     loss, gradients = trainer.gradients()
     _write(folder, gradients)
     del gradients, trainer
-    if truth and not (case.is_large and quick):
+    if truth:
         _write(folder / TRUTH, framework.trainer(case, "float64").gradients()[1])
     found: dict[str, Any] = {"first loss": loss}
     steps = _curve_steps(case, quick)

@@ -49,6 +49,8 @@ class Options:
     threads: int = 1
     repeats: int | None = None
     quick: bool = False
+    compile: bool = True
+    """Whether torch.compile takes part; it needs minutes for each large network."""
     test_accuracy: int = 0
     """Epochs on real data; 0 for none."""
     device: str = "cpu"
@@ -73,7 +75,7 @@ class Session:
         self._tell = tell
         self._missing = missing_peers(options.peers)
         self._peers = [peer for peer in options.peers if peer not in self._missing]
-        self._compiler = has_compiler()
+        self._compiler = options.compile and has_compiler()
         self.report = Report(
             machine=machine_facts(options.threads),
             options=asdict(options),
@@ -86,7 +88,8 @@ class Session:
         for peer, command in self._missing.items():
             self._note(f"{peer} is not installed, so it is missing here: {command}")
         if "torch" in self._peers and not self._compiler:
-            self._note("no C++ compiler works here, so torch.compile is missing")
+            why = "no C++ compiler works here" if options.compile else "left out by --no-compile"
+            self._note(f"{why}, so torch.compile is missing")
         if REFERENCE not in self._peers:
             self._note(f"without {REFERENCE} no results are compared: equality is not checked")
 

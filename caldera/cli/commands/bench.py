@@ -36,6 +36,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, turns and checks")
     parser.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="leave out torch.compile, which takes minutes for each large network",
+    )
+    parser.add_argument(
         "--accuracy",
         metavar="NAME",
         default=_BOTH,
@@ -107,6 +112,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         threads=threads,
         repeats=_count(arguments.repeats, "--repeats"),
         quick=arguments.quick,
+        compile=not arguments.no_compile,
         test_accuracy=_count(arguments.test_accuracy, "--test-accuracy") or 0,
         device=arguments.device,
     )
