@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup demo test lint benchmark clean
+.PHONY: setup demo test test-cuda lint benchmark clean
 
 setup: $(VENV)/installed
 
@@ -22,6 +22,10 @@ lint: setup
 
 test: lint
 	$(RUN)/python -m pytest -n auto
+
+# For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
+test-cuda:
+	$(PYTHON) -m pytest tests/card tests/cuda
 
 benchmark: setup
 	$(RUN)/python benchmarks/overhead.py

@@ -68,6 +68,12 @@ def _check_seconds(where: str, value: object) -> float:
     raise ConfigError.build(where, expected="seconds, 0 or more", got=repr(value))
 
 
+def _check_part(where: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise ConfigError.build(where, expected="a part from 0 to 1", got=repr(value))
+
+
 def _check_flag(where: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -94,6 +100,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "deterministic": _check_flag,
     "workspace_limit": _whole_number(0),
     "memory_limit": _check_memory_limit,
+    "resident_fraction": _check_part,
 }
 
 
@@ -141,6 +148,8 @@ class Settings:
     - `deterministic`: never change a kernel choice during a run.
     - `workspace_limit`: bytes a kernel may use as scratch memory.
     - `memory_limit`: bytes each device's pool may hold; None for what the system has.
+    - `resident_fraction`: the part of a device's memory that training data may take. Data that
+      fit are put there once; others are fed batch by batch.
 
     Changes hold for the whole process, all threads included.
 
@@ -161,6 +170,7 @@ class Settings:
     deterministic: bool
     workspace_limit: int
     memory_limit: int | None
+    resident_fraction: float
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
@@ -171,6 +181,7 @@ class Settings:
         self.deterministic = False
         self.workspace_limit = 1 << 30
         self.memory_limit = None
+        self.resident_fraction = 0.25
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, _checked(name, value))

@@ -49,6 +49,8 @@ class Package:
     install: str
 
 
+CUDA = "pip install 'caldera[cuda]'"
+
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
     Package("sklearn", ("scikit-learn",), "the data set digits", "pip install scikit-learn"),
@@ -57,13 +59,11 @@ PACKAGES = (
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
     Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
-    Package("cupy", ("cupy-cuda12x", "cupy-cuda13x", "cupy"), "NVIDIA GPUs",
-            "pip install cupy-cuda12x"),
-    Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", "pip install nvmath-python"),
-    Package("nvidia.cudnn", ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"), "convolutions on GPUs",
-            "pip install nvidia-cudnn-cu12"),
-    Package("cudnn", ("nvidia-cudnn-frontend",), "convolutions on GPUs",
-            "pip install nvidia-cudnn-frontend"),
+    Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
+    Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
+    Package("nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs",
+            CUDA),
+    Package("cudnn", ("nvidia-cudnn-frontend",), "convolutions on GPUs", CUDA),
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from caldera.data.dataset import Dataset, arrays, as_data, split
 from caldera.data.digits_set import digits
 from caldera.data.draw import Draw
 from caldera.data.image_files import images
-from caldera.data.loader import Batch, Loader
+from caldera.data.loader import Batch, Loader, Share
 from caldera.data.mnist_files import mnist
 from caldera.data.stream import IterableData
 from caldera.data.table_files import csv, npz
@@ -33,6 +33,7 @@ __all__ = [
     "Loader",
     "Mirror",
     "Normalise",
+    "Share",
     "Transform",
     "arrays",
     "as_data",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.draw import Draw
 from caldera.tensor.dtype import DType
+
+if TYPE_CHECKING:
+    from caldera.data.stored import Stored
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = tuple[Array, ...]
@@ -53,6 +56,10 @@ class Data(ABC):
     def drawn_batch(self, indices: NDArray[np.integer], draw: Draw) -> Arrays:
         """The batch with the random numbers that `draw` names; for data without them, `batch`."""
         return self.batch(indices)
+
+    def stored(self) -> Stored | None:
+        """What a device needs to make the batches itself; None if only the host can."""
+        return None
 
     @property
     def x(self) -> Array:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from caldera.data._base import Array, Arrays, Data
 from caldera.data.draw import Draw
+from caldera.data.stored import Stored
 from caldera.data.transform import Compose, TransformLike, as_transform
 from caldera.errors import ConfigError, IndexingError, ShapeError
 from caldera.tensor.convert import array_of
@@ -98,6 +99,12 @@ class ArrayData(Data):
                 expected=f"whole numbers from 0 to {len(self) - 1}",
                 got=f"{np.min(indices)} to {np.max(indices)}",
             ) from None
+
+    def stored(self) -> Stored | None:
+        # A subclass may make its batches in any way.
+        if type(self) is not ArrayData:
+            return None
+        return Stored(self._arrays, self._rows, self._transform, self._scale)
 
     @property
     def y(self) -> Array | None:

@@ -2,7 +2,8 @@
 
 Both are functions of (seed, epoch, place in the epoch), by the same counter-based generator as all
 other random numbers. Nothing depends on what was drawn before, so an epoch can be continued in its
-middle, and ranks or batches of another size see the same numbers for the same sample.
+middle, and ranks or batches of another size see the same numbers for the same sample. So does a
+device that makes its batches itself: `LazyDraw` names the same numbers in a graph.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera import op
+from caldera.lazy import Expr
 from caldera.tensor import philox
 
 _LOW_WORD = 0xFFFFFFFF
@@ -81,3 +84,40 @@ class Draw:
         # In float64 the product is exact, so it never reaches the bound by rounding.
         scaled = self.uniform(samples, len(below)).astype(np.float64) * below
         return scaled.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyDraw:
+    """The numbers of a `Draw` as expressions, for batches that are made on a device.
+
+    `state` is the int64 pair (seed, epoch), `first` the place of the batch's first sample.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> from caldera.data.draw import LazyDraw
+    >>> drawn = LazyDraw(state=np.array([1, 2]), first=np.int64(5), stream=3).uniform(samples=4)
+    >>> bool((drawn.numpy() == data.Draw(seed=1, epoch=2, first=5, stream=3).uniform(4)).all())
+    True
+    """
+
+    state: Any
+    first: Any
+    stream: int = 0
+
+    def of_transform(self, number: int) -> LazyDraw:
+        """The numbers of the transform at this place in a sequence."""
+        return replace(self, stream=number)
+
+    def uniform(self, samples: int, numbers: int = 1) -> Expr:
+        """See `Draw.uniform`."""
+        return op.random_uniform(
+            (samples, numbers),
+            state=self.state,
+            offset=self.first * numbers,
+            stream=_TRANSFORM_STREAMS + self.stream,
+        )
+
+    def whole(self, samples: int, below: tuple[int, ...]) -> Expr:
+        """See `Draw.whole`."""
+        uniform = op.cast(self.uniform(samples, len(below)), "float64")
+        return op.cast(uniform * np.array(below, np.float64), "int64")

@@ -50,6 +50,44 @@ class Batch:
         return len(self.indices)
 
 
+# Not frozen: one is made for each step, and freezing would triple its cost.
+@dataclass(slots=True)
+class Share:
+    """Which samples of a batch a rank reads, for those who have the samples elsewhere.
+
+    - `start`: the place of the whole batch in the order of the epoch.
+    - `first`: the place of the rank's first sample in the whole batch.
+    - `samples`: how many samples this rank has, as `len(share)` says.
+    - `count`: how many samples the whole batch has, over all ranks.
+    - `size`: the batch size; only the last batch of an epoch has fewer samples.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> next(data.Loader(data.ArrayData(np.arange(10)), batch_size=4).shares())
+    Share(start=0, first=0, samples=4, count=4, size=4)
+    """
+
+    start: int
+    first: int
+    samples: int
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1) -> Share:
+        """What a rank has of a batch of `count` samples.
+
+        >>> from caldera.data import Share
+        >>> Share.of(0, 10, 10, rank=1, ranks=3)
+        Share(start=0, first=3, samples=3, count=10, size=10)
+        """
+        first, end = count * rank // ranks, count * (rank + 1) // ranks
+        return cls(start, first, end - first, count, size)
+
+    def __len__(self) -> int:
+        return self.samples
+
+
 class Loader:
     """Iterating gives the batches of one epoch, and the next time those of the next.
 
@@ -100,6 +138,8 @@ class Loader:
         self.ranks = ranks
         self._epoch = 0
         self._position = 0
+        # The last order that was asked for, and what it depends on.
+        self._order: tuple[tuple[int, int, int], NDArray[np.int64]] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -135,6 +175,33 @@ class Loader:
         if isinstance(self.data, IterableData):
             return self._stream(self.data)
         return self._numbered(self.data)
+
+    def order(self) -> NDArray[np.int64]:
+        """The numbers of all samples in the order of this epoch; made once."""
+        samples = self._samples()
+        if not self.shuffle:
+            return np.arange(samples)
+        name = (samples, self.seed, self._epoch)
+        if self._order is None or self._order[0] != name:
+            numbers = permutation(*name)
+            numbers.flags.writeable = False
+            self._order = (name, numbers)
+        return self._order[1]
+
+    def shares(self) -> Iterator[Share]:
+        """As iterating, without reading any sample: who has them needs only their places.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> loader = data.Loader(data.ArrayData(np.arange(5)), batch_size=2)
+        >>> [(share.start, len(share)) for share in loader.shares()], loader.epoch
+        ([(0, 2), (2, 2), (4, 1)], 1)
+        """
+        size = self.batch_size
+        while (share := self._next_share(size)) is not None:
+            self._position = share.start + share.count
+            yield share
+        self._next_epoch()
 
     def state(self) -> dict[str, int]:
         """Where the loader is, as numbers for a checkpoint; what was handed out counts as done.
@@ -185,8 +252,19 @@ class Loader:
         return 0 if isinstance(self.data, IterableData) else len(self.data)
 
     def _numbered(self, data: Data) -> Iterator[Batch]:
-        samples = len(data)
         size = self.batch_size
+        order = self.order()
+        while (share := self._next_share(size)) is not None:
+            place = share.start + share.first
+            indices = order[place : place + share.samples]
+            arrays = data.drawn_batch(indices, Draw(self.seed, self._epoch, place))
+            self._position = share.start + share.count
+            yield _batch(arrays, share.first, share.count, indices)
+        self._next_epoch()
+
+    def _next_share(self, size: int) -> Share | None:
+        """This rank's part of the next batch; None at the end of the epoch."""
+        samples = self._samples()
         if self.drop_last and 0 < samples < size:
             raise ConfigError.build(
                 "data.Loader",
@@ -194,16 +272,10 @@ class Loader:
                 got=str(size),
                 hint="drop_last leaves out a batch that is not full, and here that is all of them",
             )
-        order = permutation(samples, self.seed, self._epoch) if self.shuffle else np.arange(samples)
-        while self._position + (size if self.drop_last else 1) <= samples:
-            start = self._position
-            count = min(size, samples - start)
-            begin, end = self._share(count)
-            indices = order[start + begin : start + end]
-            arrays = data.drawn_batch(indices, Draw(self.seed, self._epoch, start + begin))
-            self._position = start + count
-            yield _batch(arrays, begin, count, indices)
-        self._next_epoch()
+        start = self._position
+        if start + (size if self.drop_last else 1) > samples:
+            return None
+        return Share.of(start, min(size, samples - start), size, self.rank, self.ranks)
 
     def _stream(self, data: IterableData) -> Iterator[Batch]:
         for arrays in data.read(self.batch_size, skip=self._position):
@@ -211,16 +283,13 @@ class Loader:
             count = len(arrays[0])
             if self.drop_last and count < self.batch_size:
                 break
-            begin, end = self._share(count)
+            share = Share.of(start, count, self.batch_size, self.rank, self.ranks)
+            begin, end = share.first, share.first + share.samples
             part = tuple(array[begin:end] for array in arrays)
             x = data.finish(part[0], Draw(self.seed, self._epoch, start + begin))
             self._position = start + count
             yield _batch((x, *part[1:]), begin, count, np.arange(start + begin, start + end))
         self._next_epoch()
-
-    def _share(self, count: int) -> tuple[int, int]:
-        """Where this rank's part of a batch begins and ends."""
-        return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
 
     def _next_epoch(self) -> None:
         self._epoch += 1

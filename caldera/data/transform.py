@@ -3,6 +3,9 @@
 A transform is a function of a batch and of the `Draw` that names its random numbers. It returns a
 new array and leaves its argument alone. Each works on all samples at once, and keeps the dtype, so
 that images stay bytes until `Normalise` makes floats of them.
+
+Where the samples lie on a device, their batches are made there, if every transform can also be
+written as an expression (`lazily`); the numbers drawn are the same.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from caldera import op
 from caldera.data._base import Array, Data
-from caldera.data.draw import Draw
+from caldera.data.draw import Draw, LazyDraw
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor.dtype import float64, is_float, uint8
+from caldera.graph.ops.leaf import iota
+from caldera.lazy import Expr
+from caldera.tensor.dtype import float64, int64, is_float, uint8
 
 Size: TypeAlias = int | tuple[int, int]
 
@@ -39,6 +45,10 @@ class Transform(ABC):
     @abstractmethod
     def __call__(self, x: Array, draw: Draw) -> Array:
         """The changed batch, from (samples, ...) to (samples, ...)."""
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr | None:
+        """The changed batch as an expression; None if it can only be made on the host."""
+        return None
 
 
 TransformLike: TypeAlias = Callable[[Array, Draw], Array] | Sequence[Callable[[Array, Draw], Array]]
@@ -71,6 +81,16 @@ class Compose(Transform):
     def __call__(self, x: Array, draw: Draw) -> Array:
         for number, transform in enumerate(self.transforms):
             x = transform(x, draw.of_transform(number))
+        return x
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr | None:
+        for number, transform in enumerate(self.transforms):
+            if not isinstance(transform, Transform):
+                return None
+            changed = transform.lazily(x, draw.of_transform(number))
+            if changed is None:
+                return None
+            x = changed
         return x
 
     def __repr__(self) -> str:
@@ -112,19 +132,28 @@ class Crop(Transform):
                 got=f"{self.size} and {self.padding}",
             )
 
-    def __call__(self, x: Array, draw: Draw) -> Array:
-        height, width = _image_size("data.Crop", x)
+    def _places(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """How many places there are for the window, in height and width."""
         wanted = _pair("data.Crop", self.size)
-        frame = 2 * self.padding
-        places = (height + frame - wanted[0] + 1, width + frame - wanted[1] + 1)
-        if min(places) < 1:
+        height, width = (
+            have + 2 * self.padding - want + 1
+            for have, want in zip(image_size, wanted, strict=True)
+        )
+        if min(height, width) < 1:
             raise ShapeError.build(
                 "data.Crop",
                 expected=f"images of at least {wanted[0]}x{wanted[1]} with the padding",
-                got=f"{height}x{width} and padding {self.padding}",
+                got=f"{image_size[0]}x{image_size[1]} and padding {self.padding}",
             )
+        return height, width
+
+    def __call__(self, x: Array, draw: Draw) -> Array:
+        height, width = _image_size("data.Crop", x)
+        places = self._places((height, width))
+        wanted = _pair("data.Crop", self.size)
         padded = x
         if self.padding:
+            frame = 2 * self.padding
             padded = np.zeros((*x.shape[:-2], height + frame, width + frame), x.dtype)
             inside = slice(self.padding, -self.padding)
             padded[..., inside, inside] = x
@@ -132,6 +161,16 @@ class Crop(Transform):
         top, left = draw.whole(len(x), places).T
         between = (slice(None),) * (x.ndim - 3)
         return windows[(np.arange(len(x)), *between, top, left)]
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        corners = draw.whole(len(x), self._places(_image_size("data.Crop", x)))
+        if self.padding:
+            x = op.pad(x, [(0, 0)] * (x.ndim - 2) + [(self.padding, self.padding)] * 2)
+        for number, length in enumerate(_pair("data.Crop", self.size)):
+            axis = x.ndim - 2 + number
+            inside = corners[:, number : number + 1] + _numbers(length)
+            x = op.take_along_axis(x, _across(inside, x.ndim, axis), axis)
+        return x
 
 
 @dataclass(frozen=True)
@@ -158,6 +197,11 @@ class Mirror(Transform):
         mirrored = x.copy()
         mirrored[chosen] = x[chosen][..., ::-1]
         return mirrored
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        _image_size("data.Mirror", x)
+        chosen = draw.uniform(len(x)) < self.probability
+        return op.where(_across(chosen, x.ndim, x.ndim - 1), op.flip(x, x.ndim - 1), x)
 
 
 @dataclass(frozen=True)
@@ -190,6 +234,17 @@ class Cutout(Transform):
         cut = x.copy()
         np.copyto(cut, 0, where=hidden.reshape(len(x), *between, *image_size))
         return cut
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        image_size = _image_size("data.Cutout", x)
+        first = draw.whole(len(x), image_size) - self.size // 2
+        hidden = None
+        for number, length in enumerate(image_size):
+            start = first[:, number : number + 1]
+            inside = (_numbers(length) >= start) & (_numbers(length) < start + self.size)
+            across = _across(inside, x.ndim, x.ndim - 2 + number)
+            hidden = across if hidden is None else hidden & across
+        return op.where(hidden, 0, x)
 
 
 @dataclass(frozen=True)
@@ -240,6 +295,17 @@ class Normalise(Transform):
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
     def __call__(self, x: Array, draw: Draw) -> Array:
+        factor, shift, dtype = self._line(x)
+        result = np.multiply(x, factor, dtype=factor.dtype)
+        result += shift
+        return result.astype(dtype, copy=False)
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        factor, shift, dtype = self._line(x)
+        return op.cast(op.cast(x, factor.dtype) * factor + shift, dtype)
+
+    def _line(self, x: Array | Expr) -> tuple[Array, Array, np.dtype[Any]]:
+        """Factor and shift, in the dtype to compute in, and the dtype of the result."""
         # One multiplication and one addition for each element: (x / 255 - mean) / std.
         factor = 1 / np.asarray(self.std, np.float64)
         shift = -np.asarray(self.mean, np.float64) * factor
@@ -255,9 +321,7 @@ class Normalise(Transform):
                 )
         dtype = x.dtype if is_float(x.dtype) else np.dtype(np.float32)
         work = np.dtype(np.float64) if dtype == float64 else np.dtype(np.float32)
-        result = np.multiply(x, _along_channels(factor, x.ndim, work), dtype=work)
-        result += _along_channels(shift, x.ndim, work)
-        return result.astype(dtype, copy=False)
+        return _along_channels(factor, x.ndim, work), _along_channels(shift, x.ndim, work), dtype
 
 
 def _along_channels(values: Array, axes: int, dtype: np.dtype[Any]) -> Array:
@@ -299,7 +363,19 @@ def _pair(where: str, size: Size) -> tuple[int, int]:
     return pair
 
 
-def _image_size(where: str, x: Array) -> tuple[int, int]:
+def _numbers(length: int) -> Expr:
+    """0 to `length` - 1."""
+    return Expr(iota(shape=(length,), axis=0, dtype=int64))
+
+
+def _across(values: Expr, axes: int, axis: int) -> Expr:
+    """Values of shape (samples, n) as ones of a batch with `axes` axes: n along this axis."""
+    shape = [1] * axes
+    shape[0], shape[axis] = values.shape
+    return op.reshape(values, shape)
+
+
+def _image_size(where: str, x: Array | Expr) -> tuple[int, int]:
     if x.ndim < 3:
         raise ShapeError.build(
             where,

@@ -70,6 +70,8 @@ class Symbol:
 
     __slots__ = ("__weakref__", "name", "role", "serial", "spec", "value")
     _serials = itertools.count()
+    moves = 0
+    """How often any symbol was given another value to stand for: whoever holds on to one looks."""
 
     def __init__(self, name: str, spec: Spec, role: str, value: Any = None) -> None:
         self.name = name
@@ -77,6 +79,11 @@ class Symbol:
         self.role = role
         self.value = value
         self.serial = next(Symbol._serials)
+
+    def move(self, value: Any) -> None:
+        """Stand for another value, of the same shape and dtype, from now on."""
+        self.value = value
+        Symbol.moves += 1
 
     def __repr__(self) -> str:
         return f"<{self.role} {self.name or self.serial} {self.spec}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CHANNELS_LAST = frozenset({"cpu"})
+_CHANNELS_LAST = frozenset({"cpu", "cuda"})
 
 
 def wants_channels_last(family: str) -> bool:

@@ -31,15 +31,17 @@ Source = Literal["only", "fixed", "remembered", "measured", "guess"]
 Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
-"""How to time kernels on a family of devices; on other families the priorities decide."""
+"""How to time kernels on a family of devices; on other families the priorities decide. Those of a
+card put theirs here when they are loaded."""
 ORACLE = "reference"
 """The kernel that others are checked against. It serves only where there is no other."""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
 HYSTERESIS = 0.03
 """How much faster a kernel must be to displace one of higher priority."""
-SLOW_FLOPS = 5e9
-"""Operations a second that any kernel reaches: says ahead which nodes would take too long."""
+SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
+"""Operations a second that any kernel of a family reaches: says ahead which nodes would take too
+long."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Choices:
         if len(rivals) == 1:
             return Verdict(rivals[0], None, "only")
         guess = Verdict(rivals[0], None, "guess")
-        if _work(node) < SMALL:
+        if _work(node) < SMALL or not all(kernel.measured for kernel in rivals):
             return guess
         question = remember.question_of(node, family, within)
         if question is None:
@@ -145,10 +147,13 @@ class Choices:
         self, node: Node, question: dict[str, Any], within: Sequence[Kernel], guess: Verdict
     ) -> Verdict:
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
-        timer = TIMERS.get(guess.kernel.family)
+        family = guess.kernel.family
+        timer = TIMERS.get(family)
         left = settings.tune_budget_s - self._spent_s
-        expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS
-        if timer is None or settings.deterministic or left <= expected:
+        if timer is None or settings.deterministic:
+            return guess
+        expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS[family]()
+        if left <= expected:
             return guess
         start = perf_counter()
         try:

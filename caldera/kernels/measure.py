@@ -8,8 +8,9 @@ the best round of each counts: noise only ever adds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -20,6 +21,7 @@ from caldera.kernels.cpu.blas import one_thread
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
+from caldera.tensor.shape import Shape
 
 ROUNDS = 5
 SAMPLE_S = 2e-4
@@ -29,6 +31,10 @@ HOPELESS = 3.0
 ALIGNMENT = 64
 TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}
 """Largest error, relative to the largest element of the right result."""
+ROUNDED = 5e-3
+"""The same where float32 operands may be rounded to tf32."""
+Clock = Callable[[int], float]
+"""Runs a kernel so many times, and gives the seconds that one run took."""
 
 
 @dataclass
@@ -58,12 +64,18 @@ def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
             except Exception as problem:
                 # Whatever a candidate raises, the others can still serve.
                 outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
-        _race(runners, outcome.times, deadline)
+        race({name: partial(_seconds, each) for name, each in runners.items()}, outcome, deadline)
     return outcome
 
 
 class _WrongResultError(Exception):
     """A kernel does not compute what the oracle does."""
+
+
+def tolerance_of(node: Node, dtype: DType) -> float:
+    """How far a result of this dtype may be off, beside the largest element of the right one."""
+    is_rounded = node.attrs.get("compute") == "tf32" and dtype == float32
+    return ROUNDED if is_rounded else TOLERANCE.get(dtype, 0.0)
 
 
 def _checked(kernel: Kernel, call: Call, right: Sequence[np.ndarray]) -> Runner:
@@ -73,18 +85,19 @@ def _checked(kernel: Kernel, call: Call, right: Sequence[np.ndarray]) -> Runner:
     runner = kernel.bind(call)
     runner()
     for output, wanted in zip(call.outputs, right, strict=True):
-        _compare(output, wanted)
+        compare(output, wanted, tolerance_of(call.node, output.dtype))
     return runner
 
 
-def _compare(output: np.ndarray, wanted: np.ndarray) -> None:
+def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
+    """Raise if a result is not the right one."""
     if not is_float(output.dtype):
         if not np.array_equal(output, wanted):
             raise _WrongResultError("the result differs from that of the oracle")
         return
     wide = np.asarray(wanted, float64)
     scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-    allowed = TOLERANCE[output.dtype] * max(scale, 1e-30)
+    allowed = tolerance * max(scale, 1e-30)
     if not np.allclose(output.astype(float64), wide, rtol=0.0, atol=allowed, equal_nan=True):
         worst = float(np.nanmax(np.abs(output.astype(float64) - wide), initial=0.0))
         raise _WrongResultError(
@@ -92,21 +105,23 @@ def _compare(output: np.ndarray, wanted: np.ndarray) -> None:
         )
 
 
-def _race(runners: dict[str, Runner], times: dict[str, float], deadline: float) -> None:
+def race(clocks: dict[str, Clock], outcome: Outcome, deadline: float) -> None:
+    """Let the kernels run in turns, and keep the best time of each."""
+    times = outcome.times
     for _ in range(2):
-        for name, runner in runners.items():
-            times[name] = min(times.get(name, math.inf), _seconds(runner, 1))
+        for name, seconds in clocks.items():
+            times[name] = min(times.get(name, math.inf), seconds(1))
     best = min(times.values(), default=0.0)
     repeats = {
         name: max(1, int(SAMPLE_S / max(times[name], 1e-7)))
-        for name in runners
+        for name in clocks
         if times[name] <= HOPELESS * best
     }
     for _ in range(ROUNDS):
         for name, count in repeats.items():
             if perf_counter() > deadline:
                 return
-            times[name] = min(times[name], _seconds(runners[name], count))
+            times[name] = min(times[name], clocks[name](count))
 
 
 def _seconds(runner: Runner, count: int) -> float:
@@ -125,12 +140,15 @@ def _aligned(spec: Spec) -> np.ndarray:
 
 
 def _random(spec: Spec, generator: np.random.Generator) -> np.ndarray:
-    """Numbers of both signs whose sums do not cancel; integers are 0, which is a valid index."""
     array = _aligned(spec)
-    if is_float(spec.dtype):
-        array[...] = generator.uniform(-0.5, 1.5, spec.shape).astype(spec.dtype)
-    elif spec.dtype == bool_:
-        array[...] = generator.integers(0, 2, spec.shape).astype(bool_)
-    else:
-        array.fill(0)
+    array[...] = some_numbers(spec.shape, spec.dtype, generator)
     return array
+
+
+def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> np.ndarray:
+    """Numbers of both signs whose sums do not cancel; integers are 0, which is a valid index."""
+    if is_float(dtype):
+        return generator.uniform(-0.5, 1.5, shape).astype(dtype)
+    if dtype == bool_:
+        return generator.integers(0, 2, shape).astype(bool_)
+    return np.zeros(shape, dtype)

@@ -7,7 +7,7 @@ for images are written slice by slice; sums over the batch are added up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from caldera.kernels.cpu.scratch import room_for
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import F32, F64, Emitter, natural_lanes
 from caldera.kernels.native.program import NativeRunner, in_sequence, native_call
-from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
 
 _WORD = " in {} slices"
@@ -163,7 +163,7 @@ class Slices:
             runners.append(self.of.bind(replace(call, node=part, inputs=inputs, outputs=outputs,
                                                 workspace=workspace)))  # fmt: skip
             if self.rule.is_sum and index:
-                runners.append(_adding(call.outputs[0], outputs[0]))
+                runners.append(ADDING[self.of.family](call.outputs[0], outputs[0]))
         return in_sequence(runners)
 
 
@@ -177,6 +177,10 @@ def _adding(total: np.ndarray, term: np.ndarray) -> Runner:
         return lambda: np.add(total, term, total)
     address = compiled(_add, kind=total.dtype.name)
     return NativeRunner([native_call(address, total, term, total.size)])
+
+
+ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
+"""How the kernels of a family add a term to a total."""
 
 
 def _add(k: Emitter, kind: str) -> None:

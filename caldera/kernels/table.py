@@ -17,6 +17,8 @@ from caldera.graph.node import Node
 Array = Any
 """What a device's `array` gives: a numpy.ndarray on the CPU, a CuPy array on a card."""
 Runner = Callable[[], object]
+COPY = "copy"
+"""What kernels that copy are registered for."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Kernel:
     `priority` orders the candidates before anything was measured: the highest serves first, and
     among equals the one that expects to take the fewest seconds by its own `estimate`.
     `in_place` says whether an output may share the memory of an input of its shape and dtype.
+    `capturable` is false for one whose calls cannot be recorded and replayed by the device,
+    `measured` for one that made-up inputs say nothing about: positions that are not there, matrices
+    that have no inverse. Of such kernels the estimates choose.
     """
 
     op: str
@@ -64,6 +69,8 @@ class Kernel:
     priority: int = 0
     in_place: Callable[[Node], bool] = _never
     estimate: Callable[[Node], float] = _no_seconds
+    capturable: bool = True
+    measured: bool = True
 
 
 @dataclass
@@ -92,6 +99,10 @@ class KernelTable:
         """Take out all kernels of an op."""
         for key in [key for key in self._kernels if key[0] == op]:
             del self._kernels[key]
+
+    def copy(self, family: str) -> Kernel:
+        """How a family copies a value to memory in which it lies differently; that is no op."""
+        return self._kernels[COPY, family][0]
 
     def has(self, op: str, family: str) -> bool:
         """Whether any kernel is registered for this op."""

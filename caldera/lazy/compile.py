@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from caldera.errors import DeviceError
@@ -27,6 +29,18 @@ _plans: OrderedDict[Hashable, Plan] = OrderedDict()
 _lock = threading.Lock()
 
 
+@cache
+def load_kernels(family: str) -> None:
+    """Register the kernels of a family of devices; those of the CPU are always there.
+
+    >>> from caldera.lazy.compile import load_kernels
+    >>> load_kernels("cpu")
+    """
+    if family == "cuda":
+        # Only who has a card pays for these.
+        import_module("caldera.kernels.cuda")
+
+
 def compile_nodes(
     outputs: Sequence[Node],
     updates: Sequence[Node] = (),
@@ -35,10 +49,12 @@ def compile_nodes(
     without: Sequence[str] = (),
     precision: str | None = None,
     communicator: Any = None,
+    remember: bool = True,
 ) -> Plan:
     """The plan for these outputs and assignments: one that exists, or a new one."""
     program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
+    load_kernels(place.kernels)
     key = (program, place, tuple(sorted(without)), precision, communicator, choices.version)
     with _lock:
         if key in _plans:
@@ -55,6 +71,8 @@ def compile_nodes(
         program, optimised, place, lambda node: choices.kernel(node, place.kernels),
         in_place="in_place" not in without, communicator=communicator,
     )  # fmt: skip
+    if not remember:
+        return plan
     with _lock:
         _plans[key] = plan
         while len(_plans) > REMEMBERED:

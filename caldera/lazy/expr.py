@@ -86,7 +86,7 @@ class Expr:
         [2.0, 4.0]
         """
         plan = self._plan
-        if plan is None:
+        if plan is None or plan.is_stale:
             plan = self._plan = compile_nodes((self.node,))
         return plan.run(feeds)[0]
 

@@ -19,12 +19,15 @@ def compile(
     without: Sequence[str] = (),
     precision: str | None = None,
     communicator: Any = None,
+    remember: bool = True,
 ) -> Plan:
     """The plan that computes these expressions together, and performs the assignments among them.
 
     A run gives back the values of the expressions; assignments only take effect.
     `device` defaults to the one the variables are on. `without` names passes to leave out (see
-    `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision.
+    `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision, or "tf32"
+    for products that tensor cores may round. Plans are remembered for the next time, with the
+    memory they hold, unless `remember` is false.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -41,6 +44,7 @@ def compile(
         without=without,
         precision=precision,
         communicator=communicator,
+        remember=remember,
     )
 
 

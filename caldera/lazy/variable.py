@@ -63,6 +63,18 @@ class Variable(Expr):
             )  # fmt: skip
         self.tensor[...] = array
 
+    def move(self, device: Device | str | int) -> None:
+        """Keep the value on another device from now on. Plans for the old one do not run any more.
+
+        >>> import caldera as cd
+        >>> from caldera import op
+        >>> w = op.var("w", (2,), fill=cd.constant(3.0))
+        >>> w.move("loopback")
+        >>> w.tensor.device, (w * 2.0).eval().device
+        (<device loopback:0>, <device loopback:0>)
+        """
+        self.symbol.move(self.tensor.to(device))
+
     def __repr__(self) -> str:
         return f"Variable({self.name!r}, {self.node.spec})"
 

@@ -7,6 +7,7 @@ from caldera.memory.interface import CapturedGraph, Device, Event, Stream, Trans
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.memory.manager import MemoryManager
 from caldera.memory.pool import Block, Pool
+from caldera.memory.sides import Reading
 
 __all__ = [
     "CUDA_MANAGED",
@@ -20,6 +21,7 @@ __all__ = [
     "Kind",
     "MemoryManager",
     "Pool",
+    "Reading",
     "Stream",
     "TransferCounters",
     "device",

@@ -8,6 +8,7 @@ import threading
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import DeviceError
+from caldera.memory.cuda import PACKAGE, CudaDevice, card_count
 from caldera.memory.host import HostDevice
 from caldera.memory.interface import Device
 from caldera.memory.loopback import LoopbackDevice
@@ -71,8 +72,9 @@ def _row(name: str, *columns: str) -> str:
 
 def _numbered(index: int) -> Device:
     accelerator = settings.accelerator
-    # The CPU is the only accelerator this build has, so it is what "auto" comes to.
-    if accelerator in ("auto", "cpu"):
+    if accelerator == "auto":
+        accelerator = "cuda" if card_count() else "cpu"
+    if accelerator == "cpu":
         if index == 0:
             return _cpu
         raise DeviceError.build(
@@ -89,15 +91,11 @@ def _named(name: str) -> Device:
     if known is not None:
         return known
     kind, _, number = name.partition(":")
-    if kind == "cuda":
-        raise DeviceError.build(
-            f"device {name!r}",
-            expected="a CUDA device",
-            got="none: this installation has no CUDA support",
-            hint="pip install 'caldera[cuda]' on a machine with an NVIDIA card",
-        )
-    if kind == "loopback" and (name == kind or (number.isascii() and number.isdigit())):
-        return _loopback(int(number or 0))
+    if name == kind or (number.isascii() and number.isdigit()):
+        if kind == "loopback":
+            return _loopback(int(number or 0))
+        if kind == "cuda":
+            return _card(int(number or 0))
     close = difflib.get_close_matches(kind, _KINDS, n=1)
     raise DeviceError.build(
         f"device {name!r}",
@@ -112,4 +110,22 @@ def _loopback(index: int) -> Device:
     with _lock:
         if name not in _devices:
             _devices[name] = LoopbackDevice(index, _cpu.pool)
+        return _devices[name]
+
+
+def _card(index: int) -> Device:
+    found = card_count()
+    if index >= found:
+        raise DeviceError.build(
+            f"device 'cuda:{index}'",
+            expected=f"one of {found} cards" if found else "an NVIDIA card",
+            got="none that CuPy finds" if not found else f"number {index}",
+            hint=f"pip install '{PACKAGE}' on a machine with a card; caldera info says what is here"
+            if not found
+            else "the first card is cuda:0",
+        )
+    name = f"cuda:{index}"
+    with _lock:
+        if name not in _devices:
+            _devices[name] = CudaDevice(index)
         return _devices[name]

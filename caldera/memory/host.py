@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caldera.memory.interface import Event, Stream
+from caldera.memory.interface import Event, Stream, TransferCounters
 from caldera.memory.pool import Block, Pool
 from caldera.memory.software import RecordingStream, SoftwareDevice
 
@@ -12,11 +12,17 @@ from caldera.memory.software import RecordingStream, SoftwareDevice
 class HostEvent(Event):
     """An event of a stream that never has work waiting: it is done from the start."""
 
+    def __init__(self, counters: TransferCounters) -> None:
+        self._counters = counters
+
     def done(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
+    def check(self) -> None:
         return
+
+    def synchronize(self) -> None:
+        self._counters.add_wait()
 
 
 class HostStream(RecordingStream):
@@ -27,10 +33,11 @@ class HostStream(RecordingStream):
 
     def synchronize(self) -> None:
         self._refuse_in_capture("synchronize")
+        self._counters.add_wait()
 
     def record(self) -> Event:
         self._refuse_in_capture("record")
-        return HostEvent()
+        return HostEvent(self._counters)
 
     def wait(self, event: Event) -> None:
         self._refuse_in_capture("wait")
@@ -52,7 +59,7 @@ class HostDevice(SoftwareDevice):
         super().__init__("cpu", 0, Pool("cpu"))
 
     def new_stream(self) -> Stream:
-        return HostStream("cpu")
+        return HostStream("cpu", self.counters)
 
     def allocate_host(self, nbytes: int, owner: str = "") -> Block:
         return self.pool.allocate(nbytes, owner)

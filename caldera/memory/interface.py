@@ -13,12 +13,16 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.memory.pool import Block, Pool
+
+if TYPE_CHECKING:
+    from caldera.memory.trace import Trace
 
 
 class Event(ABC):
@@ -36,8 +40,27 @@ class Event(ABC):
         """Whether the work before this point has ended, well or not."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Raise what went wrong in the work before this point, which must be `done`."""
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait for the work before this point, and raise what went wrong in it."""
+
+    def settle(self) -> None:
+        """As `synchronize`, but it only counts as a wait if there is something to wait for."""
+        if self.done():
+            self.check()
+        else:
+            self.synchronize()
+
+
+class Moment(ABC):
+    """When a stream came to a point of its work; known once it has."""
+
+    @abstractmethod
+    def since(self, earlier: Self) -> float:
+        """Seconds from another moment of the same device to this one."""
 
 
 class CapturedGraph(ABC):
@@ -92,6 +115,10 @@ class Stream(ABC):
         """An event that is done once everything launched so far has run."""
 
     @abstractmethod
+    def moment(self) -> Moment:
+        """When everything launched so far has run."""
+
+    @abstractmethod
     def wait(self, event: Event) -> None:
         """Let what is launched from now on run only after `event`; the host does not wait."""
 
@@ -108,16 +135,17 @@ Direction = Literal["h2d", "d2h", "d2d"]
 
 
 class TransferCounters:
-    """How many copies a device has made, and of how many bytes.
+    """How many copies a device has made, of how many bytes, and how often the host waited for it.
 
     `h2d` is host to device, `d2h` device to host, `d2d` inside the device. A copy counts when it
-    runs, so replayed copies count as well; synchronise before reading.
+    runs, so replayed copies count as well; synchronise before reading. `waits` counts every
+    `synchronize` of a stream or an event, whether there was anything to wait for or not.
 
     >>> from caldera.memory.interface import TransferCounters
     >>> counters = TransferCounters()
     >>> counters.add("h2d", 100)
     >>> counters
-    TransferCounters(h2d=1 (100 bytes), d2h=0 (0 bytes), d2d=0 (0 bytes))
+    TransferCounters(h2d=1 (100 bytes), d2h=0 (0 bytes), d2d=0 (0 bytes), waits=0)
     """
 
     def __init__(self) -> None:
@@ -129,12 +157,23 @@ class TransferCounters:
         with self._lock:
             self._counts: dict[Direction, int] = {"h2d": 0, "d2h": 0, "d2d": 0}
             self._bytes: dict[Direction, int] = {"h2d": 0, "d2h": 0, "d2d": 0}
+            self._waits = 0
 
     def add(self, direction: Direction, nbytes: int) -> None:
         """Count one copy of `nbytes` bytes."""
         with self._lock:
             self._counts[direction] += 1
             self._bytes[direction] += nbytes
+
+    def add_wait(self) -> None:
+        """Count one wait of the host."""
+        with self._lock:
+            self._waits += 1
+
+    @property
+    def waits(self) -> int:
+        """How often the host waited for the device."""
+        return self._waits
 
     @property
     def h2d(self) -> int:
@@ -167,8 +206,8 @@ class TransferCounters:
         return self._bytes["d2d"]
 
     def __repr__(self) -> str:
-        parts = (f"{key}={self._counts[key]} ({self._bytes[key]} bytes)" for key in self._counts)
-        return f"TransferCounters({', '.join(parts)})"
+        parts = [f"{key}={self._counts[key]} ({self._bytes[key]} bytes)" for key in self._counts]
+        return f"TransferCounters({', '.join(parts)}, waits={self._waits})"
 
 
 class Device(ABC):
@@ -178,7 +217,9 @@ class Device(ABC):
     - `kernels`: which family of kernels runs on it.
     - `is_host`: whether its memory is the host's, so that nothing is ever copied.
     - `pool`: its memory; `pools` are all those it owns.
-    - `counters`: the copies it has made.
+    - `counters`: the copies it has made, and how often the host waited for it.
+    - `touched`: another object after each `touch`.
+    - `trace`: where `span` records what runs, if anybody asked for it.
     - `stream`: where kernels run unless told otherwise; `copy_stream`: where prefetches run.
 
     Offsets and sizes are in bytes. A block is handed out only when no launched work can still
@@ -199,6 +240,8 @@ class Device(ABC):
         self.index = index
         self.pool = pool
         self.counters = TransferCounters()
+        self.touched = object()
+        self.trace: Trace | None = None
         self.stream = self.new_stream()
         self.copy_stream = self.stream if self.is_host else self.new_stream()
 
@@ -206,6 +249,24 @@ class Device(ABC):
     def pools(self) -> tuple[Pool, ...]:
         """Every pool this device owns, for reports."""
         return (self.pool,)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The most bytes it can hold; None if nobody has set a limit."""
+        return self.pool.capacity
+
+    def touch(self) -> None:
+        """Note that the host, or another stream, got at memory that kernels use.
+
+        Whoever has made sure that memory is ready for a kernel need not look again before this.
+        """
+        self.touched = object()
+
+    def span(self, what: str, stream: Stream) -> AbstractContextManager[None]:
+        """What is launched inside is recorded under this name, if there is a `trace`."""
+        if self.trace is None or stream.capturing:
+            return nullcontext()
+        return self.trace.around(what, stream)
 
     @abstractmethod
     def new_stream(self) -> Stream:

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from caldera.errors import DeviceError
-from caldera.memory.interface import Event, Stream
+from caldera.memory.interface import Event, Stream, TransferCounters
 from caldera.memory.pool import Block, Pool, take_host_memory
 from caldera.memory.software import RecordingStream, SoftwareDevice
 
@@ -61,8 +61,9 @@ class _Queue:
 class LoopbackEvent(Event):
     """A point in a queue; it keeps what had gone wrong before it."""
 
-    def __init__(self, queue: _Queue) -> None:
+    def __init__(self, queue: _Queue, counters: TransferCounters) -> None:
         self._queue = queue
+        self._counters = counters
         self._reached = threading.Event()
         self.failure: BaseException | None = None
         queue.put(self._reach, always=True)
@@ -73,6 +74,11 @@ class LoopbackEvent(Event):
 
     def done(self) -> bool:
         return self._reached.is_set()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            self._queue.surfaced(self.failure)
+            raise self.failure
 
     def wait_until_reached(self) -> None:
         """Wait for the point without raising what went wrong before it."""
@@ -86,10 +92,9 @@ class LoopbackEvent(Event):
                 got="a call running on the stream itself, which would wait for its own end",
                 hint="wait before launching, or read the arrays that were given to the call",
             )
+        self._counters.add_wait()
         self._reached.wait()
-        if self.failure is not None:
-            self._queue.surfaced(self.failure)
-            raise self.failure
+        self.check()
 
 
 class LoopbackStream(RecordingStream):
@@ -98,8 +103,8 @@ class LoopbackStream(RecordingStream):
     After a call has failed the rest are skipped, until a `synchronize` has raised the failure.
     """
 
-    def __init__(self, device_name: str) -> None:
-        super().__init__(device_name)
+    def __init__(self, device_name: str, counters: TransferCounters) -> None:
+        super().__init__(device_name, counters)
         self._queue = _Queue(f"stream of {device_name}")
         weakref.finalize(self, self._queue.items.put, None)
 
@@ -108,11 +113,11 @@ class LoopbackStream(RecordingStream):
 
     def synchronize(self) -> None:
         self._refuse_in_capture("synchronize")
-        LoopbackEvent(self._queue).synchronize()
+        LoopbackEvent(self._queue, self._counters).synchronize()
 
     def record(self) -> Event:
         self._refuse_in_capture("record")
-        return LoopbackEvent(self._queue)
+        return LoopbackEvent(self._queue, self._counters)
 
     def wait(self, event: Event) -> None:
         self._refuse_in_capture("wait")
@@ -154,7 +159,7 @@ class LoopbackDevice(SoftwareDevice):
         super().__init__(name, index, Pool(name, _take_marked_memory))
 
     def new_stream(self) -> Stream:
-        return LoopbackStream(self.name)
+        return LoopbackStream(self.name, self.counters)
 
     def allocate_host(self, nbytes: int, owner: str = "") -> Block:
         return self._host_pool.allocate(nbytes, owner)

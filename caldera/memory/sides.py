@@ -8,6 +8,8 @@ The rules that keep the sides in step:
   stream that was given it last: another stream first waits for what that one was given.
 - `_copy` marks the last copy between the sides that may still be under way. It touches both, so
   each side waits for it before it is used.
+- What changes any of this tells the device (`touch`): a plan that is replayed asks for the device
+  side only once, and again when somebody else was there.
 """
 
 from __future__ import annotations
@@ -24,6 +26,32 @@ from caldera.memory.pool import Block, host_view
 from caldera.memory.transfer import Side
 
 SideName = Literal["device", "host"]
+
+
+class Reading:
+    """A copy of a memory's numbers that may still be on its way; see `MemoryManager.begin_read`.
+
+    >>> import caldera as cd
+    >>> memory = cd.MemoryManager(1)
+    >>> memory.set(0, 3.0)
+    >>> memory.begin_read().done()
+    True
+    """
+
+    def __init__(self, numbers: NDArray[Any], arrival: Event | None = None) -> None:
+        self._numbers = numbers
+        self._arrival = arrival
+
+    def done(self) -> bool:
+        """Whether it has arrived."""
+        return self._arrival is None or self._arrival.done()
+
+    def numbers(self) -> NDArray[Any]:
+        """The numbers, as a flat array; waits if they have not arrived."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.settle()
+        return self._numbers
 
 
 class Sides:
@@ -90,6 +118,7 @@ class Sides:
         if self._stream is not None:
             self._stream.record().synchronize()
             self._stream = None
+            self.device.touch()
         self._finish_copy()
 
     # -- sides ---------------------------------------------------------------------------------
@@ -139,6 +168,7 @@ class Sides:
             self._wait_for_host()
             self._host_stale = False
             self._device_stale = self._two_sides
+            self.device.touch()
         return array
 
     def _wait_for_host(self) -> None:
@@ -154,7 +184,7 @@ class Sides:
         if copy is None:
             return
         try:
-            copy.synchronize()
+            copy.settle()
         except BaseException:
             # Not so if the wait itself was interrupted: then the copy is still under way.
             if copy.done():
@@ -192,7 +222,9 @@ class Sides:
     def _give_to(self, stream: Stream) -> Stream:
         """Make `stream` the one whose kernels use the device side from now on."""
         self._order_after_others(stream)
-        self._stream = stream
+        if self._stream is not stream:
+            self._stream = stream
+            self.device.touch()
         return stream
 
     # -- moving bytes --------------------------------------------------------------------------
@@ -211,6 +243,30 @@ class Sides:
         self._copy = stream.record()
         self._copy_to = to
         self.copies += 1
+        self.device.touch()
+
+    def begin_read(self) -> Reading:
+        """Copy the numbers as they are now, in the order of the work on them, without waiting.
+
+        What is launched later may change them; the copy stays what it is.
+
+        >>> import caldera as cd
+        >>> memory = cd.MemoryManager(2, device="loopback")
+        >>> numbers = memory.on_device(write=True, discard=True)
+        >>> memory.device.stream.launch(lambda: numbers.fill(7))
+        >>> reading = memory.begin_read()
+        >>> memory.device.stream.launch(lambda: numbers.fill(8))
+        >>> reading.numbers()
+        array([7., 7.], dtype=float32)
+        """
+        if not self._has_device_side or (self._two_sides and not self._host_stale):
+            return Reading(self._read_host().copy())
+        stream = self._give_to(self._stream or self.device.stream)
+        _refuse_capture(stream)
+        block = self.device.allocate_host(self.nbytes, self.owner)
+        target = host_view(block, 0, (self.size,), self.dtype)
+        self.device.copy_out(target, self._device_block(), 0, self.nbytes, stream)
+        return Reading(target, stream.record())
 
     def _copy_out(self, target: NDArray[Any], offset_bytes: int) -> None:
         """Copy a part of the device side into a host array, and wait for it."""

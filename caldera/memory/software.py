@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from time import perf_counter
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DeviceError
-from caldera.memory.interface import CapturedGraph, Device, Stream
+from caldera.memory.interface import CapturedGraph, Device, Moment, Stream, TransferCounters
 from caldera.memory.pool import Block, host_view
 
 _BYTE = np.dtype(np.uint8)
+
+
+class WallClock(Moment):
+    """The time at which a stream came to a call."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._seconds = 0.0
+        stream.launch(self._note)
+
+    def _note(self) -> None:
+        self._seconds = perf_counter()
+
+    def since(self, earlier: Self) -> float:
+        return self._seconds - earlier._seconds
 
 
 class RecordedGraph(CapturedGraph):
@@ -34,8 +49,9 @@ class RecordedGraph(CapturedGraph):
 class RecordingStream(Stream):
     """A stream whose capture keeps the calls themselves; how they run is up to the child."""
 
-    def __init__(self, device_name: str) -> None:
+    def __init__(self, device_name: str, counters: TransferCounters) -> None:
         self._device_name = device_name
+        self._counters = counters
         self._recorded: list[Callable[[], object]] | None = None
 
     @abstractmethod
@@ -51,6 +67,10 @@ class RecordingStream(Stream):
             self._run(call)
         else:
             self._recorded.append(call)
+
+    def moment(self) -> Moment:
+        self._refuse_in_capture("moment")
+        return WallClock(self)
 
     def begin_capture(self) -> None:
         if self._recorded is not None:
@@ -97,26 +117,28 @@ class SoftwareDevice(Device):
         return host_view(block, offset, shape, dtype)
 
     def copy_in(self, target: Block, offset: int, source: NDArray[Any], stream: Stream) -> None:
-        given = _bytes_of(source)
+        given = contiguous_bytes(source)
         inside = host_view(target, offset, given.shape, _BYTE)
 
         def copy() -> None:
             np.copyto(inside, given)
             self.counters.add("h2d", inside.nbytes)
 
-        stream.launch(copy)
+        with self.span("h2d", stream):
+            stream.launch(copy)
 
     def copy_out(
         self, target: NDArray[Any], source: Block, offset: int, nbytes: int, stream: Stream
     ) -> None:
-        outside = _bytes_of(target)[:nbytes]
+        outside = contiguous_bytes(target)[:nbytes]
         inside = host_view(source, offset, (nbytes,), _BYTE)
 
         def copy() -> None:
             np.copyto(outside, inside)
             self.counters.add("d2h", inside.nbytes)
 
-        stream.launch(copy)
+        with self.span("d2h", stream):
+            stream.launch(copy)
 
     def copy_within(
         self,
@@ -134,10 +156,11 @@ class SoftwareDevice(Device):
             np.copyto(to, given)
             self.counters.add("d2d", to.nbytes)
 
-        stream.launch(copy)
+        with self.span("d2d", stream):
+            stream.launch(copy)
 
 
-def _bytes_of(array: NDArray[Any]) -> NDArray[Any]:
+def contiguous_bytes(array: NDArray[Any]) -> NDArray[Any]:
     """The array's bytes as a flat view; refused where that would need a copy."""
     if not array.flags.c_contiguous:
         raise DeviceError.build(

@@ -4,6 +4,9 @@ Variables stay float32 (the master weights) and are cast where a product reads t
 outputs and the new values of variables. What lies between two products is stored in half precision.
 After the last product on a path (a loss, an optimizer's update) everything is float32. Casts are
 explicit nodes; two that meet cancel in a later pass. Kernels accumulate halves in float32.
+
+With "tf32" everything stays float32; products and convolutions are only marked: a device may round
+what it multiplies to the digits that its tensor cores keep.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 import numpy as np
 
 from caldera.errors import ConfigError
-from caldera.graph.body import Body
+from caldera.graph.body import Body, rewrite
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item, parameter
 from caldera.graph.ops.base import cast
@@ -63,18 +66,40 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 """Rounding a constant would change what these answer."""
 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
+NAMES = (*HALF_NAMES, "tf32")
+"""What can be asked for."""
+ROUNDED = frozenset({"matmul", "conv2d", "conv2d_input", "conv2d_weight"})
+"""Products that tensor cores may round; those made of them later on are marked as they are."""
 
 
 def lower_precision(program: Program, precision: str | None) -> Program:
     """Let the program's float32 products run in `precision`; None changes nothing."""
     if precision is None:
         return program
+    if precision == "tf32":
+        return _marked(program)
     if precision not in HALF_NAMES:
         raise ConfigError.build(
-            "precision", expected="one of " + ", ".join(HALF_NAMES), got=repr(precision),
+            "precision", expected="one of " + ", ".join(NAMES), got=repr(precision),
             hint="leave it out to compute everything in float32",
         )  # fmt: skip
     return _Narrowing(program, HALF_NAMES[precision]).run()
+
+
+def _marked(program: Program) -> Program:
+    """The program with products of float32 that may be rounded."""
+
+    def mark(node: Node) -> Node | None:
+        if node.op is scan:
+            body: Body = node.attrs["body"]
+            arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+            inside = Body(arguments, _marked(Program(body.outputs)).outputs)
+            return scan.node(*node.inputs, **{**node.attrs, "body": inside})
+        if node.op.name in ROUNDED and node.dtype == float32:
+            return node.op.node(*node.inputs, **{**node.attrs, "compute": "tf32"})
+        return None
+
+    return program.with_roots(rewrite(program.roots, mark))
 
 
 class _Narrowing:

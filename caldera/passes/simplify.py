@@ -286,13 +286,13 @@ def _swaps_last(moved: Node) -> bool:
 def _first_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
     if not _swaps_last(moved):
         return None
-    return matmul(x, y, ta=not node.attrs["ta"], tb=node.attrs["tb"])
+    return matmul(x, y, **{**node.attrs, "ta": not node.attrs["ta"]})
 
 
 def _second_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
     if not _swaps_last(moved):
         return None
-    return matmul(y, x, ta=node.attrs["ta"], tb=not node.attrs["tb"])
+    return matmul(y, x, **{**node.attrs, "tb": not node.attrs["tb"]})
 
 
 REDUCTIONS = Rules(

@@ -18,10 +18,11 @@ from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.order import order_name
 from caldera.graph.program import Program
 from caldera.kernels.choose import choices
+from caldera.kernels.table import COPY
 from caldera.memory import Device
 from caldera.plan.loop import LoopKernel
 from caldera.plan.roofline import Peaks
-from caldera.plan.schedule import COPY, Buffer, Schedule, Step, Value
+from caldera.plan.schedule import Buffer, Schedule, Step, Value
 from caldera.tensor.dtype import DType, is_float
 
 WIDEST_OP = 34
@@ -145,7 +146,7 @@ def _row(
     peaks: Peaks | None = None,
     depth: int = 0,
 ) -> Row:
-    copies = step.kernel is COPY
+    copies = step.kernel.op == COPY
     beaten, source = _reason(step, device)
     outputs = tuple(buffer.spec for buffer in step.outputs)
     flops = 0 if copies else step.node.op.count_flops(step.node)
@@ -181,7 +182,7 @@ def _loop_rows(schedule: Schedule, device: Device, depth: int) -> Iterator[Row]:
 
 def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
     """What the step's kernel was measured against, and why it was chosen."""
-    if step.kernel is COPY or isinstance(step.kernel, LoopKernel):
+    if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
     verdict = choices.verdict(step.node, device.kernels)
     # Somebody may have fixed another kernel since the plan was made.

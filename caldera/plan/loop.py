@@ -13,7 +13,6 @@ from typing import Any
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.graph.order import laid_out
-from caldera.kernels.native.copying import copying
 from caldera.kernels.native.program import in_sequence
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan.arena import aligned
@@ -32,12 +31,12 @@ class LoopKernel(Kernel):
 
 
 def loop_kernel(
-    node: Node, choose: Chooser, constant: Callable[[Node], Any], *, in_place: bool
+    node: Node, choose: Chooser, constant: Callable[[Node], Any], family: str, *, in_place: bool
 ) -> LoopKernel:
     """A kernel for this scan node; `constant` gives the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
-    schedule = Schedule(roots, choose, _argument, in_place)
+    schedule = Schedule(roots, choose, _argument, in_place, family)
     carried = body.parameters[: node.attrs["carries"]]
     room = sum(aligned(spec.nbytes) for spec in carried)
 
@@ -45,7 +44,7 @@ def loop_kernel(
         return _bind_loop(call, schedule, constant)
 
     return LoopKernel(
-        "scan", "cpu", "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room,
+        "scan", family, "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room,
         schedule=schedule,
     )  # fmt: skip
 
@@ -80,7 +79,8 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
         calls.extend(schedule.bind(lookup, call.communicator))
         current = following
     if length == 0:
-        return copying(list(zip(call.outputs[:carries], current, strict=True)))
+        pairs = zip(call.outputs[:carries], current, strict=True)
+        calls = [schedule.copy.bind(Call(call.node, (to,), (given,))) for to, given in pairs]
     return in_sequence(calls)
 
 

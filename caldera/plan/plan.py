@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import ConfigError, DeviceError, ShapeError
+from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.order import Order, laid_out, stored_shape
 from caldera.graph.picture import save
@@ -23,40 +24,28 @@ from caldera.kernels.table import Kernel, Runner
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.explain import Explanation, explained, fastest
-from caldera.plan.loop import loop_kernel
+from caldera.plan.inputs import Inputs
+from caldera.plan.joined import can_join, joined_step
+from caldera.plan.loop import LoopKernel, loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
 from caldera.plan.roofline import cpu_peaks_at_least
-from caldera.plan.schedule import Buffer, Chooser, Root, Schedule
+from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
+from caldera.plan.shared import SharedArena
 from caldera.tensor import Tensor
-from caldera.tensor.convert import exactly
 
 MOST_KEPT = 4 << 20
 """Bytes of results a plan may hold on to between runs, to write the next ones to the same place."""
 
 
-class SharedArena:
-    """The block that plans of one thread on one device use one after the other."""
+@dataclass
+class _Bound:
+    """The calls of a plan, tied to memory: once for each place that inputs are fed to."""
 
-    _of_thread = threading.local()
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.block: Block | None = None
-
-    @classmethod
-    def of(cls, device: Device) -> SharedArena:
-        """The arena of a device for the calling thread."""
-        arenas: dict[Device, SharedArena] = cls._of_thread.__dict__.setdefault("arenas", {})
-        if device not in arenas:
-            arenas[device] = cls(device)
-        return arenas[device]
-
-    def at_least(self, nbytes: int) -> Block:
-        """The block, replaced by a larger one if it is too small."""
-        if self.block is None or self.block.nbytes < nbytes:
-            self.block = self._device.allocate(nbytes, owner="arena")
-        return self.block
+    block: Block | None = None
+    steps: list[Runner] = field(default_factory=list)
+    calls: list[Runner] = field(default_factory=list)
+    graph: CapturedGraph | None = None
 
 
 class Plan:
@@ -89,36 +78,33 @@ class Plan:
         self._choose_simple = choose
         self._in_place = in_place
         self._constants: dict[Node, Any] = {}
-        roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
-        roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
-        self.schedule = Schedule(roots, self._choose, _symbol_of, in_place)
+        self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
+        self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
+        self.schedule = self._schedule(reuse=True)
+        self.can_capture = not any(_not_capturable(self.schedule))
+        """Whether all of its kernels can be captured."""
         self._updated = [symbol for symbol, _ in optimised.updates]
         self._orders: dict[Symbol, Order | None] = {
             b.key: b.spec.order for b in self.schedule.buffers if isinstance(b.key, Symbol)
         }
         self._symbols = sorted(self._orders, key=lambda symbol: symbol.serial)
-        self._inputs = _by_name([symbol for symbol in self._symbols if symbol.role == "input"])
         # Inputs and constant arrays have no place of their own: the plan keeps them on its device.
-        self._held: dict[Symbol, Tensor] = {}
-        for symbol in self._symbols:
-            if symbol.role == "input":
-                spec = symbol.spec
-                self._held[symbol] = Tensor(
-                    stored_shape(spec.shape, self._orders[symbol]),
-                    dtype=spec.dtype,
-                    device=device,
-                    name=f"input {symbol.name}",
-                )
-            elif symbol.role == "array" and not self._reaches(symbol.value):
-                self._held[symbol] = symbol.value.to(device=device, kind=MANAGED)
+        fed = [symbol for symbol in self._symbols if symbol.role == "input"]
+        self._inputs = Inputs(fed, self._orders, device)
+        self._others = [symbol for symbol in self._symbols if symbol.role != "input"]
+        self._held: dict[Symbol, Tensor] = {
+            symbol: symbol.value.to(device=device, kind=MANAGED)
+            for symbol in self._others
+            if symbol.role == "array" and not self._reaches(symbol.value)
+        }
         self._slots = [OutputSlot(node.spec, device) for node in optimised.outputs]
         # Plans are remembered; large results must not be remembered with them.
         self._lets_go = sum(node.spec.nbytes for node in optimised.outputs) > MOST_KEPT
         self._lock = threading.RLock()
         self._block: Block | None = None
-        self._steps: list[Runner] = []
-        self._calls: list[Runner] = []
-        self._captured: CapturedGraph | None = None
+        self._bound = [_Bound() for _ in range(self._inputs.turns)]
+        self._ready: object = None
+        self._moves = Symbol.moves
         self._check_symbols()
 
     # --- facts
@@ -136,12 +122,22 @@ class Plan:
     @property
     def inputs(self) -> list[str]:
         """The names of the inputs a run has to be given."""
-        return list(self._inputs)
+        return list(self._inputs.by_name)
 
     @property
     def symbols(self) -> list[Symbol]:
         """The variables, tensors and inputs that a run reads or updates."""
         return list(self._symbols)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether variables have moved since it was last tied to them."""
+        return self._moves != Symbol.moves
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether runs are replayed."""
+        return self._bound[0].graph is not None
 
     def draw(self, path: str | PathLike[str]) -> Path:
         """Write an SVG that shows the graph as it was written and as it runs, side by side.
@@ -185,10 +181,8 @@ class Plan:
         with self._lock:
             given = feeds
             if given is None:
-                given = {
-                    name: self._seen(symbol, self._held[symbol].numpy())
-                    for name, symbol in self._inputs.items()
-                }
+                # Copies: they are fed again, perhaps to the place they come from.
+                given = {name: array.copy() for name, array in self._inputs.fed().items()}
             before = [(symbol.value, symbol.value.copy()) for symbol in self._updated]
 
             def restore() -> None:
@@ -197,8 +191,7 @@ class Plan:
 
             def prepare() -> list[Runner]:
                 restore()
-                self._prepare(given)
-                return self._steps
+                return self._prepare(given).steps
 
             try:
                 return seconds_of_calls(prepare, self.device)
@@ -211,72 +204,130 @@ class Plan:
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
         with self._lock:
-            self._prepare(feeds)
-            if self._captured is not None:
-                self._captured.replay()
-                return [slot.tensor().copy() for slot in self._slots]
-            if self.device.is_host:
-                _execute(self._calls)
+            bound = self._prepare(feeds)
+            if self.device.is_host and bound.graph is None:
+                _execute(bound.calls)
             else:
-                self.device.stream.launch(partial(_execute, self._calls))
+                with self.device.span("run", self.device.stream):
+                    self._launch(bound)
+            self._inputs.launched()
+            if bound.graph is not None:
+                return [slot.tensor().copy() for slot in self._slots]
             results = [slot.tensor() for slot in self._slots]
             self._let_go()
             return results
 
+    def _launch(self, bound: _Bound) -> None:
+        if bound.graph is not None:
+            bound.graph.replay()
+        else:
+            self.device.stream.launch(partial(_execute, bound.calls))
+
     def _let_go(self) -> None:
         """Drop results that are too large to keep for the next run."""
-        if self._lets_go and self._captured is None:
-            self._steps, self._calls = [], []
+        if self._lets_go and not self.is_captured:
+            self._bound = [_Bound() for _ in self._bound]
             for slot in self._slots:
                 slot.let_go()
 
     def capture(self) -> None:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""
+        for kernel in _not_capturable(self.schedule):
+            raise DeviceError.build(
+                f"capture of op.{kernel.op}", expected="kernels that only launch work",
+                got=f"{kernel.name!r}, which waits for the device",
+                hint="run the plan without capturing it",
+            )  # fmt: skip
         with self._lock:
-            # Other plans may outgrow the shared arena; a captured one keeps memory of its own.
-            self._block = self.device.allocate(self.arena_bytes, owner="captured arena")
-            self._bind(self._slots)
+            self._block = self._block_to_keep()
             stream = self.device.stream
-            stream.begin_capture()
-            stream.launch(partial(_execute, self._calls))
-            self._captured = stream.end_capture()
+            for turn, bound in enumerate(self._bound):
+                self._inputs.turn = turn
+                self._bind(bound, [] if turn else self._slots)
+                bound.graph = self._joined()
+                if bound.graph is None:
+                    stream.begin_capture()
+                    stream.launch(partial(_execute, bound.calls))
+                    bound.graph = stream.end_capture()
+            self._inputs.turn = 0
 
-    def _prepare(self, feeds: Mapping[str, Any] | None) -> None:
-        self._feed(feeds or {})
+    def _schedule(self, *, reuse: bool) -> Schedule:
+        family = self.device.kernels
+        return Schedule(self._roots, self._choose, _symbol_of, self._in_place, family, reuse)
+
+    def _joined(self) -> CapturedGraph | None:
+        """All calls as one launch, where the device can do that for this plan."""
+        if not can_join(self.device, self.schedule):
+            return None
+
+        def lookup(block: Block) -> Lookup:
+            return partial(self._lookup, block=block)
+
+        schedule = self._schedule(reuse=False)
+        return joined_step(self.device, schedule, lookup, self._communicator)
+
+    def _block_to_keep(self) -> Block:
+        """Memory for a captured plan: other plans may outgrow the arena, this one stays."""
+        if self.device.is_host:
+            # Threads run at the same time, and anyone may replay.
+            return self.device.allocate(self.arena_bytes, owner="captured arena")
+        # All plans run on the device's one stream, one after the other, whoever launched them.
+        return SharedArena.of(self.device).at_least(self.arena_bytes)
+
+    def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:
+        """Make everything ready for a run, and give the calls of it."""
+        if self.is_stale:
+            self._check_symbols()
+            self._bound = [_Bound() for _ in self._bound]
+            self._ready, self._moves = None, Symbol.moves
+        self._inputs.feed(feeds or {})
         if not self.device.is_host:
-            for symbol in self._symbols:
-                self._tensor_of(symbol).memory.on_device()
-        if self._captured is None:
+            self._make_ready()
+        bound = self._bound[self._inputs.turn]
+        if bound.graph is None:
             block = SharedArena.of(self.device).at_least(self.arena_bytes)
             held = [slot for slot in self._slots if slot.is_held()]
-            if held or block is not self._block:
+            if held or block is not bound.block:
                 self._block = block
-                self._bind(held)
-        if not self.device.is_host:
-            for symbol in self._updated:
-                symbol.value.memory.on_device(write=True)
+                self._bind(bound, held)
+        return bound
 
-    def _bind(self, held: list[OutputSlot]) -> None:
+    def _make_ready(self) -> None:
+        """Have everything on the device that the run reads, and what it writes marked as such."""
+        touched = self.device.touched
+        # Step after step nobody else was there, and there is nothing to ask.
+        if self._ready is touched:
+            return
+        for symbol in self._others:
+            self._tensor_of(symbol).memory.on_device()
+        for symbol in self._updated:
+            symbol.value.memory.on_device(write=True)
+        self._ready = touched
+
+    def _bind(self, bound: _Bound, held: list[OutputSlot]) -> None:
         """Tie the schedule to memory; `held` are the outputs that need new memory."""
-        # A new list: the old one may still be queued on a stream.
-        self._steps, self._calls = [], []
+        # New lists: the old ones may still be queued on a stream.
+        bound.steps, bound.calls = [], []
         for slot in held:
             slot.renew()
-        self._steps = self.schedule.bind(self._lookup, self._communicator)
-        self._calls = joined_runs(self._steps)
+        bound.block = self._block
+        bound.steps = self.schedule.bind(self._lookup, self._communicator)
+        bound.calls = joined_runs(bound.steps)
         for slot in self._slots:
             slot.settle()
 
-    def _lookup(self, buffer: Buffer) -> Any:
+    def _lookup(self, buffer: Buffer, block: Block | None = None) -> Any:
+        """The array of a buffer; `block` is the arena, if not the plan's own."""
         root = buffer.root
         if root.place == "constant":
             assert isinstance(root.key, Node)
             return self._constant(root.key)
         if root.place == "arena":
-            assert self._block is not None
+            block = block or self._block
+            assert block is not None
             spec = buffer.spec
             stored = stored_shape(spec.shape, spec.order)
-            memory = self.device.array(self._block, root.offset, stored, spec.dtype)
+            memory = self.device.array(block, root.offset, stored, spec.dtype)
             return laid_out(memory, spec.shape, spec.order)
         if isinstance(root.key, Symbol):
             return self._symbol_array(root.key)
@@ -293,12 +344,10 @@ class Plan:
         return symbol.value if held is None else held
 
     def _symbol_array(self, symbol: Symbol) -> Any:
+        if symbol.role == "input":
+            return self._inputs.array(symbol)
         tensor = self._tensor_of(symbol)
         array = tensor.host_array() if tensor.kind is HOST else tensor.device_array()
-        return self._seen(symbol, array)
-
-    def _seen(self, symbol: Symbol, array: Any) -> Any:
-        """The array of a symbol in the symbol's shape: inputs may lie in another order."""
         order = self._orders[symbol]
         return array if order is None else laid_out(array, symbol.spec.shape, order)
 
@@ -312,31 +361,13 @@ class Plan:
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name == "scan":
-            return loop_kernel(node, self._choose, self._constant, in_place=self._in_place)
+            return loop_kernel(
+                node, self._choose, self._constant, self.device.kernels, in_place=self._in_place
+            )
         return self._choose_simple(node)
 
-    # --- what comes in
-
-    def _feed(self, feeds: Mapping[str, Any]) -> None:
-        if feeds.keys() != self._inputs.keys():
-            names = ", ".join(self._inputs) or "no inputs"
-            raise ConfigError.build(
-                "run", expected=f"a value for each of: {names}", got=", ".join(feeds) or "none",
-                hint="pass them by name, as in plan.run({'x': array})",
-            )  # fmt: skip
-        for name, given in feeds.items():
-            symbol = self._inputs[name]
-            array = exactly(given, symbol.spec.dtype, f"input {name}")
-            if array.shape != symbol.spec.shape:
-                raise ShapeError.build(
-                    f"input {name}", expected=f"shape {symbol.spec.shape}", got=f"{array.shape}",
-                    hint="a plan has one shape; make another input for another one",
-                )  # fmt: skip
-            place = self._held[symbol].host_array(write=True, discard=True)
-            np.copyto(self._seen(symbol, place), array)
-
     def _check_symbols(self) -> None:
-        for symbol in self._symbols:
+        for symbol in self._others:
             tensor = self._tensor_of(symbol)
             if not self._reaches(tensor):
                 raise DeviceError.build(
@@ -354,14 +385,13 @@ def _execute(calls: list[Runner]) -> None:
             call()
 
 
-def _by_name(symbols: list[Symbol]) -> dict[str, Symbol]:
-    names = {symbol.name: symbol for symbol in symbols}
-    if len(names) < len(symbols):
-        raise ConfigError.build(
-            "compile", expected="inputs with different names",
-            got=", ".join(symbol.name for symbol in symbols), hint="rename one of them",
-        )  # fmt: skip
-    return names
+def _not_capturable(schedule: Schedule) -> Iterator[Kernel]:
+    """The kernels that cannot be captured, also those in loops."""
+    for step in schedule.steps:
+        if not step.kernel.capturable:
+            yield step.kernel
+        if isinstance(step.kernel, LoopKernel):
+            yield from _not_capturable(step.kernel.schedule)
 
 
 def _symbol_of(node: Node) -> Symbol | None:

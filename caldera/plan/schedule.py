@@ -7,7 +7,7 @@ has one schedule; so has the body of a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +16,7 @@ import numpy as np
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.kernels.native.copying import bind_copy
-from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
 
@@ -88,23 +87,26 @@ class Root:
     overwrites: bool = False
 
 
-COPY = Kernel("copy", "cpu", "copy", bind_copy)
-
-
 @dataclass
 class Schedule:
-    """Steps and the layout of their arena."""
+    """Steps and the layout of their arena. `family` is that of the kernels.
+
+    Without `reuse` every value has memory of its own, so that steps need not wait for each other.
+    """
 
     roots: Sequence[Root]
     choose: Chooser
     external: Callable[[Node], Key | None]
     in_place: bool = True
+    family: str = "cpu"
+    reuse: bool = True
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     arena_bytes: int = 0
     naive_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self.copy = TABLE.copy(self.family)
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
@@ -181,15 +183,15 @@ class Schedule:
         late: list[tuple[Root, Value, Buffer]] = []
         for root, value, target in copies:
             if not root.overwrites:
-                self._add_step(root.node, COPY, (value,), (target,))
+                self._add_step(root.node, self.copy, (value,), (target,))
             elif value.buffer.root.key in overwritten:
                 aside = self._new(root.node.spec, "arena")
-                self._add_step(root.node, COPY, (value,), (aside,))
+                self._add_step(root.node, self.copy, (value,), (aside,))
                 late.append((root, self._whole(aside), target))
             else:
                 late.append((root, value, target))
         for root, value, target in late:
-            self._add_step(root.node, COPY, (value,), (target,))
+            self._add_step(root.node, self.copy, (value,), (target,))
 
     def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
         buffer = value.buffer
@@ -207,7 +209,7 @@ class Schedule:
 
     def _share(self) -> None:
         """Let outputs take over the memory of an input whose last reader they are."""
-        if not self.in_place:
+        if not self.in_place or not self.reuse:
             return
         for now, step in enumerate(self.steps):
             dying = {
@@ -227,8 +229,11 @@ class Schedule:
             root = buffer.root
             root.last = max(root.last, buffer.last)
         own = [b for b in self.buffers if b.place == "arena" and b.shared is None]
+        end = len(self.steps)
         offsets, self.arena_bytes = arena.place(
-            [b.spec.nbytes for b in own], [b.first for b in own], [b.last for b in own]
+            [b.spec.nbytes for b in own],
+            [b.first if self.reuse else 0 for b in own],
+            [b.last if self.reuse else end for b in own],
         )
         for buffer, offset in zip(own, offsets, strict=True):
             buffer.offset = offset
@@ -238,16 +243,17 @@ class Schedule:
 
     # --- using
 
-    def bind(self, lookup: Lookup, communicator: Any = None) -> list[Runner]:
-        """The calls of all steps on real memory: `lookup` gives the array of a buffer."""
-        calls: list[Runner] = []
+    def calls(self, lookup: Lookup, communicator: Any = None) -> Iterator[tuple[Kernel, Call]]:
+        """Every step on real memory, with its kernel: `lookup` gives the array of a buffer."""
         for step in self.steps:
             inputs = tuple(value.see(lookup(value.buffer)) for value in step.inputs)
             outputs = tuple(lookup(buffer) for buffer in step.outputs)
             workspace = None if step.workspace is None else lookup(step.workspace)
-            call = Call(step.node, outputs, inputs, workspace, communicator)
-            calls.append(step.kernel.bind(call))
-        return calls
+            yield step.kernel, Call(step.node, outputs, inputs, workspace, communicator)
+
+    def bind(self, lookup: Lookup, communicator: Any = None) -> list[Runner]:
+        """What runs the steps, one after the other."""
+        return [kernel.bind(call) for kernel, call in self.calls(lookup, communicator)]
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

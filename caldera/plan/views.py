@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.order import dense_strides, laid_out
+from caldera.tensor.shape import Shape
 
 Look = Callable[[Any], Any]
 
@@ -29,14 +31,30 @@ def _arranged(node: Node) -> Look:
     return see
 
 
+def _reversed(axes: Any, rank: int) -> tuple[slice, ...]:
+    turned = {axes} if isinstance(axes, int) else set(axes)
+    return tuple(slice(None, None, -1 if axis in turned else None) for axis in range(rank))
+
+
+def _broadcast(x: Any, shape: Shape) -> Any:
+    """As NumPy's, also for an array on a card, whose elements nobody may look at."""
+    missing = len(shape) - x.ndim
+    strides = [0] * missing + [
+        step if length == wanted else 0
+        for step, length, wanted in zip(x.strides, x.shape, shape[missing:], strict=True)
+    ]
+    seen = as_strided(x.view(np.ndarray), shape, strides, writeable=False)
+    return seen.view(type(x))
+
+
 _LOOKS: dict[str, Callable[[Node], Look]] = {
     # copy=False makes NumPy refuse a reshape that would have to copy.
     "reshape": lambda node: lambda x: x.reshape(node.shape, copy=False),
     "transpose": lambda node: lambda x: x.transpose(node.attrs["axes"]),
     "slice": lambda node: lambda x: x[tuple(slice(*bound) for bound in node.attrs["bounds"])],
-    "flip": lambda node: lambda x: np.flip(x, node.attrs["axis"]),
+    "flip": lambda node: lambda x: x[_reversed(node.attrs["axis"], x.ndim)],
     "arrange": _arranged,
-    "broadcast_to": lambda node: lambda x: np.broadcast_to(x, node.shape),
+    "broadcast_to": lambda node: lambda x: _broadcast(x, node.shape),
 }
 
 
@@ -46,7 +64,7 @@ def ghost(spec: Spec) -> np.ndarray:
     Its elements must never be read; it answers questions about strides.
     """
     strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
-    return np.lib.stride_tricks.as_strided(np.empty(1, spec.dtype), spec.shape, strides)
+    return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
 
 def look(node: Node, base: np.ndarray) -> tuple[Look, np.ndarray] | None:

@@ -234,7 +234,9 @@ class Elements:
             return flat[start : start + size(layout.shape)].reshape(layout.shape)
         itemsize = self._dtype.itemsize
         strides = tuple(stride * itemsize for stride in layout.strides)
-        return np.ndarray(layout.shape, self._dtype, flat, start * itemsize, strides)
+        # The class is kept: an array on a card refuses what only a host array can do.
+        kind = type(flat)
+        return kind(layout.shape, self._dtype, flat, start * itemsize, strides)
 
     def _covers_memory(self) -> bool:
         return self.size == self._memory.size

@@ -35,6 +35,14 @@ class Callback:
 
     A callback that remembers something gives it out in `state` (what JSON can hold) and `arrays`,
     and takes it back in `take_back`, so that a resumed run goes on exactly as it would have.
+
+    On a device steps are only launched, and the host is many of them ahead. Whatever is read from
+    the device (`run.loss()`, a parameter) is first waited for, and after that the device has
+    nothing to do until the next step is launched: in `batch_ends` this can double the time of a
+    small step. So do it every hundredth step or so, or use
+    `run.steps.training_totals.begin_read()`, which copies the values in the order of the steps and
+    does not wait: its `results()` are there once `done()` says so, some steps later. At the end of
+    an epoch everything has been waited for anyway.
     """
 
     def run_begins(self, run: Run) -> None:
@@ -44,7 +52,7 @@ class Callback:
         """Before the first batch of an epoch (or the next one, where a run is resumed)."""
 
     def batch_ends(self, run: Run) -> None:
-        """After each training step."""
+        """After each training step, which a device may still have to do: see above."""
 
     def epoch_ends(self, run: Run) -> None:
         """After validation; `run.history` has the epoch's results, `run.epoch` is the next one."""

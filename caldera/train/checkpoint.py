@@ -9,6 +9,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from caldera.data import Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.lazy import Variable
 from caldera.nn.config import to_config
@@ -208,7 +209,7 @@ def _digest(content: Any) -> str:
 
 def _kernels(run: Run) -> str:
     """The same text for plans that compute with the same kernels in the same order."""
-    plan = run.steps.training(_samples_of_a_batch(run))
+    plan = run.steps.training(_share_of_a_batch(run))
     return _digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
 
 
@@ -248,9 +249,9 @@ def _callbacks(run: Run) -> dict[str, Callback]:
     return found
 
 
-def _samples_of_a_batch(run: Run) -> int:
-    """How many samples of a whole batch this rank computes."""
+def _share_of_a_batch(run: Run) -> Share:
+    """What this rank computes of a whole batch."""
     loader = run.loader
     samples = loader.state()["samples"] or loader.batch_size
     count = min(loader.batch_size, samples)
-    return count * (loader.rank + 1) // loader.ranks - count * loader.rank // loader.ranks
+    return Share.of(0, count, loader.batch_size, loader.rank, loader.ranks)

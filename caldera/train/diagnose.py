@@ -18,10 +18,11 @@ from caldera.graph.node import Node, Symbol, describe
 from caldera.graph.opdef import ITEM
 from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
+from caldera.memory import Reading
 from caldera.tensor.dtype import is_float
 from caldera.train.callbacks import Callback
 from caldera.train.layermap import LayerMap
-from caldera.train.run import arrays_of
+from caldera.train.source import arrays_of
 from caldera.train.step import Steps
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 8
 """Steps between two looks at whether all is well; a look takes some microseconds."""
-LOOK_SELDOM = 64
-"""The same where the value is on another device; looking waits for it."""
+LOOK_SELDOM = 256
+"""The same where the value is on another device, from which it comes some steps later."""
 
 Values = dict[Node, tuple[np.ndarray, ...]]
 
@@ -53,24 +54,34 @@ class StopAtNonFinite(Callback):
 
     def __init__(self) -> None:
         self._last: int | None = None
+        self._every = LOOK_EVERY
+        self._at_once = True
+        self._reading: Reading | None = None
 
     def epoch_begins(self, run: Run) -> None:
         self._last = run.batches
+        self._every = LOOK_EVERY if run.model.device.is_host else LOOK_SELDOM
+        # All ranks must end at the same step; a stream may end at any.
+        self._at_once = self._last is None or run.steps.strategy.communicator.size > 1
+        self._reading = None
 
     def batch_ends(self, run: Run) -> None:
-        # Nothing changes after the bad step, so there is no hurry; but the epoch must not end
-        # before, and all ranks must look at the same time.
-        steps = run.steps
-        every = LOOK_EVERY if steps.model.device.is_host else LOOK_SELDOM
-        if run.batch % every and run.batch != self._last:
-            return
-        bad = int(steps.bad_step.tensor.numpy())
-        if bad >= 0:
-            raise self._explained(run, bad)
+        # Nothing changes after the bad step, so there is no hurry: the number is looked at when it
+        # has arrived. But the epoch must not end before.
+        is_due = run.batch % self._every == 0
+        is_last = run.batch == self._last
+        must_know = is_last or (is_due and self._at_once)
+        if must_know or (is_due and self._reading is None):
+            self._reading = run.steps.bad_step.tensor.memory.begin_read()
+        if self._reading is not None and (must_know or self._reading.done()):
+            bad = int(self._reading.numbers()[0])
+            self._reading = None
+            if bad >= 0:
+                raise self._explained(run, bad)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
         count, feeds = _fed(run, bad)
-        error, blamed = explain(run.steps, count, feeds, bad)
+        error, blamed = explain(run.steps.fed(), count, feeds, bad)
         if blamed == "variable" and bad > run.step - run.batch:
             # A finite loss can have gradients that are not: then the batch before is to be seen.
             _, earlier = _fed(run, bad - 1)

@@ -16,9 +16,12 @@ from caldera.train.checkpoint import Checkpointer
 from caldera.train.diagnose import StopAtNonFinite
 from caldera.train.history import History
 from caldera.train.progress import Progress
-from caldera.train.run import Run, arrays_of
+from caldera.train.resident import resident
+from caldera.train.run import Run
 from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
+from caldera.train.source import Fed, Source
 from caldera.train.step import Steps
+from caldera.train.weights import Weights
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -44,6 +47,7 @@ def make_steps(
     strategy: Strategy | None = None,
     *,
     weighted: bool = False,
+    source: Source | None = None,
 ) -> Steps:
     """The plans for training a model on data like this, built for its shapes."""
     sample = sample_of(data)
@@ -58,6 +62,7 @@ def make_steps(
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
         weighted=weighted,
         targets=len(sample) - inputs,
+        source=source or Fed(),
     )
 
 
@@ -79,8 +84,12 @@ def fit(
 ) -> History:
     """Train; see `Model.fit`."""
     source = as_data(data)
-    weighted = sample_weights is not None or class_weights is not None
-    steps = make_steps(model, source, parallel, weighted=weighted)
+    weights = Weights.of(source, sample_weights, class_weights)
+    model.ensure_built(sample_of(source))
+    steps = make_steps(
+        model, source, parallel, weighted=weights is not None,
+        source=resident(model, source, weights),
+    )  # fmt: skip
     communicator = steps.strategy.communicator
     loader = Loader(
         source, batch_size, shuffle=shuffle, seed=model.seed,
@@ -99,6 +108,7 @@ def fit(
     if saver is not None:
         watchers.append(saver)
     watchers.append(Progress(verbose))
+    held_out = None if validation is None else as_data(validation)
     run = Run(
         model,
         steps,
@@ -106,9 +116,9 @@ def fit(
         epochs=epochs,
         history=History(),
         callbacks=watchers,
-        validation=None if validation is None else as_data(validation),
-        sample_weights=_weights_of(sample_weights, source),
-        class_weights=None if class_weights is None else _class_weights(class_weights),
+        validation=held_out,
+        evaluator=None if held_out is None else _evaluator(model, held_out),
+        weights=weights,
     )
     if saver is not None and resume:
         saver.restore(run)
@@ -121,35 +131,10 @@ def fit(
 def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:
     """The loss and metrics of a model on data."""
     source = as_data(data)
-    steps = model.evaluation_steps(source)
-    steps.evaluation_totals.reset()
-    for batch in Loader(source, batch_size, shuffle=False):
-        steps.add_evaluation(arrays_of(batch))
-    return steps.evaluation_totals.results()
+    return model.evaluation_steps(source).evaluated(Loader(source, batch_size, shuffle=False))
 
 
-def _weights_of(given: Any, data: Data | IterableData) -> np.ndarray | None:
-    if given is None:
-        return None
-    if isinstance(data, IterableData):
-        raise DataError.build(
-            "fit", expected="data with numbered samples for sample_weights", got="a stream",
-            hint="use arrays, or class_weights",
-        )  # fmt: skip
-    weights = np.asarray(given, dtype=np.float64)
-    count = len(data)
-    if weights.shape != (count,):
-        raise DataError.build(
-            "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
-        )
-    return weights
-
-
-def _class_weights(given: Any) -> np.ndarray:
-    """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
-    if isinstance(given, dict):
-        found = np.ones(max(given) + 1)
-        for label, weight in given.items():
-            found[label] = weight
-        return found
-    return np.asarray(given, dtype=np.float64)
+def _evaluator(model: Model, data: Data | IterableData) -> Steps | None:
+    """Plans that evaluate on data that lie on the device; None if they have to be fed."""
+    there = resident(model, data)
+    return None if there is None else make_steps(model, data, source=there)

@@ -21,8 +21,8 @@ from caldera.train.axis import axis_of
 from caldera.train.chart import write_chart
 from caldera.train.fit import make_steps
 from caldera.train.panel import COLOURS, Line, Panel
-from caldera.train.run import arrays_of
 from caldera.train.snapshot import Snapshot
+from caldera.train.source import arrays_of
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

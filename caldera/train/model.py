@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -205,7 +205,8 @@ class Model(Layer):
         """Train on data or on (x, y); gives back the history of losses and metrics.
 
         `validation` is data to evaluate on after each epoch. `checkpoint` is a folder to save to;
-        with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly.
+        with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device` is
+        where to train: the model is moved there, and stays.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -217,11 +218,8 @@ class Model(Layer):
         >>> history["accuracy"][-1] > 0.95
         True
         """
-        if device is not None and find_device(device) is not self.device:
-            raise ConfigError.build(
-                "fit", expected=f"the model's device, {self.device.name}", got=f"{device}",
-                hint="make the model with device=, so that its parameters are there",
-            )  # fmt: skip
+        if device is not None:
+            self.to(device)
         return fit(
             self, data, validation=validation,
             epochs=self.epochs if epochs is None else epochs,
@@ -229,6 +227,24 @@ class Model(Layer):
             callbacks=callbacks, checkpoint=checkpoint, resume=resume, parallel=parallel,
             sample_weights=sample_weights, class_weights=class_weights,
         )  # fmt: skip
+
+    def to(self, device: Device | str | int) -> Self:
+        """Move everything to a device: parameters, states and what the optimizer keeps.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)]).to("loopback")
+        >>> model.device, model.parameters()[0].tensor.device
+        (<device loopback:0>, <device loopback:0>)
+        """
+        place = find_device(device)
+        if place is not self.device:
+            # An optimizer has variables once a step has been written down.
+            kept = self.optimizer.variables() if self.optimizer.state else []
+            for variable in (*self.parameters(), *self.states(), *kept):
+                variable.move(place)
+            self.device, self._predictors, self._evaluator = place, {}, None
+        return self
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
         """The mean loss and every metric on data or (x, y).

@@ -1,7 +1,8 @@
 """Progress of a run: one live line in a terminal, plain lines elsewhere.
 
 The clock is read after each step and nothing else is done until it is time for the next picture, so
-that the cost stays far below that of a step; the loss stays on the device in between.
+that the cost stays far below that of a step; the loss stays on the device in between. When it is
+time, its values are asked for, and shown once they have arrived: the run never waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from caldera.train.history import shown_number
 
 if TYPE_CHECKING:
     from caldera.train.run import Run
+    from caldera.train.totals import TotalsReading
 
 LIVE_EVERY_S = 0.4
 LINE_EVERY_S = 10.0
@@ -54,6 +56,7 @@ class Progress(Callback):
         self._batches: int | None = None
         self._pace = _Pace(0.0, 0, 0)
         self._is_first = True
+        self._reading: TotalsReading | None = None
 
     # --- moments
 
@@ -71,14 +74,17 @@ class Progress(Callback):
         if not self.verbose:
             return
         now = self._clock()
+        self._reading = None
         self._batches = run.batches
         self._pace = _Pace(now, run.batch, run.loader.position)
         if self._live is not None:
-            self._draw(run, now, "preparing" if self._is_first else "")
+            self._draw(run, now, instead="preparing" if self._is_first else "")
         self._next = now if self._is_first else self._after(now)
 
     def batch_ends(self, run: Run) -> None:
         now = self._clock()
+        if self._reading is not None:
+            self._show_if_there(run, now)
         if now < self._next and run.batch != self._batches:
             return
         if self._is_first:
@@ -87,11 +93,13 @@ class Progress(Callback):
             self._pace = _Pace(now, run.batch, run.loader.position)
             self._next = self._after(now)
         elif now >= self._next:
-            self._show(run, now)
+            self._next = float("inf")
+            self._reading = run.steps.training_totals.begin_read()
+            self._show_if_there(run, now)
         if run.batch == self._batches:
             self._pace.samples_a_second(now, run.loader.position)
             if self._live is not None and run.validation is not None:
-                self._draw(run, now, "validating")
+                self._draw(run, now, instead="validating")
 
     def epoch_ends(self, run: Run) -> None:
         if not self.verbose:
@@ -123,11 +131,17 @@ class Progress(Callback):
             return now + LIVE_EVERY_S
         return now + LINE_EVERY_S if self.verbose == 1 else float("inf")
 
-    def _show(self, run: Run, now: float) -> None:
+    def _show_if_there(self, run: Run, now: float) -> None:
+        """Show the values that were asked for, unless they are still on their way."""
+        if self._reading is None or not self._reading.done():
+            return
+        values = _values(self._reading.results())
+        self._reading = None
         if self._live is not None:
-            self._draw(run, now)
+            self._draw(run, now, values)
         else:
-            self._print("  ".join([_where(run), self._count(run), *self._figures(run, now)]))
+            figures = values + self._figures(run, now)
+            self._print("  ".join([_where(run), self._count(run), *figures]))
         # Counted from the end: where drawing is slow it must not be all that is done.
         self._next = self._after(self._clock())
 
@@ -138,10 +152,12 @@ class Progress(Callback):
         # Not wrapped: a line of a log is one line, however long.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _draw(self, run: Run, now: float, instead: str = "") -> None:
+    def _draw(
+        self, run: Run, now: float, values: list[str] | None = None, instead: str = ""
+    ) -> None:
         """The live line. It costs half a millisecond: cheap enough for a few times a second."""
         text = optional_import("rich.text", "rich", "progress").Text
-        figures = "  ".join([instead] if instead else self._figures(run, now))
+        figures = instead or "  ".join([*(values or []), *self._figures(run, now)])
         head, tail = f"{_where(run)} ", f" {self._count(run)}  {figures}"
         line = text(no_wrap=True, overflow="ellipsis")
         line.append(head, style="bold")
@@ -162,7 +178,7 @@ class Progress(Callback):
     def _figures(self, run: Run, now: float) -> list[str]:
         if run.batch == 0:
             return []
-        parts = _values(run.steps.training_totals.results())
+        parts = []
         rate = self._pace.samples_a_second(now, run.loader.position)
         if rate:
             parts.append(f"{rate:,.0f} samples/s")

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import Batch, IterableData, Loader
+from caldera.data import Batch, IterableData, Loader, Share
+from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
 from caldera.train.history import History
 from caldera.train.step import Steps
+from caldera.train.weights import Weights
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -45,8 +47,8 @@ class Run:
         history: History,
         callbacks: Sequence[Callback],
         validation: Any = None,
-        sample_weights: np.ndarray | None = None,
-        class_weights: np.ndarray | None = None,
+        evaluator: Steps | None = None,
+        weights: Weights | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
@@ -55,8 +57,9 @@ class Run:
         self.history = history
         self.callbacks = list(callbacks)
         self.validation = validation
-        self.sample_weights = sample_weights
-        self.class_weights = class_weights
+        self._evaluator = evaluator
+        self._weights = weights
+        self._ahead = Ahead(model.device)
         self.epoch = 0
         self.batch = 0
         self.step = 0
@@ -77,7 +80,11 @@ class Run:
         return time.perf_counter() - self.started
 
     def loss(self) -> float:
-        """The mean loss of this epoch so far; reading it waits for the device."""
+        """The mean loss of this epoch so far.
+
+        Reading it waits for the device, which has nothing to do after that until the next step is
+        launched: see `Callback`.
+        """
         return self.steps.training_totals.loss()
 
     def stop(self, reason: str) -> None:
@@ -104,9 +111,9 @@ class Run:
         if self.batch == 0:
             self.steps.training_totals.reset()
         self._tell("epoch_begins")
-        for batch in self.loader:
-            plan = self.steps.training(len(batch))
-            plan.run(self.steps.feeds(arrays_of(batch), self.weights_of(batch)))
+        for batch in self.steps.source.epoch(self.loader):
+            self.steps.train(batch, self.weights_of(batch))
+            self._ahead.step_launched()
             self.batch += 1
             self.step += 1
             self._tell("batch_ends")
@@ -117,7 +124,7 @@ class Run:
     def _close_epoch(self) -> None:
         results = self.steps.training_totals.results()
         if self.validation is not None:
-            results |= {f"val_{k}": v for k, v in self.model.evaluate(self.validation).items()}
+            results |= {f"val_{k}": v for k, v in self._validated().items()}
         results["seconds"] = time.perf_counter() - self._epoch_started
         self.history.add(self.epoch, results)
         self.epoch += 1
@@ -132,23 +139,18 @@ class Run:
             if rule.controls == "batch_size":
                 self.loader.batch_size = int(rule.after_epoch(results))
 
-    def weights_of(self, batch: Batch) -> np.ndarray | None:
-        """The weights of a batch's samples; None if all count the same."""
-        if self.sample_weights is None and self.class_weights is None:
+    def _validated(self) -> dict[str, Any]:
+        if self._evaluator is None:
+            return self.model.evaluate(self.validation)
+        loader = Loader(self.validation, self.model.batch_size, shuffle=False)
+        return self._evaluator.evaluated(loader)
+
+    def weights_of(self, batch: Batch | Share) -> np.ndarray | None:
+        """The weights of a batch's samples; None if all count the same, or the device has them."""
+        if self._weights is None or isinstance(batch, Share):
             return None
-        weights = np.ones(len(batch))
-        if self.sample_weights is not None:
-            weights = weights * self.sample_weights[batch.indices]
-        if self.class_weights is not None:
-            weights = weights * self.class_weights[np.asarray(batch.y, dtype=np.int64)]
-        return weights
+        return self._weights.of_batch(batch)
 
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
-
-
-def arrays_of(batch: Batch) -> tuple[np.ndarray, ...]:
-    """All arrays of a batch: the inputs, then the targets."""
-    targets = () if batch.y is None else (batch.y,)
-    return (batch.x, *batch.between, *targets)

@@ -3,25 +3,31 @@
 Shapes are static in a plan, so each batch size has plans of its own; all of them share the model's
 variables. A step whose loss is not finite changes nothing, and its number is kept: so the state
 that led to it is still there when somebody asks why.
+
+On a device with memory of its own a plan is captured before it runs for the second time, and then
+replayed: a step is one launch that nobody waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from caldera import op
+from caldera.data import Batch, Loader, Share
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, Input, Variable, compile
+from caldera.lazy import Expr, Variable, compile
 from caldera.nn.context import Context, trace
 from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
+from caldera.train.source import Fed, Source, Values, arrays_of
 from caldera.train.totals import Totals
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ class Objective:
 
 @dataclass
 class Steps:
-    """Makes plans for a model and keeps them by batch size."""
+    """Makes plans for a model, keeps them by batch size, and runs them."""
 
     model: Model
     objective: Objective
@@ -69,6 +75,7 @@ class Steps:
     loss_scale: LossScale | None = None
     weighted: bool = False
     targets: int = 1
+    source: Source = field(default_factory=Fed)
     training_totals: Totals = field(init=False)
     evaluation_totals: Totals = field(init=False)
 
@@ -86,27 +93,73 @@ class Steps:
         self.bad_step = op.var(
             "first bad step", (), fill=np.array(-1), dtype="int64", device=device
         )
-        self._plans: dict[tuple[str, int], Plan] = {}
-        self._given: dict[tuple[str, int], Input] = {}
+        self._plans: dict[tuple[str, Hashable], Plan] = {}
+        self._ran: set[Plan] = set()
+        self._values: Values | None = None
+
+    def fed(self) -> Steps:
+        """The same steps, on the same variables, for batches that are fed."""
+        twin = copy.copy(self)
+        twin.source = Fed()
+        twin._plans, twin._ran, twin._values = {}, set(), None
+        return twin
+
+    # --- running
+
+    def train(self, batch: Batch | Share, weights: np.ndarray | None = None) -> None:
+        """Launch a training step; nothing is waited for."""
+        if isinstance(batch, Share):
+            self._launch(self.training(batch), {})
+        else:
+            self._launch(self.training(len(batch)), self.feeds(arrays_of(batch), weights))
+
+    def evaluated(self, loader: Loader) -> dict[str, Any]:
+        """The loss and the metrics of an epoch."""
+        self.evaluation_totals.reset()
+        for batch in self.source.epoch(loader):
+            self._evaluate(batch)
+        return self.evaluation_totals.results()
+
+    def _evaluate(self, batch: Batch | Share) -> None:
+        """Add a batch to the evaluation totals."""
+        if isinstance(batch, Share):
+            self._launch(self.evaluation(batch), {})
+            return
+        plan = self.evaluation(len(batch))
+        feeds = self.feeds(arrays_of(batch), None)
+        # Only what the main output needs is fed.
+        self._launch(plan, {name: feeds[name] for name in plan.inputs})
+
+    def _launch(self, plan: Plan, feeds: Mapping[str, Any]) -> None:
+        if not plan.device.is_host and not plan.is_captured and plan.can_capture:
+            # What runs only once is not worth it.
+            if plan in self._ran:
+                plan.capture()
+            self._ran.add(plan)
+        plan.run(feeds)
 
     # --- plans
 
-    def training(self, count: int) -> Plan:
-        """A training step on `count` samples."""
-        return self._kept("training", count, self._training_program)
+    def training(self, batch: int | Share) -> Plan:
+        """A training step on a batch, given by its number of samples or as a share."""
+        return self._kept("training", batch, self._training_program)
 
-    def evaluation(self, count: int) -> Plan:
-        """Adds `count` samples to the evaluation totals."""
-        return self._kept("evaluation", count, self._evaluation_program)
+    def evaluation(self, batch: int | Share) -> Plan:
+        """Adds a batch to the evaluation totals."""
+        return self._kept("evaluation", batch, self._evaluation_program)
 
-    def _kept(self, kind: str, count: int, build: Any) -> Plan:
-        key = (kind, count)
+    def _kept(self, kind: str, batch: int | Share, build: Any) -> Plan:
+        share = _share(batch)
+        key = (kind, self.source.key(share))
         if key not in self._plans:
+            self._values = self.source.values(share)
             self._plans[key] = compile(
-                build(count),
+                [*build(len(share)), *self._values.updates],
                 device=self.model.device,
                 precision=self.model.precision,
                 communicator=self.strategy.communicator,
+                # Nobody else asks for them, and they hold the data.
+                remember=False,
             )
         return self._plans[key]
 
@@ -115,12 +168,6 @@ class Steps:
         loss, weight = self.loss(outputs, count, self.objective.of(outputs))
         updates = self._updates(loss, self.strategy.over_all(weight), traced)
         return [*updates, *self._added(self.training_totals, outputs, loss, weight, count)]
-
-    def add_evaluation(self, parts: Sequence[np.ndarray]) -> None:
-        """Evaluate a batch. Only what the main output needs is fed."""
-        plan = self.evaluation(len(parts[0]))
-        feeds = self.feeds(parts, None)
-        plan.run({name: feeds[name] for name in plan.inputs})
 
     def _evaluation_program(self, count: int) -> list[Expr]:
         outputs, _ = self.traced(count, training=False)
@@ -140,35 +187,28 @@ class Steps:
             result = self.model(*inputs)
         return named_outputs(result), traced
 
-    def inputs(self, count: int) -> list[Input]:
+    def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
         return [
-            self._input(f"x{i}", (count, *shape), dtype)
+            self._value(f"x{i}", (count, *shape), dtype)
             for i, (shape, dtype) in enumerate(self.model.signature.inputs)
         ]
 
-    def _input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Input:
-        """The input of this name for this batch size: one object, however often it is read."""
-        key = (name, shape[0])
-        if key not in self._given:
-            self._given[key] = op.input(name, shape, dtype=dtype)
-        found = self._given[key]
-        if found.shape != shape:
-            raise ConfigError.build(
-                "loss", expected=f"outputs whose targets have one shape, {found.shape}",
-                got=f"{shape}", hint="give one target array for each output",
-            )  # fmt: skip
-        return found
+    def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+        """Something of the batch that is being written down, or of a whole one of this size."""
+        if self._values is None or self._values.count != shape[0]:
+            self._values = self.source.values(_share(shape[0]))
+        return self._values.of(name, shape, dtype)
 
-    def _target(self, output: str, prediction: Expr) -> Input:
+    def _target(self, output: str, prediction: Expr) -> Expr:
         """The targets of an output: of its own if there are several, else the one for all."""
         loss = self.objective.losses[output]
         shape, dtype = loss.target_spec(prediction.shape, prediction.dtype)
         number = list(self.objective.losses).index(output) if self.targets > 1 else 0
-        return self._input(f"y{number}", shape, dtype)
+        return self._value(f"y{number}", shape, dtype)
 
-    def _weights(self, count: int) -> Input | None:
-        return self._input("weights", (count,), self.model.dtype) if self.weighted else None
+    def _weights(self, count: int) -> Expr | None:
+        return self._value("weights", (count,), self.model.dtype) if self.weighted else None
 
     def loss(
         self, outputs: Mapping[str, Expr], count: int, parts: Mapping[str, tuple[Loss, float]]
@@ -248,6 +288,10 @@ class Steps:
             found["loss scale"] = self.loss_scale.scale
             found["good steps"] = self.loss_scale.good_steps
         return found
+
+
+def _share(batch: int | Share) -> Share:
+    return batch if isinstance(batch, Share) else Share.of(0, batch, batch)
 
 
 def lifted(value: float, dtype: Any) -> Expr:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from caldera import op
 from caldera.lazy import Expr, Variable
+from caldera.memory import Reading
 from caldera.nn.metrics import Metric
 
 
@@ -46,19 +48,55 @@ class Totals:
         return {f"{self._prefix}/{name}": variable for name, variable in self._sums.items()}
 
     def loss(self) -> float:
-        """The mean loss so far (nan before the first batch)."""
-        weight = self._sums["weight"].numpy()
-        return float(self._sums["loss"].numpy() / weight) if weight else float("nan")
+        """The mean loss so far (nan before the first batch); this waits for the device."""
+        return self.begin_read("loss", "weight").loss()
+
+    def results(self) -> dict[str, Any]:
+        """The mean loss and the value of every metric; this waits for the device."""
+        return self.begin_read().results()
+
+    def begin_read(self, *names: str) -> TotalsReading:
+        """The sums as they are after the steps launched so far; nobody waits before they are used.
+
+        Without names, all of them.
+        """
+        chosen = {name: self._sums[name] for name in names or self._sums}
+        return TotalsReading(
+            self._metrics,
+            {name: variable.tensor.memory.begin_read() for name, variable in chosen.items()},
+            {name: variable.shape for name, variable in chosen.items()},
+        )
+
+
+@dataclass(frozen=True)
+class TotalsReading:
+    """Sums that may still be on their way from the device."""
+
+    metrics: list[Metric]
+    readings: dict[str, Reading]
+    shapes: dict[str, tuple[int, ...]]
+
+    def done(self) -> bool:
+        """Whether they have arrived."""
+        return all(reading.done() for reading in self.readings.values())
+
+    def loss(self) -> float:
+        """The mean loss (nan before the first batch)."""
+        weight = self._sum("weight")
+        return float(self._sum("loss") / weight) if weight else float("nan")
 
     def results(self) -> dict[str, Any]:
         """The mean loss and the value of every metric."""
         found: dict[str, Any] = {"loss": self.loss()}
-        for metric in self._metrics:
+        for metric in self.metrics:
             begin = f"{metric.name}/"
             sums = {
-                name.removeprefix(begin): variable.numpy()
-                for name, variable in self._sums.items()
+                name.removeprefix(begin): self._sum(name)
+                for name in self.readings
                 if name.startswith(begin)
             }
             found[metric.name] = metric.result(sums)
         return found
+
+    def _sum(self, name: str) -> np.ndarray:
+        return self.readings[name].numbers().reshape(self.shapes[name])

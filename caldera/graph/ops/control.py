@@ -157,7 +157,7 @@ def _is_plain_product(node: Node) -> bool:
 def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
     """The sum over t of the products `step` of a[t] and b[t], as one product."""
     ta, tb = step.attrs["ta"], step.attrs["tb"]
-    node: Node = matmul(_joined(a, ta), _joined(b, not tb), ta=ta, tb=tb)
+    node: Node = matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
     return node
 
 

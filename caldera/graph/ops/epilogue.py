@@ -50,9 +50,10 @@ def matmul_epilogue(
     tb: bool,
     activation: str | None,
     attributes: Attributes,
+    **how: str,
 ) -> Node:
     """activation(a b + bias): the bias may be left out, and the activation be None."""
-    result: Node = matmul(a, b, ta=ta, tb=tb)
+    result: Node = matmul(a, b, ta=ta, tb=tb, **how)
     if len(bias) > 1 or not all(is_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the last axis of {result.shape}")
     for each in bias:
@@ -63,13 +64,13 @@ def matmul_epilogue(
 @composite("matmul_accumulate", kind="product")
 @widened
 def matmul_accumulate(
-    c: Node, a: Node, b: Node, alpha: Node, beta: Node, *, ta: bool, tb: bool
+    c: Node, a: Node, b: Node, alpha: Node, beta: Node, *, ta: bool, tb: bool, **how: str
 ) -> Node:
     """beta c + alpha a b, for two matrices and two numbers: what a BLAS computes in one go.
 
     What is multiplied by 0 is not looked at: a nan there has no influence.
     """
-    product = matmul(a, b, ta=ta, tb=tb)
+    product = matmul(a, b, ta=ta, tb=tb, **how)
     if c.shape != product.shape or len(c.shape) != 2:
         refuse_shape(f"a matrix of shape {product.shape} to add to")
     if alpha.shape or beta.shape:

@@ -1,8 +1,9 @@
 """Ops that read or add at computed positions, and sorting.
 
 Indices are integers of any width; along an axis of length n they run from -n to n - 1, negative
-ones counted from the end. One outside is found when a plan runs, and is an error there. Positions
-have no derivative: gradients flow through the values alone.
+ones counted from the end. One outside is found when a plan runs, and is an error there; a card,
+which cannot stop, gives nan instead. Positions have no derivative: gradients flow through the
+values alone.
 
 Reading and adding are adjoint: `gather` and `scatter_add` (one list of positions for a whole axis),
 `take_along_axis` and `put_along_axis_add` (a position of its own for each element). Where a

@@ -11,8 +11,8 @@ within 1% of its largest is positive. Singular values descend, eigenvalues ascen
 Cholesky and eigh take the symmetric part of what they are given, (a + aᵀ) / 2. The derivative of
 singular vectors and eigenvectors exists only where the values are distinct (and, for matrices that
 are not square, none is 0), and is not finite elsewhere; that of the values always is. A matrix that
-cannot be factorised or inverted is an error when a plan runs; so is the derivative of a determinant
-at a singular matrix.
+cannot be factorised or inverted is an error when a plan runs (nan on a card, unless a library finds
+it out); so is the derivative of a determinant at a singular matrix.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Convolution, its gradient with respect to the input and its gradient with respect to the weight are
 three ops, each linear in both arguments; the derivative of each is made of the other two, so
 derivatives of any order exist. `conv2d_input` is also the transposed convolution.
+
+All of them take an attribute `compute`: "tf32" allows a device to round float32 operands to the 11
+digits that its tensor cores keep. It is left out where nothing of that kind is allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ def _check_floats(*specs: Spec) -> None:
 
 
 @op("matmul", kind="product")
-def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool) -> Spec:
+def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool, compute: str | None = None) -> Spec:
     """The product of (batches of) matrices, each read transposed where `ta` or `tb` says so."""
     _check_floats(a, b)
     if a.rank < 2 or b.rank < 2:
@@ -42,14 +45,14 @@ def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool) -> Spec:
 
 
 @matmul.gradient
-def _(g: Node, y: Node, a: Node, b: Node, *, ta: bool, tb: bool) -> Nodes:
-    da = matmul(b, g, ta=tb, tb=True) if ta else matmul(g, b, ta=False, tb=not tb)
+def _(g: Node, y: Node, a: Node, b: Node, *, ta: bool, tb: bool, **how: str) -> Nodes:
+    da = matmul(b, g, ta=tb, tb=True, **how) if ta else matmul(g, b, ta=False, tb=not tb, **how)
     da = sum_to(da, a.shape)
     if len(b.shape) == 2 < len(a.shape) and not ta:
         # All matrices of the batch meet the same one: they are one tall matrix, and the sum over
         # the batch is part of the product.
         a, g = (reshape(each, (size(each.shape[:-1]), each.shape[-1])) for each in (a, g))
-    db = matmul(g, a, ta=True, tb=ta) if tb else matmul(a, g, ta=not ta, tb=False)
+    db = matmul(g, a, ta=True, tb=ta, **how) if tb else matmul(a, g, ta=not ta, tb=False, **how)
     return da, sum_to(db, b.shape)
 
 
@@ -106,8 +109,9 @@ def _conv_shape(
 
 @op("conv2d", kind="product")
 def conv2d(
-    x: Spec, w: Spec, *, stride: Pair, padding: Padding, dilation: Pair, groups: int
-) -> Spec:
+    x: Spec, w: Spec, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
+) -> Spec:  # fmt: skip
     """Cross-correlation of images (N, C, H, W) with kernels (K, C / groups, h, w)."""
     _check_floats(x, w)
     return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
@@ -115,8 +119,9 @@ def conv2d(
 
 @op("conv2d_input", kind="product")
 def conv2d_input(
-    g: Spec, w: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int
-) -> Spec:
+    g: Spec, w: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
+) -> Spec:  # fmt: skip
     """The gradient of `conv2d` with respect to its input, which has `shape`."""
     _check_floats(g, w)
     expected = _conv_shape(shape, w.shape, stride, padding, dilation, groups)
@@ -127,8 +132,9 @@ def conv2d_input(
 
 @op("conv2d_weight", kind="product")
 def conv2d_weight(
-    x: Spec, g: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int
-) -> Spec:
+    x: Spec, g: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
+) -> Spec:  # fmt: skip
     """The gradient of `conv2d` with respect to its weight, which has `shape`."""
     _check_floats(x, g)
     expected = _conv_shape(x.shape, shape, stride, padding, dilation, groups)

@@ -8,10 +8,8 @@ any of them compiles anew, and a second process loads in a millisecond what the 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -22,10 +20,10 @@ import llvmlite
 from llvmlite import binding as llvm
 
 from caldera.config import settings
+from caldera.kernels.filecache import read_kept, write_kept
 from caldera.kernels.native.emit import Emitter, kernel_module
 from caldera.kernels.native.machine import machine, target_machine
 
-_MAGIC = b"caldera object 1\n"
 _addresses: dict[str, int] = {}
 _engines: list[Any] = []
 _lock = threading.Lock()
@@ -61,10 +59,10 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
     symbol = f"caldera_{key}"
     file = settings.cache_dir / "native" / f"{key}.o"
-    code = _read(file)
+    code = read_kept(file)
     if code is None:
         code = _compile(symbol, lambda k: build(k, **parameters))
-        _write(file, code)
+        write_kept(file, code)
     return _address(code, symbol)
 
 
@@ -131,32 +129,3 @@ def _address(code: bytes, symbol: str) -> int:
     # The engine owns the memory of the code: it must live as long as the process.
     _engines.append(engine)
     return int(engine.get_function_address(symbol))
-
-
-def _read(file: Path) -> bytes | None:
-    """The object kept in a file; None if there is none or the file is damaged."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return None
-    head = len(_MAGIC) + 16
-    code = content[head:]
-    if content[: len(_MAGIC)] != _MAGIC or _checksum(code) != content[len(_MAGIC) : head]:
-        return None
-    return code
-
-
-def _write(file: Path, code: bytes) -> None:
-    """Keep an object. A cache that cannot be written only costs time, so failures are ignored."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(_MAGIC + _checksum(code) + code)
-        os.replace(temporary, file)
-    except OSError:
-        return
-
-
-def _checksum(code: bytes) -> bytes:
-    return hashlib.blake2b(code, digest_size=16).digest()

@@ -18,7 +18,7 @@ from caldera.config import settings
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import I8, I16, I32, I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.program import NativeCall, NativeRunner, in_sequence, native_call
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
 _TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 _OUTER = 4
@@ -295,3 +295,4 @@ for _op, _bind in (
     ("unslice", _bind_unslice),
 ):
     TABLE.add(Kernel(_op, "cpu", "native", _bind, priority=10))
+TABLE.add(Kernel(COPY, "cpu", "copy", bind_copy))

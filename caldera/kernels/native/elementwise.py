@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.graph.opdef import OPS
+from caldera.kernels.axes import axes_of
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.loop import plain
-from caldera.kernels.native.loop.axes import axes_of
-from caldera.kernels.native.loop.recipe import Recipe, is_known, loop_shape, recipe_of
+from caldera.kernels.native.loop.recipe import is_known
 from caldera.kernels.native.loop.sizes import widths, workers
 from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.recipe import Recipe, loop_shape, recipe_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 

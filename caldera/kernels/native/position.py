@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.axes import Axes, axes_of
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import I32, I64, Emitter, Value, is_floating
-from caldera.kernels.native.loop.axes import Axes, axes_of
 from caldera.kernels.native.loop.elements import (
     IN_MEMORY,
     UNSIGNED,
@@ -21,9 +21,9 @@ from caldera.kernels.native.loop.elements import (
 )
 from caldera.kernels.native.loop.operands import Operand, Outer, Slots, in_widths
 from caldera.kernels.native.loop.operations import combine, neutral
-from caldera.kernels.native.loop.recipe import Recipe
 from caldera.kernels.native.loop.sizes import vector_lanes, workers
 from caldera.kernels.native.program import NativeRunner, native_call
+from caldera.kernels.recipe import Recipe
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.axes import Axes, axes_of
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.loop import totals
-from caldera.kernels.native.loop.axes import Axes, axes_of
 from caldera.kernels.native.loop.operations import accumulated, neutral
-from caldera.kernels.native.loop.recipe import REDUCTIONS, Recipe, is_known, recipe_of
+from caldera.kernels.native.loop.recipe import is_known
 from caldera.kernels.native.loop.sizes import widths, workers
 from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.recipe import REDUCTIONS, Recipe, recipe_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import BY_NAME
 from caldera.tensor.shape import Shape, size

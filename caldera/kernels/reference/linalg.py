@@ -14,16 +14,27 @@ ABOUT_EQUAL = 0.99
 """Components of a vector this close to its largest decide its sign: the first of them does."""
 
 
+_INVERTIBLE = "invertible matrices", "add a multiple of the identity to it"
+_FINITE = "finite matrices", "look for nan or infinity in what was computed before"
+_POSITIVE = (
+    "symmetric positive definite matrices",
+    "add a small multiple of the identity to it",
+)
+_WANTED = {"inverse": _INVERTIBLE, "solve": _INVERTIBLE, "cholesky": _POSITIVE}
+"""What an op can work with, and what to do about other matrices; any finite ones if not named."""
+
+
 @contextmanager
-def _named(name: str, expected: str, hint: str) -> Iterator[None]:
-    """NumPy's complaint about a matrix, as the user's error."""
+def named(name: str) -> Iterator[None]:
+    """The complaint of NumPy or CuPy about a matrix, as the user's error."""
     try:
         yield
     except np.linalg.LinAlgError as error:
+        expected, hint = _WANTED.get(name, _FINITE)
         raise DataError.build(
             f"op.{name}",
             expected=expected,
-            got=f"one for which NumPy says {str(error)!r}",
+            got=f"one for which the library says {str(error)!r}",
             hint=hint,
         ) from None
 
@@ -34,13 +45,13 @@ def _symmetric(a: np.ndarray) -> np.ndarray:
 
 @reference("inverse")
 def _inverse(a: np.ndarray) -> np.ndarray:
-    with _named("inverse", "invertible matrices", "add a multiple of the identity to it"):
+    with named("inverse"):
         return np.linalg.inv(a)
 
 
 @reference("solve")
 def _solve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    with _named("solve", "invertible matrices", "add a multiple of the identity to it"):
+    with named("solve"):
         return np.linalg.solve(a, b)
 
 
@@ -52,8 +63,7 @@ def _slogdet(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @reference("cholesky")
 def _cholesky(a: np.ndarray) -> np.ndarray:
-    hint = "add a small multiple of the identity to it"
-    with _named("cholesky", "symmetric positive definite matrices", hint):
+    with named("cholesky"):
         return np.linalg.cholesky(_symmetric(a))
 
 
@@ -67,7 +77,7 @@ def _qr(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @reference("svd")
 def _svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    with _named("svd", "finite matrices", "look for nan or infinity in what was computed before"):
+    with named("svd"):
         u, s, vt = np.linalg.svd(a, full_matrices=False)
     sign = _sign_of_columns(u)
     return u * sign[..., None, :], s, vt * sign[..., :, None]
@@ -75,7 +85,7 @@ def _svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @reference("eigh")
 def _eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with _named("eigh", "finite matrices", "look for nan or infinity in what was computed before"):
+    with named("eigh"):
         w, v = np.linalg.eigh(_symmetric(a))
     return w, v * _sign_of_columns(v)[..., None, :]
 

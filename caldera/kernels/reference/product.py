@@ -1,7 +1,8 @@
 """Matrix products and convolutions in NumPy.
 
 Convolution is written as the sum over kernel positions of a product over channels: one line of
-mathematics for each of the three ops, with no rearranged copies.
+mathematics for each of the three ops, with no rearranged copies. Nothing is rounded that `compute`
+allows to round.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ Padding = tuple[Pair, Pair]
 
 
 @reference("matmul")
-def _matmul(a: np.ndarray, b: np.ndarray, *, ta: bool, tb: bool) -> np.ndarray:
+def _matmul(
+    a: np.ndarray, b: np.ndarray, *, ta: bool, tb: bool, compute: str | None = None
+) -> np.ndarray:
     return np.matmul(a.swapaxes(-1, -2) if ta else a, b.swapaxes(-1, -2) if tb else b)
 
 
 @reference("matmul_accumulate")
 def _matmul_accumulate(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, alpha: np.ndarray, beta: np.ndarray, *,
-    ta: bool, tb: bool,
+    ta: bool, tb: bool, compute: str | None = None,
 ) -> np.ndarray:  # fmt: skip
     result = c * beta if beta else np.zeros_like(c)
     return result + _matmul(a, b, ta=ta, tb=tb) * alpha if alpha else result
@@ -55,8 +58,9 @@ def _grouped(x: np.ndarray, groups: int) -> np.ndarray:
 
 @reference("conv2d")
 def _conv2d(
-    x: np.ndarray, w: np.ndarray, *, stride: Pair, padding: Padding, dilation: Pair, groups: int
-) -> np.ndarray:
+    x: np.ndarray, w: np.ndarray, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
+) -> np.ndarray:  # fmt: skip
     image = _grouped(padded(x, padding), groups)
     kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     height = (image.shape[3] - dilation[0] * (w.shape[2] - 1) - 1) // stride[0] + 1
@@ -72,6 +76,7 @@ def _conv2d(
 def _conv2d_input(
     g: np.ndarray, w: np.ndarray, *,
     shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
 ) -> np.ndarray:  # fmt: skip
     (top, bottom), (left, right) = padding
     height, width = shape[2] + top + bottom, shape[3] + left + right
@@ -90,6 +95,7 @@ def _conv2d_input(
 def _conv2d_weight(
     x: np.ndarray, g: np.ndarray, *,
     shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    compute: str | None = None,
 ) -> np.ndarray:  # fmt: skip
     image = _grouped(padded(x, padding), groups)
     gradient = _grouped(g, groups)

@@ -53,7 +53,9 @@ def test_orders_in_memory_are_shown() -> None:
     plan.run({"x": fed})
     # Unless it is told otherwise, it runs on what the plan was fed before.
     row = plan.explain().rows[0]
-    np.testing.assert_array_equal(plan._held[plan.symbols[0]].numpy(), fed.transpose(0, 2, 3, 1))
+    lying = plan._inputs.fed()["x"].transpose(0, 2, 3, 1)
+    assert lying.flags.c_contiguous
+    np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
         "(2, 3, 5, 5) float32 nhwc", "(4, 3, 3, 3) float32", "(2, 4, 3, 3) float32 nhwc",
     ]  # fmt: skip

@@ -16,13 +16,24 @@ from tests.unit.train.small import classifier, points
 
 
 class Totals:
-    """Counts how often somebody asks for the results."""
+    """Counts how often somebody asks for the results, which are there `late` questions later."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: int = 0) -> None:
         self.asked = 0
+        self.late = late
+        self.missing = 0
+
+    def begin_read(self) -> Totals:
+        self.asked += 1
+        self.missing = self.late
+        return self
+
+    def done(self) -> bool:
+        self.missing -= 1
+        return self.missing < 0
 
     def results(self) -> dict[str, Any]:
-        self.asked += 1
+        assert self.missing < 0, "somebody waits"
         return {"loss": 0.25, "accuracy": 0.9, "confusion": [[1, 2], [3, 4]]}
 
 
@@ -40,10 +51,10 @@ class Rehearsal:
     """A run of `epochs` times `batches` steps that each take `step_s` by a clock of their own."""
 
     def __init__(
-        self, *, epochs: int = 2, batches: int | None = 100, step_s: float = 0.001
+        self, *, epochs: int = 2, batches: int | None = 100, step_s: float = 0.001, late: int = 0
     ) -> None:
         self.clock = Clock()
-        self.totals = Totals()
+        self.totals = Totals(late)
         self.steps = self
         self.training_totals = self.totals
         self.loader = self
@@ -135,6 +146,15 @@ def test_the_device_is_asked_a_few_times_a_second_at_most() -> None:
     seconds = 2 * 5000 * 0.001
     assert seconds < rehearsal.totals.asked <= seconds / LIVE_EVERY_S + 2
     assert LINE_EVERY_S == 10
+
+
+def test_values_are_shown_when_they_have_arrived() -> None:
+    rehearsal = Rehearsal(epochs=1, batches=1000, step_s=0.0351, late=3)
+    lines = shown(rehearsal, 1, terminal=False)
+    # As without the delay, but for the number of the step.
+    assert len(lines) == 4
+    assert lines[0].startswith("epoch 1/1   289/1000  loss 0.2500  accuracy 0.9000")
+    assert rehearsal.totals.asked == 3
 
 
 def test_a_narrow_terminal_gets_one_line_without_a_bar() -> None:

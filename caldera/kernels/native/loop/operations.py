@@ -165,10 +165,6 @@ _UNSIGNED: dict[str, Operation] = {
 """What differs for unsigned integers and truth values."""
 
 _BY_LIBRARY = frozenset({"sin", "cos", "pow", "floor_div", "mod"})
-HEAVY = frozenset({
-    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid",
-})  # fmt: skip
-"""Ops that take tens of instructions."""
 
 
 def can_apply(op: str, source: str) -> bool:

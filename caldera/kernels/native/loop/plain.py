@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from caldera.kernels.native.emit import I64, Emitter, Value
 from caldera.kernels.native.loop.operands import Operand, Outer, Slots, in_widths
-from caldera.kernels.native.loop.recipe import Parts, Recipe
+from caldera.kernels.native.loop.recipe import computed_values
+from caldera.kernels.recipe import Parts, Recipe
 
 
 def build(k: Emitter, parts: Parts, modes: str, outer: int, widths: tuple[int, ...]) -> None:
@@ -29,7 +30,9 @@ def build(k: Emitter, parts: Parts, modes: str, outer: int, widths: tuple[int, .
         outputs = operands[len(recipe.inputs) :]
 
         def compute(index: Value, lanes: int) -> None:
-            written, _ = recipe.run(k, [each.load(index, lanes) for each in inputs], lanes)
+            written, _ = computed_values(
+                recipe, k, [each.load(index, lanes) for each in inputs], lanes
+            )
             for operand, value in zip(outputs, written, strict=True):
                 operand.store(index, value)
 

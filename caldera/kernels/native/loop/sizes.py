@@ -5,8 +5,8 @@ from __future__ import annotations
 from caldera.config import settings
 from caldera.kernels.native.emit import itemsize
 from caldera.kernels.native.loop.elements import computed
-from caldera.kernels.native.loop.recipe import Recipe
 from caldera.kernels.native.machine import machine
+from caldera.kernels.recipe import Recipe
 
 LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
 """Elements that are worth a worker of their own."""

@@ -25,7 +25,8 @@ from caldera.kernels.native.loop.elements import (
 )
 from caldera.kernels.native.loop.operands import Operand, Outer, Slots, in_widths
 from caldera.kernels.native.loop.operations import accumulated, combine, neutral
-from caldera.kernels.native.loop.recipe import Parts, Recipe, Reduction
+from caldera.kernels.native.loop.recipe import computed_values
+from caldera.kernels.recipe import Parts, Recipe, Reduction
 
 DEPTH = 16
 """Vectors that are added up in the computed type before float64 takes over."""
@@ -153,7 +154,8 @@ def _compute(
     index: Value,
     lanes: int,
 ) -> None:
-    written, reduced = recipe.run(k, [each.load(index, lanes) for each in inputs], lanes)
+    values = [each.load(index, lanes) for each in inputs]
+    written, reduced = computed_values(recipe, k, values, lanes)
     for operand, value in zip(outputs, written, strict=True):
         operand.store(index, value)
     for each, value in zip(gathered, reduced, strict=True):

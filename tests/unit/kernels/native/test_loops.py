@@ -17,9 +17,9 @@ from caldera.graph.ops import elementwise, reduction
 from caldera.graph.ops.base import cast, sum_
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.leaf import constant
+from caldera.kernels.axes import axes_of
 from caldera.kernels.native import reduction as native_reduction
 from caldera.kernels.native.loop import sizes
-from caldera.kernels.native.loop.axes import axes_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from caldera.tensor.dtype import BY_NAME, bool_, float32

@@ -1,0 +1,49 @@
+"""Convolutions by kernels of our own: products of matrices that are never written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.graph.node import Node
+from caldera.kernels.cpu.scratch import Scratch
+from caldera.kernels.cuda.convolution import correlate, weight
+from caldera.kernels.cuda.elementwise import loop_calls
+from caldera.kernels.cuda.launch import CudaRunner
+from caldera.kernels.cuda.product import described_call
+from caldera.kernels.recipe import Recipe
+from caldera.kernels.slices import ADDING
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+
+
+def launches(call: Call) -> list[Any]:
+    """What computes a convolution or one of its gradients."""
+    if call.node.op.name != "conv2d_weight":
+        return correlate.launches(call)
+    return list(weight.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
+
+
+def room(node: Node) -> int:
+    """The workspace that these launches can use."""
+    call = described_call(node)
+    if node.op.name != "conv2d_weight":
+        return correlate.room(call)
+    return weight.FilterGradient.of(call).room()
+
+
+def _bind(call: Call) -> Runner:
+    return CudaRunner(launches(call))
+
+
+def _adding(total: Array, term: Array) -> Runner:
+    """total += term."""
+    name = total.dtype.name
+    step = ("add", name, (name, name), (("in", 0), ("in", 1)))
+    recipe = Recipe((name, name), (step,), ((name, ("step", 0)),))
+    return CudaRunner(loop_calls(recipe, total.shape, [total, term], [total]))
+
+
+ADDING["cuda"] = _adding
+
+
+for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
+    TABLE.add(Kernel(_op, "cuda", "direct", _bind, workspace=room))

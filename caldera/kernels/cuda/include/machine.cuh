@@ -1,0 +1,76 @@
+// Instructions of the card that C++ has no words for. Everything else is plain CUDA C++, so a
+// machine without a card can run it once it has these.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+
+__device__ __forceinline__ float bits_to_float(u32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ u32 float_to_bits(float x) { return __float_as_uint(x); }
+
+__device__ __forceinline__ float half_bits_to_float(u16 bits) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+    return wide;
+}
+
+__device__ __forceinline__ u16 float_to_half_bits(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// To half from double without rounding twice.
+__device__ __forceinline__ u16 double_to_half_bits(double x) {
+    u16 bits;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(x));
+    return bits;
+}
+
+// The first 32 bits of the mantissa that a tensor core keeps of a float.
+__device__ __forceinline__ u32 tf32_bits(float x) {
+    u32 bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+    return bits;
+}
+
+// c (16x8) += a (16x8) b (8x8) in tf32, the fragments as the PTX manual spreads them over a warp.
+__device__ __forceinline__ void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A read that sees what other blocks wrote before their release.
+__device__ __forceinline__ u32 load_acquire(const u32* place) {
+    u32 value;
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(place) : "memory");
+    return value;
+}
+
+// What a thread does while it waits for another block.
+__device__ __forceinline__ void spin() {}
+
+// All blocks of a cooperative launch meet. `barrier` starts at 0 and only ever grows.
+__device__ __forceinline__ void grid_sync(u32* barrier) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        u32 blocks = gridDim.x;
+        u32 target = (atomicAdd(barrier, 1u) / blocks + 1u) * blocks;
+        while ((i32)(load_acquire(barrier) - target) < 0) spin();
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// Shared memory whose size is given at the launch.
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]

@@ -1,0 +1,151 @@
+"""Element-wise work done with each result of a product or a reduction, as soon as it is there.
+
+That saves a phase and a round through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.recipe import Recipe
+from caldera.kernels.table import Call
+from caldera.memory.device_array import address_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(eq=False)
+class Loop:
+    """Element-wise work on arrays: a recipe without reductions."""
+
+    recipe: Recipe
+    shape: tuple[int, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.inputs
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return self.outputs
+
+
+@dataclass(eq=False)
+class Producer:
+    """Work that makes one array, element by element, and the loops done with each element."""
+
+    given: tuple[Array, ...]
+    result: Array
+    followers: list[Loop] = field(default_factory=list, kw_only=True)
+    stores: bool = field(default=True, kw_only=True)
+    """Whether anybody else wants the array itself."""
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read, less what stays in registers."""
+        more = [array for loop in self.followers for array in loop.inputs]
+        return [*self.given, *(each for each in more if not same(each, self.result))]
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        own = [self.result] if self.stores else []
+        return [*own, *(array for loop in self.followers for array in loop.outputs)]
+
+
+@dataclass(eq=False)
+class Product(Producer):
+    """A matrix product with what its op does to the sums."""
+
+    call: Call
+
+
+@dataclass(eq=False)
+class Reduction(Producer):
+    """One reduction of a loop over `shape`; the result has the kept axes alone."""
+
+    recipe: Recipe
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+def same(one: Array, other: Array) -> bool:
+    """Whether two arrays are the same elements in the same order."""
+    return (
+        address_of(one) == address_of(other)
+        and one.shape == other.shape
+        and one.strides == other.strides
+        and one.dtype == other.dtype
+    )
+
+
+def with_followers(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
+    """The pieces with loops taken in by the products and reductions they follow.
+
+    A producer moves down to the loop that follows it, so nothing in between may depend on it, or
+    write what it reads. Its own result is not stored if it lies in scratch memory and nobody else
+    reads it before it is written again.
+    """
+    found = list(pieces)
+    index = 0
+    while index < len(found):
+        piece = found[index]
+        if isinstance(piece, Producer):
+            place = _follower(found, index)
+            if place is not None:
+                piece.followers.append(found.pop(place))
+                del found[index]
+                piece.stores = _is_wanted(found, place - 1, piece.result, is_scratch)
+                found.insert(place - 1, piece)
+                continue
+        index += 1
+    return found
+
+
+def _follower(pieces: list[Any], index: int) -> int | None:
+    """The first loop after a producer that reads its result, if nothing stands in between."""
+    producer: Producer = pieces[index]
+    result = producer.result
+    for place in range(index + 1, len(pieces)):
+        piece = pieces[place]
+        if (
+            isinstance(piece, Loop)
+            and piece.shape == result.shape
+            and any(same(each, result) for each in piece.inputs)
+            and all(same(each, result) or not meet([each], [result]) for each in piece.inputs)
+            and not _overwrites(piece, producer)
+        ):
+            return place
+        if conflict(producer, piece):
+            return None
+    return None
+
+
+def _overwrites(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop writes what the producer still reads for other elements."""
+    inputs = producer.given
+    if isinstance(producer, Product) and producer.call.node.op.name == "matmul_accumulate":
+        # What is added to is read for the same element alone.
+        inputs = inputs[1:]
+    return meet(loop.outputs, inputs)
+
+
+def _is_wanted(pieces: list[Any], place: int, result: Array, is_scratch: Any) -> bool:
+    """Whether a result is read by a piece from `place` on, or lies where others can see it."""
+    if not is_scratch(result):
+        return True
+    for piece in pieces[place:]:
+        if meet(piece.reads, [result]):
+            return True
+        if any(same(each, result) for each in piece.writes):
+            return False
+    return False

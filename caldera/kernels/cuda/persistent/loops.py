@@ -1,0 +1,194 @@
+"""Element-wise and fused nodes, reductions and copies as parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.elements import computed_type, literal
+from caldera.kernels.cuda.expression import statements
+from caldera.kernels.cuda.persistent.followers import Loop, Reduction
+from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, Part, units_of
+from caldera.kernels.cuda.persistent.writer import Places, aligned_coordinates, unravelled
+from caldera.kernels.native.loop.operations import accumulated, neutral
+from caldera.kernels.recipe import Recipe
+from caldera.tensor.shape import Shape, size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
+LANES = 32
+
+
+def loop_part(loop: Loop) -> Part:
+    """A loop without reductions: a thread an element."""
+    count = size(loop.shape)
+
+    def code(places: Places) -> list[str]:
+        split, coordinates = unravelled("e", loop.shape, "i")
+        body = element_code(places, loop, coordinates)
+        return [
+            f"i32 e = unit * {THREADS} + threadIdx.x;",
+            f"if (e < {count}) {{",
+            *(f"    {line}" for line in (*split, *body)),
+            "}",
+        ]
+
+    return Part("loop", units_of(count, THREADS), loop.inputs, loop.outputs, code)
+
+
+def element_code(
+    places: Places, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
+) -> list[str]:
+    """The statements for one element; `known` names inputs that are in registers already."""
+    lines, found = _evaluated(places, loop.recipe, loop.inputs, coordinates, known or {})
+    for array, value in zip(loop.outputs, found.outputs, strict=True):
+        lines.append(places.store(array, aligned_coordinates(array, coordinates), value))
+    return lines
+
+
+def _evaluated(
+    places: Places,
+    recipe: Recipe,
+    inputs: Sequence[Array],
+    coordinates: Sequence[str],
+    known: dict[int, str],
+) -> tuple[list[str], Any]:
+    operands = [known.get(index, f"x{index}") for index in range(len(inputs))]
+    lines = [
+        f"auto x{index} = {places.load(array, aligned_coordinates(array, coordinates))};"
+        for index, array in enumerate(inputs)
+        if index not in known
+    ]
+    found = statements(recipe, operands)
+    return lines + found.lines, found
+
+
+Finish = Callable[[Places, str, Sequence[str]], list[str]]
+"""Statements for one result, given its value and its coordinates."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A reduction, and what is known about it."""
+
+    reduction: Reduction
+    finish: Finish
+
+    @property
+    def kept(self) -> list[int]:
+        """The axes that the result has."""
+        return [axis for axis in range(len(self.shape)) if axis not in self.reduction.axes]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the loop."""
+        return self.reduction.shape
+
+    @property
+    def results(self) -> int:
+        """How many results there are."""
+        return size(tuple(self.shape[axis] for axis in self.kept))
+
+    @property
+    def length(self) -> int:
+        """How many elements make one result."""
+        return size(tuple(self.shape[axis] for axis in self.reduction.axes))
+
+    @property
+    def what(self) -> tuple[str, str]:
+        """The op and the dtype of what it reduces."""
+        return self.reduction.recipe.reductions[0][:2]
+
+    @property
+    def combined(self) -> str:
+        """The function that makes one of two partial results."""
+        return _COMBINED[self.what[0]]
+
+    @property
+    def type_text(self) -> str:
+        """The type of partial results."""
+        return computed_type(accumulated(*self.what))
+
+    @property
+    def start(self) -> str:
+        """The result of nothing."""
+        return literal(neutral(*self.what), accumulated(*self.what))
+
+    def side_by_side(self) -> bool:
+        """Whether neighbouring results come from neighbouring elements."""
+        kept = self.kept
+        full = [array for array in self.reduction.given if array.shape == tuple(self.shape)]
+        return self.results > 1 and any(array.strides[kept[-1]] == array.itemsize for array in full)
+
+    def step(self, places: Places) -> list[str]:
+        """Statements that add element `k` of `result` to `total`."""
+        outer, outer_names = unravelled("result", [self.shape[a] for a in self.kept], "o")
+        inner, inner_names = unravelled("k", [self.shape[a] for a in self.reduction.axes], "r")
+        by_axis = zip((*self.kept, *self.reduction.axes), (*outer_names, *inner_names), strict=True)
+        names = dict(by_axis)
+        coordinates = [names[axis] for axis in range(len(self.shape))]
+        recipe, given = self.reduction.recipe, self.reduction.given
+        lines, found = _evaluated(places, recipe, given, coordinates, {})
+        value = f"({self.type_text}){found.reductions[0]}"
+        return [*outer, *inner, *lines, f"total = {self.combined}(total, {value});"]
+
+    def end(self, places: Places) -> list[str]:
+        """Statements for `total`, the value of `result`."""
+        split, names = unravelled("result", [self.shape[axis] for axis in self.kept], "w")
+        return [*split, *self.finish(places, "total", names)]
+
+
+def reduction_part(reduction: Reduction, finish: Finish) -> Part:
+    """A reduction; `finish` writes what becomes of each result.
+
+    Where neighbouring results come from neighbouring elements, a lane takes a result and the warps
+    of a block share what is reduced; else a warp takes a result.
+    """
+    job = _Job(reduction, finish)
+    write, each = (_columns, LANES) if job.side_by_side() else (_rows, WARPS)
+    return Part(
+        job.what[0], units_of(job.results, each), reduction.reads, reduction.writes,
+        lambda places: write(job, places),
+    )  # fmt: skip
+
+
+def _rows(job: _Job, places: Places) -> list[str]:
+    total = f"total = {job.combined}(total, ({job.type_text})__shfl_xor_sync(~0u, total, mask));"
+    return [
+        f"i32 result = unit * {WARPS} + (threadIdx.x >> 5);",
+        f"if (result < {job.results}) {{",
+        f"    {job.type_text} total = {job.start};",
+        f"    for (i32 k = threadIdx.x & 31; k < {job.length}; k += 32) {{",
+        *(f"        {line}" for line in job.step(places)),
+        "    }",
+        f"    for (i32 mask = 16; mask; mask >>= 1) {total}",
+        "    if ((threadIdx.x & 31) == 0) {",
+        *(f"        {line}" for line in job.end(places)),
+        "    }",
+        "}",
+    ]
+
+
+def _columns(job: _Job, places: Places) -> list[str]:
+    kind = job.type_text
+    return [
+        f"i32 result = unit * {LANES} + (threadIdx.x & 31);",
+        f"{kind} total = {job.start};",
+        f"if (result < {job.results}) {{",
+        f"    for (i32 k = threadIdx.x >> 5; k < {job.length}; k += {WARPS}) {{",
+        *(f"        {line}" for line in job.step(places)),
+        "    }",
+        "}",
+        f"{kind}* totals = ({kind}*)shared;",
+        "totals[threadIdx.x] = total;",
+        "__syncthreads();",
+        f"if (threadIdx.x < 32 && result < {job.results}) {{",
+        f"    for (i32 w = 1; w < {WARPS}; w++)",
+        f"        total = {job.combined}(total, totals[w * 32 + threadIdx.x]);",
+        *(f"    {line}" for line in job.end(places)),
+        "}",
+        "__syncthreads();",
+    ]

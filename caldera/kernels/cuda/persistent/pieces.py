@@ -1,0 +1,102 @@
+"""The calls of a step as pieces that a persistent kernel can do; None where one cannot be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.body import Body
+from caldera.kernels.cuda.expression import is_known
+from caldera.kernels.cuda.persistent.followers import Loop, Product, Reduction
+from caldera.kernels.cuda.persistent.parts import Part
+from caldera.kernels.cuda.persistent.products import is_product, operands
+from caldera.kernels.cuda.persistent.rows import BUILDERS
+from caldera.kernels.recipe import Recipe, loop_shape, recipe_of, without_outputs
+from caldera.kernels.table import Call
+from caldera.tensor.shape import size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+Piece = Loop | Reduction | Product | Part
+
+
+def copy_piece(call: Call) -> Loop:
+    """A plain copy of one array."""
+    (given,), (target,) = call.inputs, call.outputs
+    name = given.dtype.name
+    return Loop(Recipe((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
+
+
+def pieces_of(call: Call) -> list[Piece] | None:
+    """What a call is made of, in order; None if a persistent kernel cannot do it."""
+    if not all(array.size for array in (*call.inputs, *call.outputs)):
+        return None
+    node = call.node
+    if is_product(node):
+        return None if operands(call) is None else [Product(call.inputs, call.outputs[0], call)]
+    builder = BUILDERS.get(node.op.name)
+    if builder is not None:
+        part = builder(call)
+        return None if part is None else [part]
+    looping = node.op.kind in ("elementwise", "reduction") or node.op.name == "fused"
+    if not looping or not is_known(node) or size(loop_shape(node)) >= 1 << 31:
+        return None
+    if node.op.kind == "reduction":
+        return _reduction(call)
+    if node.op.name != "fused":
+        return [Loop(recipe_of(node), loop_shape(node), call.inputs, call.outputs)]
+    return _fused(call)
+
+
+def _reduction(call: Call) -> list[Piece] | None:
+    node = call.node
+    recipe = recipe_of(node)
+    if recipe.reductions[0][1] == "bool":
+        return None
+    axes = node.attrs["axis"]
+    output = _without(call.outputs[0], axes, node.attrs["keepdims"])
+    return [Reduction(call.inputs, output, recipe, node.inputs[0].shape, axes)]
+
+
+def _fused(call: Call) -> list[Piece] | None:
+    body: Body = call.node.attrs["body"]
+    shape = loop_shape(call.node)
+    plain = recipe_of(call.node)
+    arrays = [
+        array
+        for array, part in zip(call.outputs, body.outputs, strict=True)
+        if part.op.kind != "reduction"
+    ]
+    written = {
+        reference: array for (_, reference), array in zip(plain.outputs, arrays, strict=True)
+    }
+    found: list[Piece] = []
+    if written:
+        found.append(Loop(plain, shape, call.inputs, tuple(arrays)))
+    for index, part in enumerate(body.outputs):
+        if part.op.kind != "reduction":
+            continue
+        recipe = without_outputs(recipe_of(call.node, (index,)))
+        op, dtype, _ = recipe.reductions[0]
+        if dtype == "bool":
+            return None
+        axes = part.attrs["axis"]
+        output = _without(call.outputs[index], axes, part.attrs["keepdims"])
+        inputs = call.inputs
+        reference = recipe_of(call.node, (index,)).reductions[0][2]
+        if reference in written:
+            # What the loop has written need not be computed again.
+            recipe = Recipe((dtype,), (), (), ((op, dtype, ("in", 0)),))
+            inputs = (written[reference],)
+        found.append(Reduction(inputs, output, recipe, shape, axes))
+    return found
+
+
+def _without(output: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """An output less the axes over which it was reduced."""
+    if not keepdims:
+        return output
+    view: Array = output[tuple(0 if axis in axes else slice(None) for axis in range(output.ndim))]
+    return view

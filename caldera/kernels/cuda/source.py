@@ -1,0 +1,42 @@
+"""The text of kernels whose body is a call of what a header holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera.kernels.cuda.elements import STORED
+from caldera.kernels.table import Array
+
+
+def type_of(array: Array) -> str:
+    """How the elements of an array are stored."""
+    return STORED[array.dtype.name]
+
+
+def flags(*values: bool) -> str:
+    """Template arguments.
+
+    >>> flags(True, False)
+    'true, false'
+    """
+    return ", ".join("true" if value else "false" for value in values)
+
+
+def kernel_source(
+    header: str, name: str, threads: int, parameters: Sequence[str], body: str
+) -> str:
+    """One kernel, for blocks of at most so many threads: these have to find room in a
+    multiprocessor, whatever the compiler makes of the body.
+
+    >>> print(kernel_source("rows.cuh", "clear", 32, ["float* y"], "y[threadIdx.x] = 0.0f;"))
+    #include "rows.cuh"
+    extern "C" __global__ void __launch_bounds__(32) clear(float* y) {
+        y[threadIdx.x] = 0.0f;
+    }
+    <BLANKLINE>
+    """
+    return (
+        f'#include "{header}"\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}) {name}({", ".join(parameters)})'
+        f" {{\n    {body}\n}}\n"
+    )

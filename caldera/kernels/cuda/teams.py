@@ -1,0 +1,65 @@
+"""How many threads share a row, and how much of it each keeps: see include/rows.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BLOCK_SIZES = (128, 256, 512, 1024)
+_STREAM_THREADS = 512
+"""Threads that share a row too long to be kept."""
+_WARPS = 4
+"""Warps of a block in which each warp has a row of its own."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """`kind` is "thread", "warp" or "block"; each thread takes `together` neighbours at a time, at
+    most `rounds` times (0: as often as it takes, without keeping them)."""
+
+    kind: str
+    rounds: int
+    together: int
+    threads: int
+
+    @property
+    def text(self) -> str:
+        """Its type in a kernel's text."""
+        return f"{self.kind}_team<{self.rounds}, {self.together}>"
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has at a time."""
+        return {"thread": self.threads, "warp": self.threads // 32, "block": 1}[self.kind]
+
+    def blocks(self, rows: int) -> int:
+        """Blocks for so many rows."""
+        return -(-rows // self.rows)
+
+
+def team_for(length: int, together: int, most: int) -> Team:
+    """The team for rows of a length; a thread keeps at most `most` elements.
+
+    >>> team_for(768, 4, 32)
+    Team(kind='warp', rounds=8, together=4, threads=128)
+    >>> team_for(1 << 20, 1, 32).rounds
+    0
+    """
+    pieces = -(-length // together)
+    rounds = _power(-(-pieces // 32))
+    if rounds * together <= most:
+        return Team("warp", rounds, together, 32 * _WARPS)
+    for threads in _BLOCK_SIZES:
+        rounds = _power(-(-pieces // threads))
+        if rounds * together <= most:
+            return Team("block", rounds, together, threads)
+    return Team("block", 0, together, _STREAM_THREADS)
+
+
+def thread_team(threads: int = 128) -> Team:
+    """A thread for each row, whose neighbours have the rows beside it."""
+    return Team("thread", 0, 1, threads)
+
+
+def _power(count: int) -> int:
+    """The smallest power of 2 that is not less."""
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,18 @@
+"""Families of devices on which all calls of a step can become one.
+
+A joiner is given the calls of a step in order, each with the op its kernel is registered for, two
+counters on the device that are 0, and a way to ask whether an array is scratch memory. It gives
+back what makes any number of steps one launch, or None where it cannot, or where it would not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from caldera.kernels.table import Array, Call, Runner
+
+Steps = Callable[[int], Runner]
+Joiner = Callable[[Sequence[tuple[str, Call]], Array, Callable[[Array], bool]], Steps | None]
+
+JOINERS: dict[str, Joiner] = {}
+"""By family; the rooms of kernels fill it when they are imported."""

@@ -1,0 +1,53 @@
+"""Plans of small networks as one launch a step, on devices that can do that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.whole import JOINERS, Steps
+from caldera.memory import Block, Device, Stream
+from caldera.memory.device_array import address_of
+from caldera.memory.interface import CapturedGraph
+from caldera.plan.schedule import Lookup, Schedule
+from caldera.tensor import Tensor
+
+MOST_BYTES = 64 << 20
+"""Of values between the calls, each of which has memory of its own here."""
+
+
+class JoinedStep(CapturedGraph):
+    """A step that is one launch."""
+
+    def __init__(self, stream: Stream, steps: Steps, kept: object) -> None:
+        self._stream = stream
+        self._once = steps(1)
+        self._kept = kept
+
+    def replay(self) -> None:
+        self._stream.launch(self._once)
+
+
+def can_join(device: Device, schedule: Schedule) -> bool:
+    """Whether it makes sense to try: the device can, and the values fit."""
+    return device.kernels in JOINERS and 0 < schedule.naive_bytes <= MOST_BYTES
+
+
+def joined_step(
+    device: Device, schedule: Schedule, lookup: Callable[[Block], Lookup], communicator: Any
+) -> JoinedStep | None:
+    """The steps of a schedule without reuse of memory as one launch; None where that cannot be.
+
+    `lookup(block)` finds arrays, those of the arena in that block.
+    """
+    block = device.allocate(schedule.arena_bytes, owner="joined steps")
+    counters = Tensor((2,), dtype="int32", device=device, name="joined steps")
+
+    def is_scratch(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
+        return block.address <= address_of(array) < block.address + block.nbytes
+
+    calls = [(kernel.op, call) for kernel, call in schedule.calls(lookup(block), communicator)]
+    steps = JOINERS[device.kernels](calls, counters.device_array(), is_scratch)
+    return None if steps is None else JoinedStep(device.stream, steps, (block, counters, calls))

@@ -1,0 +1,78 @@
+"""How much each sample counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.data import Batch, Data, IterableData
+from caldera.errors import DataError
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights by sample, by class, or both, which are then multiplied.
+
+    >>> import numpy as np
+    >>> from caldera.data import ArrayData
+    >>> from caldera.train.weights import Weights
+    >>> labels = np.array([0, 1, 1])
+    >>> weights = Weights.of(ArrayData(np.zeros((3, 1)), labels), by_class={1: 5.0})
+    >>> weights.of_samples(np.arange(3), labels).tolist()
+    [1.0, 5.0, 5.0]
+    """
+
+    by_sample: np.ndarray | None
+    by_class: np.ndarray | None
+
+    @classmethod
+    def of(
+        cls, data: Data | IterableData, by_sample: Any = None, by_class: Any = None
+    ) -> Weights | None:
+        """From what a user gives; None if all samples count the same."""
+        if by_sample is None and by_class is None:
+            return None
+        return cls(
+            None if by_sample is None else _checked(by_sample, data),
+            None if by_class is None else _by_label(by_class),
+        )
+
+    def of_batch(self, batch: Batch) -> np.ndarray:
+        """The weights of a batch's samples."""
+        return self.of_samples(batch.indices, batch.y)
+
+    def of_samples(self, indices: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
+        """The weights of samples with these numbers and labels."""
+        weights = np.ones(len(indices))
+        if self.by_sample is not None:
+            weights = weights * self.by_sample[indices]
+        if self.by_class is not None:
+            weights = weights * self.by_class[np.asarray(labels, dtype=np.int64)]
+        return weights
+
+
+def _checked(given: Any, data: Data | IterableData) -> np.ndarray:
+    if isinstance(data, IterableData):
+        raise DataError.build(
+            "fit", expected="data with numbered samples for sample_weights", got="a stream",
+            hint="use arrays, or class_weights",
+        )  # fmt: skip
+    weights = np.asarray(given, dtype=np.float64)
+    count = len(data)
+    if weights.shape != (count,):
+        raise DataError.build(
+            "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
+        )
+    return weights
+
+
+def _by_label(given: Any) -> np.ndarray:
+    """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
+    if isinstance(given, dict):
+        found = np.ones(max(given) + 1)
+        for label, weight in given.items():
+            found[label] = weight
+        return found
+    return np.asarray(given, dtype=np.float64)

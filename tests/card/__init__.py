@@ -1,0 +1,1 @@
+"""A card that is not there: the CUDA kernels of the package, run on the host."""

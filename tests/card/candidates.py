@@ -1,0 +1,182 @@
+"""Every kernel of a card against the oracle, on arrays that lie in memory in any way they may."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+import caldera.kernels.cuda
+from caldera.errors import DtypeError
+from caldera.graph.body import topological
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import ITEM, parameter
+from caldera.graph.order import laid_out
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.lazy import Expr, lift
+from caldera.memory import Device
+from caldera.memory.cuda import cupy
+from caldera.tensor.dtype import BY_NAME, bool_, is_float
+from tests.card.emulated import EmulatedCard
+from tests.unit.kernels.test_candidates import ELSEWHERE, LAYOUTS
+from tests.unit.ops.cases import ALL
+
+assert caldera.kernels.cuda
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+Arrays = tuple[np.ndarray, ...]
+Compare = Callable[[np.ndarray, np.ndarray], None]
+
+
+# --- memory
+
+
+def placed(card: Device, array: np.ndarray) -> Any:
+    """The array on the card, as far from each multiple of 64 bytes, with the same strides."""
+    if isinstance(card, EmulatedCard):
+        return array
+    if array.size == 0:
+        return card.array(card.allocate(1), 0, array.shape, array.dtype)
+    low, high = np.lib.array_utils.byte_bounds(array)
+    block = card.allocate(high - low + 64)
+    raw = (ctypes.c_char * (high - low)).from_address(low)
+    card.copy_in(block, low % 64, np.frombuffer(raw, np.uint8), card.stream)
+    memory = card.array(block, low % 64, (high - low,), np.dtype(np.uint8))
+    start = array.__array_interface__["data"][0] - low
+    return type(memory)(array.shape, array.dtype, memory, start, array.strides)
+
+
+def fetched(card: Device, there: Any, like: np.ndarray) -> np.ndarray:
+    """What `placed` put there, as the card's kernels have left it."""
+    if isinstance(card, EmulatedCard) or like.size == 0:
+        return like
+    low, high = np.lib.array_utils.byte_bounds(like)
+    there_low = there.__array_interface__["data"][0] - (like.__array_interface__["data"][0] - low)
+    here = np.empty(high - low, np.uint8)
+    cupy().cuda.runtime.memcpy(here.ctypes.data, there_low, here.nbytes, 2)
+    start = like.__array_interface__["data"][0] - low
+    return np.ndarray(like.shape, like.dtype, here, start, like.strides)
+
+
+def spoiled(spec: Spec) -> np.ndarray:
+    """Memory that holds nan, or the largest of numbers: what a run before it might have left."""
+    memory = np.empty(spec.nbytes, np.uint8)
+    memory.fill(0x01 if spec.dtype == bool_ else 0xFF)
+    return laid_out(memory.view(spec.dtype), spec.shape, spec.order)
+
+
+def run_kernel(card: Device, kernel: Kernel, node: Node, inputs: Arrays, times: int = 1) -> Arrays:
+    """The outputs of a kernel on the card."""
+    outputs = tuple(spoiled(spec) for spec in node.outputs)
+    needed = kernel.workspace(node)
+    workspace = np.full(needed, 0xFF, np.uint8) if needed else None
+    there = tuple(placed(card, array) for array in outputs)
+    given = tuple(placed(card, array) for array in inputs)
+    spare = None if workspace is None else placed(card, workspace)
+    made: list[Any] = []
+    card.stream.launch(lambda: made.append(kernel.bind(Call(node, there, given, spare))))
+    for _ in range(times):
+        card.stream.launch(lambda: made[0]())
+    card.stream.synchronize()
+    return tuple(fetched(card, t, like) for t, like in zip(there, outputs, strict=True))
+
+
+# --- the check
+
+
+def compare(output: np.ndarray, right: np.ndarray) -> None:
+    """Equal up to rounding; integers and truth values exactly."""
+    if not is_float(output.dtype):
+        np.testing.assert_array_equal(output, right)
+        return
+    wide = right.astype("float64")
+    tolerance = TOLERANCE[output.dtype.name]
+    scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=tolerance))
+    np.testing.assert_allclose(
+        output.astype("float64"), wide, rtol=tolerance, atol=tolerance * scale
+    )
+
+
+def same_bits(output: np.ndarray, right: np.ndarray) -> None:
+    """Equal to the last bit."""
+    assert output.dtype == right.dtype
+    assert output.tobytes() == right.tobytes(), (output, right)
+
+
+def check(
+    card: Device,
+    node: Node,
+    inputs: Arrays,
+    names: Iterable[str] | None = None,
+    by: Compare = compare,
+    layouts: Iterable[str] = LAYOUTS,
+) -> set[str]:
+    """Run all kernels that can run this node, in all layouts; their names."""
+    checked = set()
+    for kernel in TABLE.candidates(node, "cuda"):
+        if (names is not None and kernel.name not in names) or not _is_here(card, kernel):
+            continue
+        for layout in layouts:
+            arranged = tuple(LAYOUTS[layout](array) for array in inputs)
+            dense = tuple(np.array(array, order="C") for array in arranged)
+            with np.errstate(all="ignore"):
+                expected = evaluate(node, dense)
+            try:
+                results = run_kernel(card, kernel, node, arranged, times=2)
+                for result, right in zip(results, expected, strict=True):
+                    by(result, right)
+                for array, before in zip(arranged, dense, strict=True):
+                    assert array.tobytes() == before.tobytes()
+            except Exception as problem:
+                problem.add_note(f"{node.op.name}: {kernel.name}, {layout}, {node}")
+                raise
+        checked.add(kernel.name)
+    return checked
+
+
+def _is_here(card: Device, kernel: Kernel) -> bool:
+    """Kernels of NVIDIA's libraries need a real card."""
+    return not isinstance(card, EmulatedCard) or not kernel.name.startswith("cu")
+
+
+# --- nodes
+
+
+def nodes_of_cases(ops: set[str], dtype: str) -> Iterator[tuple[Node, Arrays]]:
+    """The distinct nodes of these ops in all cases, in this dtype, with what they read there."""
+    wanted = BY_NAME[dtype]
+    seen: set[Any] = set()
+    for case in (case for case in ALL if case.op not in ELSEWHERE):
+        arrays = [a.astype(wanted) if a.dtype.kind == "f" else a for a in case.inputs]
+        try:
+            result = case.function(*[Expr(lift(array)) for array in arrays])
+        except DtypeError:
+            continue
+        several = result if isinstance(result, tuple | list) else (result,)
+        order = topological([each.node for each in several])
+        if not any(node.op.name in ops for node in order):
+            continue
+        values: dict[Node, Arrays] = {}
+        for node in order:
+            symbol = node.attrs.get("symbol")
+            if symbol is not None:
+                values[node] = (symbol.value.numpy(),)
+            elif node.op is ITEM:
+                values[node] = (values[node.inputs[0]][node.attrs["index"]],)
+            else:
+                inputs = tuple(values[given][0] for given in node.inputs)
+                with np.errstate(all="ignore"):
+                    values[node] = evaluate(node, inputs)
+                key = (node.op.name, repr(sorted(node.attrs.items())),
+                       tuple(given.spec for given in node.inputs))  # fmt: skip
+                if node.op.name in ops and key not in seen:
+                    seen.add(key)
+                    yield node, inputs
+
+
+def stand_ins(*arrays: np.ndarray) -> list[Node]:
+    """Nodes with the shapes and dtypes of arrays."""
+    return [parameter(i, Spec(a.shape, a.dtype)) for i, a in enumerate(arrays)]

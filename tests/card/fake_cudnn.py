@@ -1,0 +1,207 @@
+"""What cudnn-frontend does, on the host: a graph of one convolution, run by the oracle on the
+memory that its tensors describe."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.reference.registry import FUNCTIONS
+from caldera.tensor.dtype import BY_NAME
+
+
+class cudnnGraphNotSupportedError(Exception):
+    """As the package names it."""
+
+
+class data_type(enum.Enum):
+    """Types of tensors."""
+
+    FLOAT = "float32"
+    DOUBLE = "float64"
+    HALF = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class heur_mode(enum.Enum):
+    """Who proposes plans."""
+
+    A = 0
+    B = 1
+    FALLBACK = 2
+
+
+class numerical_note(enum.Enum):
+    """What plans may do."""
+
+    DOWN_CONVERT_INPUTS = 0
+    FFT = 1
+    NONDETERMINISTIC = 2
+    REDUCED_PRECISION_REDUCTION = 3
+    TENSOR_CORE = 4
+    WINOGRAD = 5
+    WINOGRAD_TILE_13x13 = 6
+    WINOGRAD_TILE_6x6 = 7
+
+
+PLANS: list[tuple[frozenset[numerical_note], int]] = [
+    (frozenset({numerical_note.NONDETERMINISTIC}), 0),
+    (frozenset({numerical_note.TENSOR_CORE}), 1000),
+    (frozenset({numerical_note.WINOGRAD, numerical_note.WINOGRAD_TILE_6x6}), 5000),
+    (frozenset(), 3000),
+    (frozenset({numerical_note.FFT}), 0),
+]
+"""The notes of each plan, and the workspace it needs for each image."""
+
+
+class FakeTensor:
+    """A tensor of a graph."""
+
+    def __init__(self, dim: list[int] | None = None, stride: list[int] | None = None) -> None:
+        self.dim, self.stride, self.uid, self.kind, self.is_output = dim, stride, -1, None, False
+
+    def set_uid(self, uid: int) -> None:
+        self.uid = uid
+
+    def set_output(self, value: bool) -> None:
+        self.is_output = value
+
+    def set_dim(self, dim: list[int]) -> None:
+        self.dim = dim
+
+    def set_stride(self, stride: list[int]) -> None:
+        self.stride = stride
+
+    def set_data_type(self, kind: data_type) -> None:
+        self.kind = kind
+
+    def at(self, address: int) -> np.ndarray:
+        """The memory that it describes."""
+        assert address % 16 == 0, "tensors are aligned"
+        dtype = BY_NAME[self.kind.value]
+        reach = sum((n - 1) * step for n, step in zip(self.dim, self.stride, strict=True)) + 1
+        memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(address)
+        strides = [step * dtype.itemsize for step in self.stride]
+        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype), self.dim, strides)
+
+
+class FakeGraph:
+    """A graph of one convolution."""
+
+    def __init__(self, library: FakeCudnn, handle: str, **kinds: data_type) -> None:
+        assert handle == "handle"
+        self.library, self.kinds = library, kinds
+        self.tensors: list[FakeTensor] = []
+        self.stages: list[str] = []
+        self.refused: set[numerical_note] = set()
+        self.built: set[int] = set()
+
+    def tensor(
+        self, *, name: str, dim: list[int], stride: list[int], data_type: data_type
+    ) -> FakeTensor:
+        found = FakeTensor(dim, stride)
+        found.kind = data_type
+        self.tensors.append(found)
+        return found
+
+    def _operation(self, name: str, first: FakeTensor, second: FakeTensor, how: Any) -> FakeTensor:
+        result = FakeTensor()
+        self.operation = (name, first, second, result, how)
+        self.tensors.append(result)
+        return result
+
+    def conv_fprop(self, *, image: FakeTensor, weight: FakeTensor, **how: Any) -> FakeTensor:
+        return self._operation("conv2d", image, weight, how)
+
+    def conv_dgrad(self, *, loss: FakeTensor, filter: FakeTensor, **how: Any) -> FakeTensor:
+        return self._operation("conv2d_input", loss, filter, how)
+
+    def conv_wgrad(self, *, image: FakeTensor, loss: FakeTensor, **how: Any) -> FakeTensor:
+        return self._operation("conv2d_weight", image, loss, how)
+
+    def validate(self) -> None:
+        assert all(each.dim and each.stride and each.uid > 0 for each in self.tensors)
+        assert self.operation[3].is_output
+        if self.library.refuses(self.operation[0]):
+            raise cudnnGraphNotSupportedError("no engine")
+        self.stages.append("validated")
+
+    def build_operation_graph(self) -> None:
+        assert self.stages == ["validated"]
+        self.stages.append("built")
+
+    def create_execution_plans(self, modes: list[heur_mode]) -> None:
+        assert self.stages == ["validated", "built"]
+        assert modes == [heur_mode.A, heur_mode.FALLBACK]
+        self.stages.append("planned")
+
+    def deselect_numeric_notes(self, notes: list[numerical_note]) -> None:
+        assert self.stages[-1] == "planned", "notes are of plans"
+        self.refused.update(notes)
+
+    def get_execution_plan_count(self) -> int:
+        return len(PLANS)
+
+    def build_plan_at_index(self, index: int) -> None:
+        if PLANS[index][0] & self.refused:
+            raise RuntimeError("Deselecting execution plan")
+        self.built.add(index)
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        assert index in self.built
+        images = [each for each in self.tensors if each.uid == 1]
+        return PLANS[index][1] * images[0].dim[0]
+
+    def execute_plan_at_index(
+        self, pack: dict[int, int], workspace: int, index: int, handle: str
+    ) -> None:
+        assert handle == "handle"
+        assert index in self.built
+        room = self.get_workspace_size_plan_at_index(index)
+        if room:
+            assert workspace % 256 == 0
+            np.frombuffer((ctypes.c_char * room).from_address(workspace), np.uint8)[:] = 0xEE
+        name, first, second, result, how = self.operation
+        inputs = [each.at(pack[each.uid]) for each in (first, second)]
+        image, filters = (
+            next(each for each in self.tensors if each.uid == uid).dim for uid in (1, 2)
+        )
+        attributes: dict[str, Any] = {
+            "stride": tuple(how["stride"]), "dilation": tuple(how["dilation"]),
+            "padding": tuple(zip(how["pre_padding"], how["post_padding"], strict=True)),
+            "groups": image[1] // filters[1],
+        }  # fmt: skip
+        if name != "conv2d":
+            attributes["shape"] = tuple(result.dim)
+        wide = [each.astype(self.kinds["compute_data_type"].value) for each in inputs]
+        result.at(pack[result.uid])[...] = FUNCTIONS[name](*wide, **attributes)
+        self.library.executed.append(index)
+
+
+class FakeCudnn:
+    """Stands for the module cudnn."""
+
+    cudnnGraphNotSupportedError = cudnnGraphNotSupportedError
+    data_type, heur_mode, numerical_note = data_type, heur_mode, numerical_note
+
+    def __init__(self, refused: tuple[str, ...] = ()) -> None:
+        self._refused = refused
+        self.streams: list[int] = []
+        self.executed: list[int] = []
+
+    def refuses(self, op: str) -> bool:
+        """Whether it has no engine for an op."""
+        return op in self._refused
+
+    def create_handle(self) -> str:
+        return "handle"
+
+    def set_stream(self, handle: str, stream: int) -> None:
+        assert handle == "handle"
+        self.streams.append(stream)
+
+    def pygraph(self, *, handle: str, **kinds: data_type) -> FakeGraph:
+        return FakeGraph(self, handle, **kinds)

@@ -1,0 +1,57 @@
+"""Sums over ranks on a card."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+from caldera.errors import DeviceError
+from caldera.graph.ops.collective import all_sum
+from caldera.kernels.table import TABLE
+from caldera.lazy import Expr
+from caldera.memory import Device
+from caldera.tensor.dtype import BY_NAME
+from tests.card.candidates import FLOATS, run_kernel, same_bits, stand_ins
+from tests.card.emulated import EmulatedCard, emulated_card
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_without_a_communicator_it_is_a_copy(card: Device, dtype: str) -> None:
+    x = np.arange(6.0).reshape(2, 3).astype(BY_NAME[dtype])
+    node = all_sum(*stand_ins(x), axis="data")
+    (kernel,) = TABLE.candidates(node, "cuda")
+    for given in (x, x.T.copy().T):
+        same_bits(run_kernel(card, kernel, node, (given,))[0], x)
+
+
+def test_one_rank(card: Device) -> None:
+    x = op.var("x", (2, 3), fill=np.arange(6.0).reshape(2, 3), device=card)
+    plan = cd.compile([op.all_sum(op.transpose(x))], device=card, communicator=SingleProcess())
+    for _ in range(2):
+        assert plan.run()[0].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_several_ranks(card: Device) -> None:
+    def work(comm: Communicator) -> list[float]:
+        # Ranks of one process share a real card, which only waits for its own work.
+        mine = emulated_card(comm.rank) if isinstance(card, EmulatedCard) else card
+        x = op.var(f"x{comm.rank}", (3,), fill=np.full(3, comm.rank + 1.0), device=mine)
+        total: Expr = op.all_sum(x * 2.0)
+        plan = cd.compile([total], device=mine, communicator=comm)
+        plan.run()
+        result: list[float] = plan.run()[0].tolist()
+        return result
+
+    assert run_virtual_ranks(3, work) == [[12.0] * 3] * 3
+
+
+def test_it_waits_and_so_cannot_be_captured(card: Device) -> None:
+    x = op.var("x", (3,), fill=np.ones(3), device=card)
+    plan = cd.compile([op.all_sum(x)], device=card)
+    assert not plan.can_capture
+    with pytest.raises(DeviceError, match=r"capture of op\.all_sum: .*'through the host'"):
+        plan.capture()
+    assert plan.run()[0].tolist() == [1.0] * 3

@@ -1,0 +1,172 @@
+"""Our own convolutions on a card: every kind, dtype and memory order, odd shapes, cut sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops import product
+from caldera.kernels.cuda import nvrtc
+from caldera.kernels.cuda.convolution import correlate, text, weight
+from caldera.kernels.cuda.convolution.parameters import Divider
+from caldera.kernels.cuda.driver import headers
+from caldera.kernels.cuda.tiling import TILES, Tile, Tiling
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE
+from caldera.memory import Device
+from caldera.tensor.dtype import BY_NAME
+from tests.card.candidates import FLOATS, check, compare, run_kernel
+from tests.card.test_products import numbers
+from tests.unit.kernels.test_candidates import _in_both_orders as in_both_orders
+from tests.unit.ops.cases.convolution import SETTINGS, Setting, output_shape
+
+FEW_LAYOUTS = ("dense", "channels last")
+
+
+def nodes_of(setting: Any, dtype: str) -> Iterator[Node]:
+    """The convolution and both of its gradients, with images row major and channels last."""
+    x, w, g = (
+        parameter(index, Spec(shape, BY_NAME[dtype]))
+        for index, shape in enumerate([setting.x, setting.w, output_shape(setting)])
+    )
+    yield from in_both_orders(product.conv2d(x, w, **setting.how))
+    yield from in_both_orders(product.conv2d_input(g, w, shape=setting.x, **setting.how))
+    yield from in_both_orders(product.conv2d_weight(x, g, shape=setting.w, **setting.how))
+
+
+def inputs_of(node: Node) -> tuple[np.ndarray, ...]:
+    """Numbers for its inputs."""
+    return numbers(*[given.shape for given in node.inputs], dtype=node.dtype.name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_kind(card: Device, setting: Setting, dtype: str) -> None:
+    for node in nodes_of(setting, dtype):
+        assert "direct" in check(card, node, inputs_of(node))
+
+
+TILED = [
+    Setting("3x3", (2, 8, 9, 7), (12, 8, 3, 3), padding=((1, 1), (1, 1))),
+    Setting("strided", (2, 12, 9, 8), (16, 12, 3, 3), stride=(2, 2), padding=((1, 0), (0, 1))),
+    Setting("grouped, dilated", (1, 16, 7, 8), (24, 8, 2, 3), dilation=(2, 1), groups=2),
+    Setting("1x1", (3, 16, 5, 4), (20, 16, 1, 1)),
+    Setting("three channels", (2, 3, 11, 10), (9, 3, 5, 5), stride=(2, 1)),
+    Setting("one channel", (2, 1, 11, 10), (9, 1, 5, 5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "dtype"),
+    [(TILED[1], dtype) for dtype in FLOATS] + [(setting, "float32") for setting in TILED[2:]],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_tiles(card: Device, setting: Setting, dtype: str) -> None:
+    for node in nodes_of(setting, dtype):
+        assert "direct" in check(card, node, inputs_of(node), layouts=FEW_LAYOUTS)
+
+
+def test_without_a_workspace(card: Device) -> None:
+    for setting in (TILED[1], SETTINGS[9]):
+        for node in nodes_of(setting, "float32"):
+            (kernel,) = [each for each in TABLE.candidates(node, "cuda") if each.name == "direct"]
+            inputs = inputs_of(node)
+            (result,) = run_kernel(card, replace(kernel, workspace=lambda _: 0), node, inputs)
+            compare(result, evaluate(node, inputs)[0])
+
+
+@pytest.mark.parametrize("layout", ["with gaps", "columns first", "backwards", "repeated"])
+def test_arrays_that_lie_anyhow(card: Device, layout: str) -> None:
+    for node in nodes_of(TILED[1], "float32"):
+        check(card, node, inputs_of(node), ["direct"], layouts=(layout,))
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.side}")
+def test_tiles_of_every_size(
+    card: Device,
+    tile: Tile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chosen(rows: int, columns: int, length: int, count: int, *rest: int) -> Tiling:
+        across, down = -(-columns // tile.side), -(-rows // tile.side)
+        span = max(1, -(-length // tile.depth)) * tile.depth
+        return Tiling(tile, across, down, 1, span, length, count)
+
+    for module in (correlate, weight):
+        monkeypatch.setattr(module, "tiling", chosen)
+    for setting in TILED[:2]:
+        for node in nodes_of(setting, "float32"):
+            check(card, node, inputs_of(node), ["direct"], layouts=("channels last",))
+
+
+LONG = Setting("many pixels", (4, 12, 16, 16), (9, 12, 3, 3))
+THIN = Setting("many pixels, depthwise", (3, 6, 20, 20), (6, 1, 3, 3), groups=6)
+
+
+@pytest.mark.parametrize("setting", [LONG, THIN], ids=lambda setting: setting.name)
+def test_long_sums_are_cut(card: Device, setting: Setting) -> None:
+    for node in nodes_of(setting, "float32"):
+        (kernel,) = [each for each in TABLE.candidates(node, "cuda") if each.name == "direct"]
+        if node.op.name == "conv2d_weight":
+            assert kernel.workspace(node) >= 2 * node.spec.nbytes
+        inputs = inputs_of(node)
+        check(card, node, inputs, ["direct"], layouts=("channels last",))
+        (first,), (second,) = (run_kernel(card, kernel, node, inputs) for _ in range(2))
+        assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("precision", [None, "tf32", "bfloat16"])
+def test_training_steps(card: Device, precision: str | None) -> None:
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 3, 9, 9)).astype("float32")
+    losses = {}
+    for place in ("cpu", card):
+        x = cd.tensor(images, device=place)
+        first = op.var("first", (8, 3, 3, 3), fill=cd.constant(0.1), device=place)
+        second = op.var("second", (12, 8, 1, 1), fill=cd.constant(0.1), device=place)
+        hidden = op.relu(op.conv2d(x, first, stride=2, padding=1))
+        loss = op.mean(op.conv2d(hidden, second) ** 2.0)
+        slopes = op.grad(loss, [first, second])
+        steps = [op.assign(v, v - 0.1 * g) for v, g in zip((first, second), slopes, strict=True)]
+        plan = cd.compile([loss, *steps], device=place, precision=precision)
+        losses[place] = [plan.run()[0].item() for _ in range(3)]
+        names = {step.node.op.name: step.kernel for step in plan.schedule.steps}
+        assert names["conv2d_weight"].family == ("cpu" if place == "cpu" else "cuda")
+    tolerance = 1e-2 if precision == "bfloat16" else 1e-5
+    np.testing.assert_allclose(losses[card], losses["cpu"], rtol=tolerance)
+
+
+def test_division_by_multiplication() -> None:
+    generator = np.random.default_rng(0)
+    for divisor in (1, 2, 3, 5, 7, 9, 49, 64, 112, 12544, 65537, 2**30 + 1):
+        by = Divider.by(divisor)
+        for number in (0, 1, divisor - 1, divisor, 2**31 - 1, *generator.integers(0, 2**31, 50)):
+            high = (int(number) * by.magic) >> 32
+            assert (high + int(number)) >> by.shift == number // divisor
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_text_is_cuda(dtype: str) -> None:
+    if nvrtc.library() is None:
+        pytest.skip("no NVRTC here")
+    many = min(4, 16 // BY_NAME[dtype].itemsize)
+    tile = TILES[1 if dtype == "float64" else 0]
+    sources = [
+        text.tiles_text(kernel, dtype, tile, (whole, many), (not whole, 1), whole)
+        for kernel in (text.CORRELATE, text.WEIGHT)
+        for whole in (True, False)
+    ]
+    sources += [text.text(text.EACH, dtype, last=last) for last in ("true", "false")]
+    sources += [text.text(text.EACH_WEIGHT, dtype)]
+    sources += [
+        text.text(text.ADD_UP, dtype, places=each) for each in ("ImagePlaces", "FilterPlaces")
+    ]
+    for source in sources:
+        assert nvrtc.compile_source(source, headers(), "sm_90")

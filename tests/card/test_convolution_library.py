@@ -1,0 +1,201 @@
+"""Convolutions by cuDNN and as products: what the libraries are asked, checked by fakes that
+compute from the raw pointers, shapes and strides they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.graph.ops import product
+from caldera.graph.order import laid_out
+from caldera.kernels.choose import choices
+from caldera.kernels.cuda import blas, cublaslt, cudnn, libraries
+from caldera.kernels.reference import evaluate
+from caldera.kernels.slices import fitting
+from caldera.kernels.table import TABLE, Kernel
+from caldera.memory import Device
+from caldera.memory.cuda import card_count
+from tests.card.candidates import FLOATS, LAYOUTS, check, compare, run_kernel
+from tests.card.fake_cublaslt import FakeCublasLt
+from tests.card.fake_cudnn import FakeCudnn
+from tests.card.test_convolution import TILED, inputs_of, nodes_of
+from tests.unit.ops.cases.convolution import SETTINGS, Setting
+
+pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the real libraries")
+
+
+def _forget() -> None:
+    for known in (cudnn.handle, cudnn.graph_of, cublaslt.handle, cublaslt.algorithms, blas._found):
+        known.cache_clear()
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudnn]:
+    """A library that does what cuDNN does."""
+    fake = FakeCudnn()
+    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    _forget()
+    yield fake
+    _forget()
+
+
+def _as_planned(node: Node, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """The inputs as a plan lays them out."""
+    return tuple(
+        laid_out(np.array(array.transpose(given.spec.order or range(4)), order="C"), array.shape,
+                 given.spec.order)
+        for given, array in zip(node.inputs, inputs, strict=True)
+    )  # fmt: skip
+
+
+def _kernels(node: Node, name: str = "cudnn") -> list[Kernel]:
+    return [each for each in TABLE.candidates(node, "cuda") if each.name.startswith(name)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("setting", [*SETTINGS, *TILED], ids=lambda setting: setting.name)
+def test_every_kind(
+    card: Device,
+    library: FakeCudnn,
+    setting: Setting,
+    dtype: str,
+) -> None:
+    for node in nodes_of(setting, dtype):
+        kernels = _kernels(node)
+        if 0 in setting.x:
+            assert not kernels
+            continue
+        inputs = inputs_of(node)
+        (right,) = evaluate(node, inputs)
+        for kernel in kernels:
+            before = len(library.executed)
+            (result,) = run_kernel(card, kernel, node, _as_planned(node, inputs), times=2)
+            compare(result, right)
+            assert len(library.executed) == before + 2
+
+
+def test_arrays_that_lie_otherwise_are_our_own_kernels_business(
+    card: Device,
+    library: FakeCudnn,
+) -> None:
+    for node in nodes_of(TILED[0], "float32"):
+        inputs = tuple(LAYOUTS["with gaps"](array) for array in inputs_of(node))
+        (right,) = evaluate(node, inputs)
+        (result,) = run_kernel(card, _kernels(node)[0], node, inputs)
+        compare(result, right)
+    assert not library.executed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "accuracy", "plans"),
+    [
+        ("float32", None, "strict", [3, 4]), ("float32", "tf32", "strict", [1, 3, 4]),
+        ("float32", None, "fast", [2, 3, 4]), ("float16", None, "strict", [1, 3]),
+        ("float64", None, "strict", [1, 3, 4]),
+    ],
+)  # fmt: skip
+def test_plans_round_no_more_than_they_may(
+    card: Device, library: FakeCudnn,
+    dtype: str, compute: str | None, accuracy: str, plans: list[int],
+) -> None:  # fmt: skip
+    plain = next(nodes_of(TILED[0], dtype))
+    how = {} if compute is None else {"compute": compute}
+    node = product.conv2d(*plain.inputs, **{**plain.attrs, **how})
+    with settings.override(accuracy=accuracy):
+        kernels = _kernels(node)
+        assert [each.name for each in kernels] == ["cudnn", "cudnn 2", "cudnn 3"][: len(plans)]
+        for kernel in kernels:
+            run_kernel(card, kernel, node, _as_planned(node, inputs_of(node)))
+        with settings.override(deterministic=True):
+            assert [each.name for each in _kernels(node)] == ["cudnn"]
+    assert library.executed == plans
+
+
+def test_what_cudnn_does_not_support(
+    card: Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries, "cudnn", lambda: FakeCudnn(refused=("conv2d_weight",)))
+    _forget()
+    found = {node.op.name: bool(_kernels(node)) for node in nodes_of(TILED[0], "float32")}
+    assert found == {"conv2d": True, "conv2d_input": True, "conv2d_weight": False}
+    _forget()
+
+
+# --- in slices
+
+
+def test_a_batch_in_slices(card: Device, library: FakeCudnn) -> None:
+    setting = Setting("3x3", (6, 8, 6, 5), (12, 8, 3, 3), padding=((1, 1), (1, 1)))
+    for node in nodes_of(setting, "float32"):
+        able = TABLE.candidates(node, "cuda")
+        whole = next(each for each in able if each.name == "cudnn").workspace(node)
+        limit = whole - 2500
+        (sliced,) = [
+            each for each in fitting(able, node, limit) if each.name.startswith("cudnn in")
+        ]
+        assert sliced.workspace(node) <= limit
+        inputs = _as_planned(node, inputs_of(node))
+        before = len(library.executed)
+        (result,) = run_kernel(card, sliced, node, inputs, times=2)
+        compare(result, evaluate(node, inputs)[0])
+        assert len(library.executed) >= before + 4
+
+
+def test_slices_are_chosen(card: Device, library: FakeCudnn) -> None:
+    node = next(nodes_of(Setting("3x3", (6, 8, 6, 5), (12, 8, 3, 3)), "float32"))
+    choices.fix("conv2d", "cudnn", "cuda")
+    try:
+        with settings.override(workspace_limit=14000):
+            assert choices.kernel(node, "cuda").name == "cudnn in 2 slices"
+    finally:
+        choices.unfix("conv2d", "cuda")
+
+
+# --- one pixel at a time
+
+POINTWISE = [
+    Setting("1x1", (3, 16, 5, 4), (20, 16, 1, 1)),
+    Setting("1x1 grouped", (2, 16, 5, 4), (24, 8, 1, 1), groups=2),
+    Setting("1x1, one image", (1, 16, 5, 4), (20, 16, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("setting", POINTWISE, ids=lambda setting: setting.name)
+def test_products_of_our_own(card: Device, setting: Setting, dtype: str) -> None:
+    seen = set()
+    for node in nodes_of(setting, dtype):
+        if _kernels(node, "1x1"):
+            layouts = ("dense", "channels last", "with gaps")
+            check(card, node, inputs_of(node), ["1x1 product"], layouts=layouts)
+            seen.add((node.op.name, node.inputs[0].spec.order is None))
+    # A sum over images that lie row major is no single product.
+    rows = {("conv2d_weight", True)} if setting.x[0] > 1 else set()
+    assert len(seen) == 6 - len(rows)
+    assert not seen & rows
+
+
+def test_products_by_the_library(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCublasLt()
+    monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
+    _forget()
+    for setting in POINTWISE:
+        for node in nodes_of(setting, "float32"):
+            for kernel in _kernels(node, "1x1"):
+                inputs = _as_planned(node, inputs_of(node))
+                before = len(fake.ranks)
+                (result,) = run_kernel(card, kernel, node, inputs)
+                compare(result, evaluate(node, inputs)[0])
+                assert len(fake.ranks) > before
+    _forget()
+
+
+def test_without_the_libraries(card: Device) -> None:
+    for node in nodes_of(TILED[0], "float32"):
+        assert [each.name for each in TABLE.candidates(node, "cuda")] == ["direct"]
+    assert np.prod(TILED[0].x) > 0

@@ -1,0 +1,32 @@
+"""A card can run everything: each op has kernels of its own or can be taken apart into such."""
+
+from __future__ import annotations
+
+import caldera.kernels.cuda
+from caldera.graph import catalogue
+from caldera.graph.opdef import OPS
+from caldera.kernels.table import TABLE
+from caldera.passes.lower import without_kernel
+
+assert caldera.kernels.cuda
+assert catalogue
+
+BY_PLANS = frozenset({"scan", "broadcast_to", "flip", "slice", "transpose"})
+"""What plans do by themselves, whatever the device: a loop is the calls of its body, and some ops
+are always another view of the same memory."""
+
+
+def test_every_op_can_run_on_a_card() -> None:
+    missing = without_kernel(lambda name: TABLE.has(name, "cuda"))
+    assert sorted(set(missing) - BY_PLANS) == []
+
+
+def test_kernels_are_registered_for_ops_that_exist() -> None:
+    registered = {op for op, family in TABLE._kernels if family == "cuda"}
+    assert registered - set(OPS) <= {"copy"}
+
+
+def test_kernels_of_an_op_have_names_that_tell_them_apart() -> None:
+    for name in OPS:
+        names = TABLE.names(name, "cuda")
+        assert len(names) == len(set(names))

@@ -1,0 +1,97 @@
+"""Reading at computed positions on a card."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.graph.ops.indexing import gather, take_along_axis
+from caldera.kernels.table import TABLE
+from caldera.memory import Device
+from caldera.tensor.dtype import ALL, BY_NAME
+from tests.card.candidates import (
+    FLOATS,
+    check,
+    nodes_of_cases,
+    run_kernel,
+    same_bits,
+    stand_ins,
+)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
+    found = set()
+    for node, inputs in nodes_of_cases({"gather", "take_along_axis"}, dtype):
+        assert check(card, node, inputs, by=same_bits)
+        found.add(node.op.name)
+    assert found == {"gather", "take_along_axis"}
+
+
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in ALL])
+def test_rows_of_any_width_and_dtype(card: Device, dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    positions = generator.integers(-6, 6, (2, 5)).astype("int8")
+    # From one element to several vectors of 16 bytes, and widths that no vector divides.
+    for width in (1, 2, 3, 4, 8, 16, 32, 33):
+        x = generator.integers(0, 2, (3, 6, width)).astype(BY_NAME[dtype])
+        node = gather(*stand_ins(x, positions), axis=1)
+        assert check(card, node, (x, positions), by=same_bits)
+
+
+@pytest.mark.parametrize("integer", ["uint8", "int8", "int16", "int32", "int64"])
+def test_positions_of_any_dtype(card: Device, integer: str) -> None:
+    x = np.arange(200.0 * 2).reshape(200, 2).astype("float32")
+    positions = np.array([[0, 199], [7, 128]]).astype(integer if integer != "int8" else "int16")
+    assert check(card, gather(*stand_ins(x, positions), axis=0), (x, positions), by=same_bits)
+    assert check(
+        card, take_along_axis(*stand_ins(x, positions), axis=0), (x, positions), by=same_bits
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", np.nan), ("bfloat16", np.nan), ("int32", -1), ("bool", 0)]
+)
+@pytest.mark.parametrize("bad", [3, -4])
+def test_a_position_that_is_not_there_shows(
+    card: Device,
+    bad: int,
+    dtype: str,
+    expected: float,
+) -> None:
+    x = np.ones((3, 4), BY_NAME[dtype])
+    positions = np.array([1, bad])
+    node = gather(*stand_ins(x, positions), axis=0)
+    (kernel,) = TABLE.candidates(node, "cuda")
+    (result,) = run_kernel(card, kernel, node, (x, positions))
+    np.testing.assert_array_equal(result.astype(float), [[1.0] * 4, [expected] * 4])
+
+
+def test_an_embedding_learns_in_a_plan(card: Device) -> None:
+    table = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+    w = op.var("w", (6, 4), fill=table, device=card)
+    words = op.input("words", (3,), dtype="int64")
+    loss = op.sum(op.gather(w, words) * op.gather(w, words))
+    plan = cd.compile([loss, op.assign(w, w - op.grad(loss, w) * 0.5)], device=card)
+    rows = np.array([1, -1, 1])
+    assert plan.run({"words": rows})[0].item() == pytest.approx((table[rows] ** 2).sum())
+    expected = table.copy()
+    expected[1] -= 2 * table[1]
+    expected[5] -= table[5]
+    np.testing.assert_allclose(w.numpy(), expected, atol=1e-6)
+
+
+def test_the_gradient_of_sorting_in_a_captured_plan(card: Device) -> None:
+    values = np.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]], "float32")
+    x = op.var("x", (2, 3), fill=values, device=card)
+    largest, where = op.top_k(x, 2)
+    slope = op.grad(op.sum(largest * largest), x)
+    plan = cd.compile([largest, where, slope], device=card)
+    plan.capture()
+    for _ in range(2):
+        top, places, steep = plan.run()
+        assert top.tolist() == [[3.0, 2.0], [5.0, 4.0]]
+        assert places.tolist() == [[0, 2], [1, 2]]
+        assert steep.tolist() == [[6.0, 0.0, 4.0], [0.0, 10.0, 8.0]]

@@ -1,0 +1,91 @@
+"""What is asked of NVIDIA's libraries for linear algebra and Fourier transforms.
+
+CuPy has NumPy's functions under NumPy's names, so NumPy can stand in for it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from caldera.errors import DataError
+from caldera.graph.ops import linalg
+from caldera.kernels.cuda import cufft, cusolver
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE
+from caldera.memory import Device
+from tests.card.candidates import compare, nodes_of_cases, run_kernel, stand_ins
+from tests.card.emulated import EmulatedCard
+from tests.unit.kernels.test_candidates import LAYOUTS
+
+MATRICES = {"solve", "inverse", "slogdet", "cholesky", "qr", "svd", "eigh"}
+TRANSFORMS = {"fft", "rfft", "irfft"}
+
+
+class _Plan:
+    """A plan of cuFFT."""
+
+    def fft(self, given: np.ndarray, out: np.ndarray, direction: int) -> None:
+        """Along the last axis, without a factor in either direction."""
+        out[...] = np.fft.fft(given) if direction < 0 else np.fft.ifft(given, norm="forward")
+
+
+@pytest.fixture
+def libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A card whose libraries are NumPy, unless it has its own."""
+    if isinstance(card, EmulatedCard):
+        for module in (cusolver, cufft):
+            monkeypatch.setattr(module, "card_count", lambda: 1)
+            monkeypatch.setattr(module, "cupy_array", lambda array: array)
+        monkeypatch.setattr(cusolver, "cupy", lambda: np)
+        state = SimpleNamespace(errstate=lambda linalg: nullcontext())
+        monkeypatch.setattr(cusolver, "optional_import", lambda *_: state)
+        monkeypatch.setattr(cufft, "current_card", lambda: 0)
+        monkeypatch.setattr(cufft, "_plan", lambda *_: _Plan())
+    return card
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("ops", "name"), [(MATRICES, "cusolver"), (TRANSFORMS, "cufft")])
+def test_the_cases_of_every_op(libraries: Device, ops: set[str], name: str, dtype: str) -> None:
+    found = set()
+    for node, inputs in nodes_of_cases(ops, dtype):
+        kernels = [each for each in TABLE.candidates(node, "cuda") if each.name == name]
+        if not kernels:
+            assert min(given.spec.size for given in node.inputs) == 0
+            continue
+        for layout in ("dense", "with gaps", "backwards"):
+            arranged = tuple(LAYOUTS[layout](array) for array in inputs)
+            results = run_kernel(libraries, kernels[0], node, arranged, times=2)
+            for mine, right in zip(results, evaluate(node, inputs), strict=True):
+                compare(mine, right)
+        found.add(node.op.name)
+    assert found == ops
+
+
+def test_halves_are_left_to_kernels_that_can_read_them(libraries: Device) -> None:
+    a = np.eye(2, dtype="float16")
+    node = linalg.inverse(*stand_ins(a))
+    assert "cusolver" not in [each.name for each in TABLE.candidates(node, "cuda")]
+
+
+def test_a_matrix_that_cannot_be_inverted_is_an_error(libraries: Device) -> None:
+    singular = np.array([[1.0, 2.0], [2.0, 4.0]])
+    node = linalg.inverse(*stand_ins(singular))
+    kernel = next(each for each in TABLE.candidates(node, "cuda") if each.name == "cusolver")
+    assert not kernel.capturable
+    with pytest.raises(DataError, match=r"op\.inverse: expected invertible matrices"):
+        run_kernel(libraries, kernel, node, (singular,))
+
+
+def test_large_matrices_are_the_librarys(libraries: Device) -> None:
+    def first(n: int) -> str:
+        given = np.broadcast_to(np.zeros((), "float32"), (n, n))
+        maker = linalg.svd(*stand_ins(given))[0].inputs[0]
+        return TABLE.candidates(maker, "cuda")[0].name
+
+    assert first(16) == "one block"
+    assert first(1000) == "cusolver"

@@ -1,0 +1,129 @@
+"""Steps of small networks as one kernel: the same numbers as call by call on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import nn, op, optim
+from caldera.kernels.cuda.driver import driver
+from caldera.kernels.cuda.persistent.phases import in_phases
+from caldera.memory import Device
+from tests.card.emulated import EmulatedDriver
+
+SAMPLES, WIDTH, CLASSES = 30, 20, 5
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((SAMPLES, WIDTH), np.float32)
+    return x, draw.integers(0, CLASSES, SAMPLES)
+
+
+def _network(device: Any, optimizer: optim.Optimizer, activation: str) -> cd.NeuralNetwork:
+    layers = [
+        nn.Input((WIDTH,)),
+        nn.Dense(33, activation=activation),
+        nn.Dense(24, activation=activation),
+        nn.Dense(CLASSES),
+    ]
+    return cd.NeuralNetwork(
+        layers, loss="cross_entropy", optimizer=optimizer, metrics=["accuracy"], batch_size=10,
+        seed=3, device=device,
+    )  # fmt: skip
+
+
+def _optimizers() -> dict[str, optim.Optimizer]:
+    return {
+        "sgd": optim.SGD(0.1, weight_decay=0.01),
+        "momentum": optim.SGD(0.1, momentum=0.9),
+        "adam": optim.Adam(0.01),
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("activation", ["sigmoid", "gelu"])
+def test_training_equals_the_cpu_and_is_one_launch_a_step(
+    card: Device,
+    name: str,
+    activation: str,
+) -> None:
+    here = _network("cpu", _optimizers()[name], activation)
+    there = _network(card, _optimizers()[name], activation)
+    expected = here.fit(_data(), epochs=3, verbose=0)
+    found = there.fit(_data(), epochs=3, verbose=0)
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    assert found["accuracy"] == expected["accuracy"]
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        # Nine steps; the first of them runs call by call.
+        assert using.launches.count("steps") == 8
+
+
+def test_a_step_whose_loss_is_not_finite_changes_nothing(card: Device) -> None:
+    model = _network(card, optim.SGD(0.1), "sigmoid")
+    x, y = _data()
+    x[25, 3] = np.nan
+    with pytest.raises(cd.CalderaError, match="nan"):
+        model.fit((x, y), epochs=2, verbose=0, shuffle=False)
+    assert all(np.isfinite(parameter.numpy()).all() for parameter in model.parameters())
+
+
+def test_losses_of_wrong_labels_and_infinite_scores_are_those_of_the_cpu(
+    card: Device,
+) -> None:
+    scores = np.array([[1, 2, np.inf], [-np.inf, 0, 1], [np.nan, 0, 0], [3, 3, 3]], np.float32)
+    labels = np.array([2, 0, 1, 7])
+
+    def results(device: Any) -> list[np.ndarray]:
+        given = op.var("scores", scores.shape, fill=scores, device=device)
+        target = op.var("labels", labels.shape, fill=labels, dtype="int64", device=device)
+        losses = op.cross_entropy(given, target, reduction="none")
+        plan = cd.compile([losses, op.argmax(given, axis=1), op.grad(op.sum(losses), given)])
+        if device is card:
+            plan.capture()
+        return [np.array(result.numpy()) for result in plan.run()]
+
+    for one, other in zip(results("cpu"), results(card), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (64, 5), (40, 70)])
+def test_sums_with_what_follows_them(card: Device, shape: tuple[int, int]) -> None:
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+    def results(device: Any) -> list[np.ndarray]:
+        x = op.var("x", shape, fill=values, device=device)
+        columns = op.sum(x * x, axis=0)
+        rows = op.max(x, axis=1)
+        plan = cd.compile([op.sqrt(columns), rows * 2.0 + 1.0, op.sum(x), columns])
+        if device is card:
+            plan.capture()
+        return [np.array(result.numpy()) for result in plan.run()]
+
+    for one, other in zip(results("cpu"), results(card), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+class _Touch:
+    def __init__(self, reads: Sequence[np.ndarray], writes: Sequence[np.ndarray]) -> None:
+        self.reads = reads
+        self.writes = writes
+
+
+def test_a_phase_holds_what_does_not_touch_the_same_memory() -> None:
+    memory = np.zeros(40, np.float32)
+    a, b, c, d = (memory[10 * i : 10 * i + 10] for i in range(4))
+    make_b = _Touch([a], [b])
+    make_c = _Touch([a], [c])
+    overwrite_a = _Touch([b], [a])
+    make_d = _Touch([c], [d])
+    read_edge = _Touch([memory[9:11]], [])
+    parts = [make_b, make_c, overwrite_a, make_d, read_edge]
+    assert in_phases(parts) == [[make_b, make_c], [overwrite_a, make_d], [read_edge]]

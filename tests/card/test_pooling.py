@@ -1,0 +1,91 @@
+"""Pooling on a card, with its adjoints, in both orders of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera.graph.ops import pooling
+from caldera.kernels.reference import evaluate
+from caldera.memory import Device
+from caldera.tensor.dtype import BY_NAME
+from tests.card.candidates import FLOATS, check, nodes_of_cases
+from tests.card.variants import check_both_orders, node_of, numbers
+from tests.unit.kernels.test_candidates import LAYOUTS
+
+OPS = {"max_pool2d", "pool_gather", "pool_scatter", "avg_pool2d", "avg_pool2d_input"}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
+    found = set()
+    for node, inputs in nodes_of_cases(OPS, dtype):
+        layouts = LAYOUTS if dtype == "float32" else ("dense",)
+        assert check(card, node, inputs, layouts=layouts)
+        found.add(node.op.name)
+    assert found == OPS
+
+
+WINDOWS: list[dict[str, Any]] = [
+    {"size": (2, 2), "stride": (2, 2), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)},
+    {"size": (3, 3), "stride": (2, 2), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)},
+    {"size": (2, 3), "stride": (1, 2), "padding": ((1, 0), (2, 1)), "dilation": (2, 3)},
+    {"size": (1, 5), "stride": (3, 1), "padding": ((0, 0), (2, 4)), "dilation": (1, 1)},
+    {"size": (12, 12), "stride": (1, 1), "padding": ((6, 6), (5, 7)), "dilation": (1, 1)},
+]
+"""The last one has positions that 8 bits do not hold."""
+
+
+@pytest.mark.parametrize("how", WINDOWS, ids=lambda how: "x".join(map(str, how["size"])))
+@pytest.mark.parametrize(
+    ("channels", "dtype"),
+    [(8, "float32"), (8, "bfloat16"), (3, "float16"), (4, "float64"), (1, "float32")],
+)
+def test_both_orders(card: Device, how: dict[str, Any], channels: int, dtype: str) -> None:
+    x = numbers(2, channels, 9, 11, dtype=BY_NAME[dtype])
+    node = node_of(pooling.max_pool2d, (x,), **how)
+    check_both_orders(card, node, (x,))
+    y, index = evaluate(node, (x,))
+    g = numbers(*y.shape, dtype=x.dtype, seed=1)
+    check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
+    scatter = node_of(pooling.pool_scatter, (g, index), shape=x.shape, **how)
+    check_both_orders(card, scatter, (g, index))
+    if how["dilation"] != (1, 1):
+        return
+    window = {key: value for key, value in how.items() if key != "dilation"}
+    for counted in (False, True):
+        given: Any = {**window, "count_padding": counted}
+        check_both_orders(card, node_of(pooling.avg_pool2d, (x,), **given), (x,))
+        spread = node_of(pooling.avg_pool2d_input, (g,), shape=x.shape, **given)
+        check_both_orders(card, spread, (g,))
+
+
+def test_images_that_come_in_one_order_and_go_in_the_other(card: Device) -> None:
+    x = numbers(2, 4, 5, 6)
+    how = WINDOWS[1]
+    node = node_of(pooling.max_pool2d, (x,), **how)
+    check_both_orders(card, node, (x,), mixed=True)
+    y, index = evaluate(node, (x,))
+    given = (numbers(*y.shape), index)
+    scatter = node_of(pooling.pool_scatter, given, shape=x.shape, **how)
+    check_both_orders(card, scatter, given, mixed=True)
+
+
+def test_ties_nans_and_windows_of_padding(card: Device) -> None:
+    values = np.array([np.nan, -np.inf, np.inf, 0.0, 1.0], "float32")
+    x = np.random.default_rng(0).choice(values, (2, 4, 6, 6))
+    for how in (*WINDOWS[:3], {**WINDOWS[0], "padding": ((1, 1), (1, 1)), "dilation": (6, 6)}):
+        check_both_orders(card, node_of(pooling.max_pool2d, (x,), **how), (x,))
+
+
+def test_an_index_that_names_nothing(card: Device) -> None:
+    how = WINDOWS[1]
+    x = numbers(1, 4, 5, 5)
+    index = np.random.default_rng(1).integers(-1, 12, (1, 4, 3, 3)).astype("int8")
+    check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
+    given = (numbers(1, 4, 3, 3), index)
+    check_both_orders(
+        card, node_of(pooling.pool_scatter, given, shape=x.shape, **how), given
+    )  # fmt: skip
