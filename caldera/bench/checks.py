@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.bench.frameworks.base import Array, Framework
+from caldera.bench.frameworks.base import Array, Framework, Restartable, Task
+from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.work import Case, TrainingCase
 from caldera.data import Dataset, Loader, cifar10, mnist
 from caldera.errors import ConfigError
@@ -19,8 +20,8 @@ LARGE_CHECK_BATCH = 2
 """Samples for the float64 steps of large networks, which would take minutes with all."""
 MOST_COMPARED = 1 << 20
 """Numbers of a kernel's result that are compared; the same ones everywhere."""
-
-
+CARD_EPOCHS, QUICK_CARD_EPOCHS = 12, 2
+"""On a card, how often all batches are trained on."""
 TRUTH = "float64"
 """The folder, within that of the reference, for gradients in float64."""
 
@@ -51,6 +52,40 @@ def checked(
         # Last, because a framework may change its precision for the whole process.
         batch = LARGE_CHECK_BATCH if case.is_large else None
         found["float64"] = framework.trainer(case, "float64", batch).losses(FLOAT64_STEPS)
+    return found
+
+
+def checked_on_card(
+    framework: Framework,
+    task: Task,
+    case: TrainingCase,
+    folder: Path,
+    *,
+    quick: bool,
+    truth: bool = False,
+    float64: bool = False,
+) -> dict[str, Any]:
+    """As `checked`, with the very task that is timed: nothing is compiled twice.
+
+    With `float64`, five steps in that precision are made as well.
+    """
+    steps = case.batches * (CARD_EPOCHS if case.is_small and not quick else QUICK_CARD_EPOCHS)
+    if isinstance(task, FitTask):
+        means = task.epoch_losses(steps // case.batches)
+        return {"epochs": means, "steps": steps, "loss": means[-1], "mean of": case.batches}
+    if not isinstance(task, Restartable):
+        raise ConfigError.build("bench check", expected="a trainer for a card", got=case.name)
+    task.restart()
+    loss, gradients = task.gradients()
+    _write(folder, gradients)
+    del gradients
+    task.restart()
+    curve = task.losses(steps)
+    found = {"first loss": loss, "steps": steps, "loss": curve[-1], "curve": curve}
+    if truth:
+        _write(folder / TRUTH, framework.trainer(case, "float64").gradients()[1])
+    if float64:
+        found["float64"] = framework.trainer(case, "float64").losses(FLOAT64_STEPS)
     return found
 
 

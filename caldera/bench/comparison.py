@@ -10,6 +10,7 @@ from typing import Any
 from caldera.bench.checks import TRUTH, written
 from caldera.bench.equality import (
     Equality,
+    compare_on_card,
     compare_results,
     compare_training,
     curve_limit,
@@ -17,6 +18,7 @@ from caldera.bench.equality import (
 )
 from caldera.bench.results import Entry
 
+_EAGER = "eager"
 _OTHER_FORMAT = "channels_last"
 _REFERENCE = "reference"
 
@@ -49,7 +51,10 @@ class Comparison:
         if self._numbers is None:
             return
         expected = written(self._folder / _REFERENCE)
-        if "first loss" in numbers:
+        if entry.precision:
+            truth = written(self._folder / _REFERENCE / TRUTH)
+            entry.equality = compare_on_card(self._numbers, truth, numbers, found, entry.precision)
+        elif "first loss" in numbers:
             entry.equality = compare_training(self._numbers, expected, numbers, found)
             truth = written(self._folder / _REFERENCE / TRUTH)
             if truth:
@@ -67,7 +72,24 @@ class Comparison:
         other = by_label.get(f"{self._reference} {_OTHER_FORMAT}", Equality())
         for entry in entries:
             entry.equality.reference_true_gradients = reference.true_gradients
-            if entry.equality.curve is not None:
+            if entry.equality.precision:
+                self._allow(entry, entries)
+            elif entry.equality.curve is not None:
                 entry.equality.curve_allowed = curve_limit(other.curve)
             entry.equality.judge()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _allow(self, entry: Entry, entries: Sequence[Entry]) -> None:
+        """Set an entry's limits by the eager steps of the reference in the same precision."""
+        framework = self._reference.split()[0]
+        alike = [
+            each.equality
+            for each in entries
+            if each.framework == framework
+            and each.precision == entry.precision
+            and each.setting in (_EAGER, f"{_EAGER} {_OTHER_FORMAT}")
+        ]
+        entry.equality.allow(
+            gradients=max((each.distance or 0.0 for each in alike), default=None),
+            curve=max((each.curve or 0.0 for each in alike), default=None),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -41,11 +41,20 @@ class Contestant:
     framework: str
     setting: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    precision: str = ""
+    """On a card."""
+    is_measured: bool = True
+    """Whether its time is taken; if not, others are only compared with it."""
 
     @property
     def label(self) -> str:
         """How tables call it."""
-        return f"{self.framework} {self.setting}"
+        name = f"{self.framework} {self.setting}"
+        return f"{name}, {self.precision}" if self.precision else name
+
+    def only_compared(self) -> Contestant:
+        """The same one, with which others are only compared."""
+        return replace(self, is_measured=False)
 
 
 REFERENCE = "torch"

@@ -4,6 +4,10 @@ In float32 the first losses and the first gradients must agree, in float64 the l
 and for small networks the curve of the loss must stay as near as PyTorch's own two orders of an
 image's axes stay to each other. Rounding turns a few ReLUs on or off, so in deep networks no two
 float32 gradients agree; those that are at least as near to the float64 ones as PyTorch's are right.
+
+On a card there are several precisions, and each has its tolerances (`precision`). There gradients
+are compared by their norm with PyTorch's in float64, and a precision may be as far from the
+reference, times a factor, as PyTorch's own steps in that precision are.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from caldera.bench.precision import SLACK, TOLERANCES
 
 FIRST_LOSS = 1e-6
 GRADIENTS = 1e-4
@@ -48,13 +54,20 @@ class Equality:
     curve_allowed: float | None = None
     result: float | None = None
     """Of a single computation."""
+    precision: str = ""
+    """On a card."""
+    distance: float | None = None
+    """On a card: of all gradients together to those in float64, relative to their norm."""
+    distance_allowed: float | None = None
     against: str = ""
     broken: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool | None:
         """Whether everything that was compared agrees; None if nothing was."""
-        compared = (self.first_loss, self.gradients, self.float64, self.curve, self.result)
+        compared = (
+            self.first_loss, self.gradients, self.float64, self.curve, self.result, self.distance,
+        )  # fmt: skip
         if all(each is None for each in compared):
             return None
         return not self.broken
@@ -65,11 +78,23 @@ class Equality:
             return False
         return self.true_gradients <= max(GRADIENTS, self.reference_true_gradients)
 
+    @property
+    def first_loss_allowed(self) -> float:
+        """How far the first loss may be away."""
+        return TOLERANCES[self.precision].first_loss if self.precision else FIRST_LOSS
+
+    def allow(self, gradients: float | None, curve: float | None) -> None:
+        """On a card: set the limits, given how far PyTorch's own steps in this precision are."""
+        tolerance = TOLERANCES[self.precision]
+        self.distance_allowed = max(tolerance.gradients, SLACK * (gradients or 0.0))
+        self.curve_allowed = max(tolerance.curve, SLACK * (curve or 0.0))
+
     def judge(self) -> None:
         """Fill in what is broken."""
         limits = {
-            "first loss": (self.first_loss, FIRST_LOSS),
+            "first loss": (self.first_loss, self.first_loss_allowed),
             "first gradients": (None if self._as_near_as_reference else self.gradients, GRADIENTS),
+            "gradients' distance to float64": (self.distance, self.distance_allowed),
             "five float64 steps": (self.float64, FLOAT64),
             "loss curve": (self.curve, self.curve_allowed),
             "result": (self.result, KERNEL),
@@ -94,6 +119,26 @@ def compare_training(
         float64=_curves_apart(reference, found, "float64"),
         curve=_curves_apart(reference, found, "curve"),
     )
+
+
+def compare_on_card(
+    reference: Mapping[str, Any],
+    truth: Arrays,
+    found: Mapping[str, Any],
+    gradients: Arrays,
+    precision: str,
+) -> Equality:
+    """A network's check on a card beside the reference's; some only have the means of epochs."""
+    equality = Equality(precision=precision, float64=_curves_apart(reference, found, "float64"))
+    if "epochs" in found:
+        means = _means(reference["curve"], found["mean of"])
+        equality.curve = _farthest(means, found["epochs"])
+        return equality
+    equality.first_loss = relative(found["first loss"], reference["first loss"])
+    equality.curve = _curves_apart(reference, found, "curve")
+    if truth:
+        equality.distance = distance(truth, gradients)
+    return equality
 
 
 def compare_results(reference: Arrays, found: Arrays) -> Equality:
@@ -139,10 +184,38 @@ def largest_difference(reference: Arrays, found: Arrays) -> float:
     return worst
 
 
+def distance(reference: Arrays, found: Arrays) -> float:
+    """The norm of the difference of all arrays together, relative to that of the reference.
+
+    >>> distance([np.array([3.0, 4.0])], [np.array([3.0, 4.5])])
+    0.1
+    """
+    if [each.shape for each in reference] != [each.shape for each in found]:
+        return math.inf
+    size = difference = 0.0
+    for expected, got in zip(reference, found, strict=True):
+        wide = np.asarray(expected, np.float64).reshape(-1)
+        apart = wide - np.asarray(got, np.float64).reshape(-1)
+        size += float(wide @ wide)
+        difference += float(apart @ apart)
+    result = math.sqrt(difference / size) if size else math.sqrt(difference)
+    return result if math.isfinite(result) else math.inf
+
+
+def _means(values: Sequence[float], count: int) -> list[float]:
+    """The means of groups of so many."""
+    groups = range(len(values) // count)
+    return [math.fsum(values[count * i : count * (i + 1)]) / count for i in groups]
+
+
 def _curves_apart(
     reference: Mapping[str, Any], found: Mapping[str, Any], name: str
 ) -> float | None:
     if name not in reference or name not in found:
         return None
-    pairs = zip(reference[name], found[name], strict=True)
+    return _farthest(reference[name], found[name])
+
+
+def _farthest(reference: Sequence[float], found: Sequence[float]) -> float:
+    pairs = zip(reference, found, strict=True)
     return max(relative(value, expected) for expected, value in pairs)

@@ -81,7 +81,7 @@ def ratio_rows(report: Report, work: str) -> list[Bar]:
     Where that would be too many bars to read, there are those of the means of groups.
     """
     rows = [
-        (f"{entry.case}, {entry.setting} : {each.against}", *_ends(each.ratio))
+        (f"{entry.case}, {entry.way} : {each.against}", *_ends(each.ratio))
         for entry in report.entries
         if entry.work == work and entry.framework == OURS
         for each in report.ratios(entry)

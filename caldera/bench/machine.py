@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 
 import caldera
+from caldera.bench.card import CardState, card_state
 from caldera.bench.contestants import PEERS, has_compiler
 from caldera.kernels.remember import machine
 
-_PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", *PEERS)
+_PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", "triton", *PEERS)
 _TIME = "%Y-%m-%d %H:%M:%S %z"
 
 
-def machine_facts(threads: int) -> dict[str, Any]:
-    """What computed: processor, cores, threads, BLAS, Python and operating system."""
+def machine_facts(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """What computed: processor, cores, threads, BLAS, Python, operating system, and the card."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    card = None if device == "cpu" else card_state()
     return {
         "time": time.strftime(_TIME),
         "cpu": str(machine()["cpu"]),
@@ -33,6 +35,18 @@ def machine_facts(threads: int) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         "C++ compiler": has_compiler(),
+        "device": device,
+        **({} if card is None else _card_facts(card)),
+    }
+
+
+def _card_facts(card: CardState) -> dict[str, Any]:
+    return {
+        "card": card.name,
+        "card driver": card.driver,
+        "card capability": card.capability,
+        "card memory": card.total,
+        "card memory in use before": card.used,
     }
 
 

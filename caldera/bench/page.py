@@ -8,7 +8,7 @@ from html import escape
 from caldera.bench.contestants import PEERS
 from caldera.bench.figures import depth_figure, ratio_figure, ratio_rows
 from caldera.bench.results import OURS, Entry, Report
-from caldera.bench.show import COLUMNS, SHORT_COLUMNS, facts, is_training, mean_text, row
+from caldera.bench.show import columns_of, facts, mean_text, row, title_of
 from caldera.bench.work import WORK
 from caldera.graph.picture.palette import CARD, LINE, PAPER, QUIET, TEXT
 from caldera.graph.picture.svg import SANS
@@ -43,9 +43,11 @@ footer {{ color: {QUIET}; margin-top: 36px; }}
 _EXPLAINED = (
     "Times are medians over all turns; the interval is a 95% bootstrap over turns. A ratio says "
     "how many times as long the best setting of a peer takes as Caldera. Memory is the peak of "
-    "the process, and in brackets what of it came after importing. Every contestant has a process "
-    "of its own, and one computes at a time, in turns. A result that is not equal to that of "
-    "PyTorch (eager) is struck out and does not count."
+    "the process, and in brackets what of it came after importing. On a card a ratio is to the "
+    "best setting of the same precision or a stricter one, and memory is the card's: the peak in "
+    "the framework's own books, and in brackets what its process holds. Every contestant "
+    "has a process of its own, and one computes at a time, in turns. A result that is not equal to "
+    "that of PyTorch (eager) is struck out and does not count."
 )
 
 
@@ -54,7 +56,8 @@ def page(report: Report) -> str:
     machine = report.machine
     body = [
         "<h1>caldera bench</h1>",
-        f'<p class="quiet">{escape(str(machine["cpu"]))} · {machine["threads"]} threads · '
+        f'<p class="quiet">{escape(str(machine.get("card", machine["cpu"])))} · '
+        f"{machine['threads']} threads · "
         f"{escape(str(machine['time']))}</p>",
         _list(facts(report)),
         *(_work(report, work) for work in report.works()),
@@ -77,14 +80,15 @@ def _work(report: Report, work: str) -> str:
         if figure:
             parts.append(f'<div class="card figure">{figure}</div>')
     for case, entries in report.cases(work).items():
-        if case != work:
-            parts.append(f"<h3>{escape(case)}</h3>")
+        title = title_of(case, entries)
+        if title != work:
+            parts.append(f"<h3>{escape(title)}</h3>")
         parts.append(_table(report, entries))
     return "".join(parts)
 
 
 def _table(report: Report, entries: Sequence[Entry]) -> str:
-    columns = COLUMNS if is_training(entries) else SHORT_COLUMNS
+    columns = columns_of(entries)
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     rows = []
     for entry in entries:

@@ -19,6 +19,12 @@ from caldera.bench.protocol import END, HELLO, WorkerError, from_line, to_line
 from caldera.data.places import ENVIRONMENT, cache_folder
 
 COMMAND = (sys.executable, "-m", "caldera.bench.worker")
+_CPU = {"JAX_PLATFORMS": "cpu"}
+_CARD = {
+    "JAX_PLATFORMS": "cuda",
+    # It would take three quarters of the card's memory, which others need as well.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
 _PIECE = 1 << 16
 _END_SECONDS = 5.0
 
@@ -127,11 +133,12 @@ def hello(framework: str, options: Mapping[str, Any], threads: int) -> dict[str,
     return {"do": HELLO, "framework": framework, "options": dict(options), "threads": threads}
 
 
-def worker_environment(caches: Path, threads: int) -> dict[str, str]:
+def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[str, str]:
     """Variables for a worker: every framework keeps what it compiles below `caches` alone."""
     number = str(threads)
     return {
         **os.environ,
+        **(_CPU if device == "cpu" else _CARD),
         "CALDERA_CACHE": str(caches / "caldera"),
         ENVIRONMENT: os.environ.get(ENVIRONMENT) or str(cache_folder()),
         "CALDERA_THREADS": number,
@@ -143,7 +150,8 @@ def worker_environment(caches: Path, threads: int) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-        "JAX_PLATFORMS": "cpu",
+        "CUDA_CACHE_PATH": str(caches / "cuda"),
+        "CUPY_CACHE_DIR": str(caches / "cupy"),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTRAOP_THREADS": number,
     }

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from caldera.bench.equality import Equality
+from caldera.bench.precision import is_as_strict
 from caldera.bench.statistics import Estimate, mean_ratio_of, median_of, ratio_of, summed
 
 OURS = "caldera"
@@ -22,10 +23,16 @@ class Entry:
     case: str
     framework: str
     setting: str
+    precision: str = ""
+    """On a card."""
     part_of: str = ""
     group: str = ""
     depth: int = 0
     flops: float = 0.0
+    batch: int = 0
+    """Samples of a step."""
+    images: bool = False
+    """Whether the samples are images."""
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds a step, of every round."""
     first_cold_s: float | None = None
@@ -34,9 +41,15 @@ class Entry:
     peak_bytes: int = 0
     growth_bytes: int = 0
     """Of the peak, what came after importing the framework."""
+    card_peak_bytes: int = 0
+    """The most that was in use of a card's memory, as the framework itself counts it."""
+    card_bytes: int = 0
+    """What the whole process holds of the card's memory, as the card's driver counts it."""
     loss: float | None = None
     """After `loss_steps` steps from the initial weights."""
     loss_steps: int = 0
+    loss_mean_of: int = 0
+    """Of so many steps up to that one it is the mean; 0 if it is that step's."""
     accuracy: float | None = None
     """Of the test samples, if that was asked for."""
     equality: Equality = field(default_factory=Equality)
@@ -44,8 +57,13 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Framework and setting."""
-        return f"{self.framework} {self.setting}"
+        """Framework, setting and precision."""
+        return f"{self.framework} {self.way}"
+
+    @property
+    def way(self) -> str:
+        """Setting and precision."""
+        return f"{self.setting}, {self.precision}" if self.precision else self.setting
 
     @property
     def counts(self) -> bool:
@@ -105,10 +123,18 @@ class Report:
         return list(dict.fromkeys(entry.work for entry in self.entries))
 
     def ratios(self, entry: Entry) -> list[Ratio]:
-        """An entry of Caldera's beside the best setting of each peer, and of all of them."""
+        """An entry of Caldera's beside the best setting of each peer, and of all of them.
+
+        On a card, settings of the same precision or a stricter one: who is faster in float32 than
+        in tf32 would not use tf32.
+        """
         if entry.framework != OURS or not entry.counts:
             return []
-        rivals = [each for each in self.cases(entry.work)[entry.case] if each.framework != OURS]
+        rivals = [
+            each
+            for each in self.cases(entry.work)[entry.case]
+            if each.framework != OURS and is_as_strict(each.precision, entry.precision)
+        ]
         found = []
         for peer, best in _best_by_peer(rivals).items():
             found.append(Ratio(peer, best.label, ratio_of(entry.rounds, best.rounds)))
@@ -157,6 +183,7 @@ class Report:
             entries.append(
                 asdict(entry)
                 | {
+                    "label": entry.label,
                     "counts": entry.counts,
                     "seconds": asdict(seconds) if seconds else None,
                     "ratios": [asdict(each) for each in self.ratios(entry)],

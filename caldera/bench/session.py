@@ -3,68 +3,41 @@
 For a network, each contestant first gets a process with empty caches: the cold first step, and the
 results to compare. Then the times: contestants take turns, so that what slows the machine down for
 a while slows all of them down. Small networks keep one process for each contestant; large ones get
-a new one for each turn, because together they would not fit into memory.
+a new one for each turn, because together they would not fit into memory. (On a card all of them
+are kept as far as they fit: see `card_turns`.)
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from caldera.bench.asking import Asking, Tell, turned
+from caldera.bench.card_contestants import CARD_PEERS, card_contestants
+from caldera.bench.card_turns import CardTurns
 from caldera.bench.comparison import Comparison
-from caldera.bench.contestants import REFERENCE, contestants, has_compiler, missing_peers
+from caldera.bench.contestants import (
+    REFERENCE,
+    Contestant,
+    contestants,
+    has_compiler,
+    missing_peers,
+)
 from caldera.bench.machine import machine_facts, package_versions
-from caldera.bench.protocol import CHECK, MEASURE, PREPARE, TRAIN, WorkerError
+from caldera.bench.options import Options
+from caldera.bench.precision import SLACK, TOLERANCES
 from caldera.bench.results import Entry, Report
 from caldera.bench.slot import Slot
 from caldera.bench.work import WORK, Case, TrainingCase, Work
+from caldera.bench.work.stored import write_batches
 
-SETTLE = 0.1
-"""Seconds between turns, in which threads that wait busily for more work go to sleep."""
 BUSY = 0.5
 """A load of the machine, before anything is measured, that makes times doubtful."""
-LEAST = 3
-"""Times taken in a turn, however long they are."""
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run measures, and how long.
-
-    >>> Options(["mlp"], quick=True).rounds
-    3
-    """
-
-    works: Sequence[str]
-    peers: Sequence[str] = ()
-    accuracies: Sequence[str] = ("strict", "fast")
-    threads: int = 1
-    repeats: int | None = None
-    quick: bool = False
-    compile: bool = True
-    """Whether torch.compile takes part; it needs minutes for each large network."""
-    test_accuracy: int = 0
-    """Epochs on real data; 0 for none."""
-    device: str = "cpu"
-
-    @property
-    def rounds(self) -> int:
-        """Turns of each contestant."""
-        return self.repeats or (3 if self.quick else 7)
-
-    def seconds(self, case: Case) -> float:
-        """Of one turn."""
-        if not isinstance(case, TrainingCase):
-            return 0.05 if self.quick else 0.15
-        return 0.3 if self.quick else 1.0
 
 
 class Session:
@@ -77,7 +50,7 @@ class Session:
         self._peers = [peer for peer in options.peers if peer not in self._missing]
         self._compiler = options.compile and has_compiler()
         self.report = Report(
-            machine=machine_facts(options.threads),
+            machine=machine_facts(options.threads, options.device),
             options=asdict(options),
             missing=self._missing,
             versions=package_versions(),
@@ -92,6 +65,8 @@ class Session:
             self._note(f"{why}, so torch.compile is missing")
         if REFERENCE not in self._peers:
             self._note(f"without {REFERENCE} no results are compared: equality is not checked")
+        if options.on_card:
+            self._note_card()
 
     def run(self, after_work: Callable[[Report], None] = lambda report: None) -> Report:
         """Measure everything; a contestant that fails is reported and leaves the others alone.
@@ -111,139 +86,143 @@ class Session:
         self.report.notes.append(line)
         self._tell(line)
 
+    def _note_card(self) -> None:
+        """Say what is compared on a card, and in which precisions."""
+        for name in self.options.works:
+            cases = [case for case in WORK[name].cases if isinstance(case, TrainingCase)]
+            chosen = list(dict.fromkeys(p for c in cases for p in self.options.precisions_of(c)))
+            self._note(f"{name}: {', '.join(chosen)}; weights are float32 in all of them")
+        left_out = [peer for peer in self.options.peers if peer not in CARD_PEERS]
+        if left_out:
+            self._note(f"{', '.join(left_out)}: not measured on a card")
+        if REFERENCE not in self._peers:
+            return
+        self._note(
+            f"compared with {REFERENCE} eager in float32 on the card, tf32 off: the first loss, "
+            "the losses of all steps (of fit, the means of epochs), of small networks Caldera's "
+            "five steps in float64; the gradients of the first batch with those in float64"
+        )
+        self._note(
+            "allowed: "
+            + "; ".join(
+                f"{name}: first loss {each.first_loss:.0e}, gradients {each.gradients:.0e}, "
+                f"losses {each.curve:.0e}"
+                for name, each in TOLERANCES.items()
+            )
+            + f"; for gradients and losses {SLACK:g} times what {REFERENCE} eager in that "
+            "precision is away, if that is more"
+        )
+
     def _measure_work(self, work: Work, folder: Path) -> None:
+        asking = Asking(self.options, work, self._tell, compares=REFERENCE in self._peers)
         cases = work.quick if self.options.quick else work.cases
         networks = [case for case in cases if isinstance(case, TrainingCase)]
         for number, case in enumerate(networks):
             with ExitStack() as stack:
-                slots = self._slots(case, folder / str(number), stack)
-                self._training(work, case, slots, folder / "arrays")
+                self._network(asking, case.on(self.options.device), folder / str(number), stack)
         with ExitStack() as stack:
             others = [case for case in cases if not isinstance(case, TrainingCase)]
             slots = self._slots(others[0], folder / "all", stack) if others else []
             for single in others:
-                self._kernel(work, single, slots, folder / "arrays")
+                self._kernel(asking, single, slots, folder / "arrays")
         shutil.rmtree(folder, ignore_errors=True)
 
     def _slots(self, case: Case, folder: Path, stack: ExitStack) -> list[Slot]:
-        everybody = contestants(case, self._peers, self.options.accuracies, compiler=self._compiler)
+        options = self.options
+        data: Path | None = None
+        everybody: list[Contestant]
+        if isinstance(case, TrainingCase) and case.on_card:
+            everybody = card_contestants(
+                case, [peer for peer in self._peers if peer in CARD_PEERS],
+                options.precisions_of(case), compiler=self._compiler, words=options.settings,
+                device=options.device,
+            )  # fmt: skip
+            data = folder / "data"
+            write_batches(case, data)
+        else:
+            everybody = contestants(case, self._peers, options.accuracies, compiler=self._compiler)
         slots = [
-            Slot(each, folder / str(number), self.options.threads)
+            Slot(each, folder / str(number), options.threads, limit=options.limit, data=data)
             for number, each in enumerate(everybody)
         ]
         for slot in slots:
             stack.callback(slot.close)
         return slots
 
-    # --- networks
-
-    def _training(self, work: Work, case: TrainingCase, slots: list[Slot], folder: Path) -> None:
-        entries = {slot: self._entry(work, case, slot) for slot in slots}
-        comparison = Comparison(folder, slots[0].contestant.label)
-        for slot, entry in entries.items():
-            self._tell(f"{work.name} {case.name}: {entry.label}, first step and check")
-            self._attempt(slot, entry, partial(self._first, work, case, comparison))
-            slot.close()
-        comparison.judge(list(entries.values()))
-        if not case.is_large:
-            for slot, entry in entries.items():
-                self._attempt(slot, entry, partial(self._prepare, work, case))
-        for turn in range(self.options.rounds):
-            for slot, entry in _turned(entries, turn):
-                self._tell(f"{work.name} {case.name}: {entry.label}, turn {turn + 1}")
-                if case.is_large:
-                    self._attempt(slot, entry, partial(self._prepare, work, case))
-                self._attempt(slot, entry, partial(self._measure, case))
-                if case.is_large:
-                    slot.close()
-        for slot, entry in entries.items():
-            slot.close()
-            if self.options.test_accuracy and case.dataset:
-                epochs = self.options.test_accuracy
-                self._tell(f"{work.name} {case.name}: {entry.label}, {epochs} epochs on real data")
-                self._attempt(slot, entry, partial(self._train, work, case))
-                slot.close()
-
-    def _first(
-        self, work: Work, case: TrainingCase, comparison: Comparison, slot: Slot, entry: Entry
-    ) -> None:
-        reply = slot.ask(PREPARE, work=work.name, case=case.name)
-        entry.first_cold_s = reply["first s"]
-        if case.is_large:
-            # The check needs the memory that the step has taken.
-            slot.close()
-        self._check(work, case, comparison, slot, entry)
-
-    def _train(self, work: Work, case: Case, slot: Slot, entry: Entry) -> None:
-        epochs = self.options.test_accuracy
-        reply = slot.ask(TRAIN, work=work.name, case=case.name, epochs=epochs)
-        entry.accuracy = reply["accuracy"]
-
-    # --- single computations
-
-    def _kernel(self, work: Work, case: Case, slots: list[Slot], folder: Path) -> None:
-        self._tell(f"{work.name}: {case.name}")
-        entries = {slot: self._entry(work, case, slot) for slot in slots}
-        comparison = Comparison(folder, slots[0].contestant.label)
-        for slot, entry in entries.items():
-            self._attempt(slot, entry, partial(self._check, work, case, comparison))
-            self._attempt(slot, entry, partial(self._prepare, work, case))
-        comparison.judge(list(entries.values()))
-        for turn in range(self.options.rounds):
-            for slot, entry in _turned(entries, turn):
-                self._attempt(slot, entry, partial(self._measure, case))
-
-    # --- both
-
     def _entry(self, work: Work, case: Case, slot: Slot) -> Entry:
         entry = Entry(
             work.name, case.name, slot.contestant.framework, slot.contestant.setting,
-            part_of=case.part_of, group=case.group, flops=case.flops,
-            depth=case.depth if isinstance(case, TrainingCase) else 0,
+            precision=slot.contestant.precision, part_of=case.part_of, group=case.group,
+            flops=case.flops,
         )  # fmt: skip
+        if isinstance(case, TrainingCase):
+            entry.depth, entry.batch, entry.images = case.depth, case.batch, case.has_images
         self.report.entries.append(entry)
         return entry
 
-    def _attempt(self, slot: Slot, entry: Entry, action: Callable[[Slot, Entry], None]) -> None:
-        """Do something with a contestant, unless it failed before."""
-        if entry.error:
+    # --- networks
+
+    def _network(self, asking: Asking, case: TrainingCase, folder: Path, stack: ExitStack) -> None:
+        slots = self._slots(case, folder, stack)
+        entries = {slot: self._entry(asking.work, case, slot) for slot in slots}
+        if not entries:
             return
-        try:
-            action(slot, entry)
-        except WorkerError as error:
-            entry.error = str(error)
+        if case.on_card:
+            CardTurns(asking, case, entries, folder / "arrays").run()
+            for slot in slots:
+                self.report.versions |= slot.versions
+        else:
+            self._take_turns(asking, case, entries, folder / "arrays")
+        for slot, entry in entries.items():
             slot.close()
-            self._tell(f"{entry.work} {entry.case}: {error}")
+            if self.options.test_accuracy and case.dataset and slot.contestant.is_measured:
+                epochs = self.options.test_accuracy
+                asking.tell(case, f"{entry.label}, {epochs} epochs on real data")
+                asking.attempt(slot, entry, partial(asking.train, case))
+                slot.close()
 
-    def _check(
-        self, work: Work, case: Case, comparison: Comparison, slot: Slot, entry: Entry
+    def _take_turns(
+        self, asking: Asking, case: TrainingCase, entries: dict[Slot, Entry], folder: Path
     ) -> None:
-        has_reference = REFERENCE in self._peers
-        if not has_reference and not isinstance(case, TrainingCase):
-            return
-        found = slot.ask(
-            CHECK, work=work.name, case=case.name, folder=str(comparison.folder_of(entry)),
-            quick=self.options.quick, truth=comparison.is_reference(entry),
-        )  # fmt: skip
-        entry.loss, entry.loss_steps = found.get("loss"), found.get("steps", 0)
-        if has_reference:
-            comparison.add(entry, found)
+        comparison = Comparison(folder, next(iter(entries)).contestant.label)
+        for slot, entry in entries.items():
+            asking.tell(case, f"{entry.label}, first step and check")
+            asking.attempt(slot, entry, partial(_first, asking, case, comparison))
+            slot.close()
+        comparison.judge(list(entries.values()))
+        prepare, measure = partial(asking.prepare, case), partial(asking.measure, case)
+        if not case.is_large:
+            for slot, entry in entries.items():
+                asking.attempt(slot, entry, prepare)
+        for turn in range(self.options.rounds):
+            for slot, entry in turned(entries, turn):
+                asking.tell(case, f"{entry.label}, turn {turn + 1}")
+                if case.is_large:
+                    asking.attempt(slot, entry, prepare)
+                asking.attempt(slot, entry, measure)
+                if case.is_large:
+                    slot.close()
 
-    def _prepare(self, work: Work, case: Case, slot: Slot, entry: Entry) -> None:
-        reply = slot.ask(PREPARE, work=work.name, case=case.name)
-        entry.first_warm_s.append(reply["first s"])
-        entry.import_s = slot.import_s
+    # --- single computations
 
-    def _measure(self, case: Case, slot: Slot, entry: Entry) -> None:
-        time.sleep(SETTLE)
-        reply = slot.ask(MEASURE, seconds=self.options.seconds(case), least=LEAST)
-        entry.rounds.append(reply["times"])
-        entry.peak_bytes = max(entry.peak_bytes, reply["peak"])
-        entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
+    def _kernel(self, asking: Asking, case: Case, slots: list[Slot], folder: Path) -> None:
+        self._tell(f"{asking.work.name}: {case.name}")
+        entries = {slot: self._entry(asking.work, case, slot) for slot in slots}
+        comparison = Comparison(folder, slots[0].contestant.label)
+        for slot, entry in entries.items():
+            asking.attempt(slot, entry, partial(asking.check, case, comparison))
+            asking.attempt(slot, entry, partial(asking.prepare, case))
+        comparison.judge(list(entries.values()))
+        for turn in range(self.options.rounds):
+            for slot, entry in turned(entries, turn):
+                asking.attempt(slot, entry, partial(asking.measure, case))
 
 
-def _turned(entries: dict[Slot, Entry], turn: int) -> list[tuple[Slot, Entry]]:
-    """Everybody, each round beginning with another: nobody always follows the same neighbour."""
-    order = list(entries.items())
-    start = turn % len(order)
-    return order[start:] + order[:start]
+def _first(
+    asking: Asking, case: TrainingCase, comparison: Comparison, slot: Slot, entry: Entry
+) -> None:
+    asking.first_step(case, slot, entry)
+    if case.is_large:
+        # The check needs the memory that the step has taken.
+        slot.close()
+    asking.check(case, comparison, slot, entry)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.amounts import bytes_text, seconds_text
-from caldera.bench.equality import GRADIENTS, Equality
+from caldera.bench.equality import FLOAT64, GRADIENTS, Equality
 from caldera.bench.results import ANY, Entry, Mean, Ratio, Report
 from caldera.bench.statistics import Estimate
 
 NOTHING = "-"
 
+IMAGES = "images/s"
 COLUMNS = (
-    "setting", "time a step", "95% interval", "ratio to the best peers", "first step cold",
-    "warm", "memory", "loss", "equal results",
+    "setting", "time a step", "95% interval", "ratio to the best peers", IMAGES,
+    "first step cold", "warm", "memory", "loss", "equal results",
 )  # fmt: skip
 SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "equal results")
 """Of single computations, which have neither losses nor a memory of their own."""
@@ -22,6 +23,24 @@ SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "
 def is_training(entries: Sequence[Entry]) -> bool:
     """Whether these are steps of a network."""
     return any(entry.first_cold_s is not None or entry.loss is not None for entry in entries)
+
+
+def columns_of(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What a table of these entries shows."""
+    if not is_training(entries):
+        return SHORT_COLUMNS
+    has_images = any(entry.images for entry in entries)
+    return tuple(column for column in COLUMNS if has_images or column != IMAGES)
+
+
+def title_of(case: str, entries: Sequence[Entry]) -> str:
+    """What a table is about.
+
+    >>> title_of("mlp", [Entry("mlp", "mlp", "torch", "eager", batch=100)])
+    'mlp, batch 100'
+    """
+    batch = entries[0].batch if entries else 0
+    return f"{case}, batch {batch}" if batch else case
 
 
 def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
@@ -33,6 +52,7 @@ def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
         "time": time_text(entry, seconds),
         "95% interval": interval_text(seconds),
         "ratio to the best peers": ratios_text(report.ratios(entry)),
+        IMAGES: images_text(entry, seconds),
         "first step cold": NOTHING if entry.first_cold_s is None else _s(entry.first_cold_s),
         "warm": _s(sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2])
         if entry.first_warm_s
@@ -45,11 +65,21 @@ def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
 
 
 def time_text(entry: Entry, seconds: Estimate | None) -> str:
-    """The median, and how many operations a second that is, where it makes sense."""
+    """The median, and how many operations a second that is, where it makes sense.
+
+    On a card the reference may only be compared with, and is not timed then.
+    """
     if seconds is None:
-        return NOTHING
+        return "not timed" if entry.precision and not entry.error else NOTHING
     rate = f"  {entry.flops / seconds.value / 1e9:.1f} GFLOP/s" if entry.flops else ""
     return _s(seconds.value) + rate
+
+
+def images_text(entry: Entry, seconds: Estimate | None) -> str:
+    """How many images a second are trained on."""
+    if seconds is None or not entry.images:
+        return NOTHING
+    return f"{entry.batch / seconds.value:,.0f}"
 
 
 def interval_text(seconds: Estimate | None) -> str:
@@ -81,7 +111,13 @@ def ratios_text(ratios: Sequence[Ratio]) -> str:
 
 
 def memory_text(entry: Entry) -> str:
-    """The peak, and what of it came after importing."""
+    """The peak, and what of it came after importing.
+
+    On a card: the peak of its memory in the framework's own books, and what the process holds.
+    """
+    if entry.card_peak_bytes or entry.card_bytes:
+        own = bytes_text(entry.card_peak_bytes) if entry.card_peak_bytes else NOTHING
+        return f"{own} (process {bytes_text(entry.card_bytes)})"
     if not entry.peak_bytes:
         return NOTHING
     return f"{bytes_text(entry.peak_bytes)} (+{bytes_text(entry.growth_bytes)})"
@@ -92,6 +128,8 @@ def loss_text(entry: Entry) -> str:
     if entry.loss is None:
         return NOTHING
     text = f"{entry.loss:.6f} after {entry.loss_steps}"
+    if entry.loss_mean_of:
+        text = f"{entry.loss:.6f} mean of the last {entry.loss_mean_of} of {entry.loss_steps}"
     return text if entry.accuracy is None else f"{text}, test {entry.accuracy:.2%}"
 
 
@@ -107,6 +145,8 @@ def equality_text(equality: Equality) -> str:
         return "not checked"
     if not equality.holds:
         return "NO, does not count: " + ", ".join(equality.broken)
+    if equality.precision:
+        return "yes: " + ", ".join(_on_card(equality))
     gradients = f"gradients {_e(equality.gradients)}"
     if (equality.gradients or 0.0) > GRADIENTS:
         true, theirs = _e(equality.true_gradients), _e(equality.reference_true_gradients)
@@ -120,6 +160,21 @@ def equality_text(equality: Equality) -> str:
         "" if equality.result is None else f"result {_e(equality.result)}",
     ]
     return "yes: " + ", ".join(part for part in parts if part)
+
+
+def _on_card(equality: Equality) -> list[str]:
+    """What was compared on a card, each with what was allowed."""
+    pairs = {
+        "loss": (equality.first_loss, equality.first_loss_allowed),
+        "gradients to float64": (equality.distance, equality.distance_allowed),
+        "float64": (equality.float64, FLOAT64),
+        "losses": (equality.curve, equality.curve_allowed),
+    }
+    return [
+        f"{name} {_e(value)} of {_e(limit)}"
+        for name, (value, limit) in pairs.items()
+        if value is not None
+    ]
 
 
 def mean_text(mean: Mean) -> str:
@@ -140,6 +195,9 @@ def facts(report: Report) -> list[str]:
         f"Python {machine['python']}, {versions}",
         f"{machine['time']}, load before {machine['load before']}",
     ]
+    if "card" in machine:
+        card = f"{machine['card']}, {bytes_text(machine['card memory'])}"
+        lines.insert(0, f"{card}, driver {machine['card driver']}")
     return [*lines, *report.notes]
 
 

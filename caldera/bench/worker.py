@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from caldera.bench import memory
-from caldera.bench.checks import checked, trained_accuracy
+from caldera.bench.checks import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
 from caldera.bench.protocol import CHECK, END, HELLO, MEASURE, PREPARE, TRAIN, from_line, to_line
-from caldera.bench.timing import first_call, timed
-from caldera.bench.work import WORK, TrainingCase
+from caldera.bench.timing import CARD_SHORTEST, SHORTEST, first_call, timed
+from caldera.bench.work import WORK, Case, TrainingCase
 from caldera.errors import CalderaError
+
+STEPS_UNTIL_SETTLED = 2
+"""After the first step: until then some frameworks still record what they replay later."""
 
 
 class Worker:
@@ -62,30 +65,51 @@ class Worker:
         self._task = None
         memory.reset_peak()
         start = time.perf_counter()
-        self._task = self.framework.task(_case(request))
+        self._task = self.framework.task(self._case(request))
         built = time.perf_counter() - start
         if not isinstance(self.framework, FRAMEWORKS["caldera"]):
             memory.reset_peak()
-        return {"build s": built, "first s": first_call(self._task)}
+        found = {"build s": built, "first s": first_call(self._task)}
+        if self.framework.on_card:
+            found["card peak"] = self._card_peak(self._task)
+        return found
+
+    def _card_peak(self, task: Task) -> int:
+        """The most memory of the card that a step needs, once all kernels have been chosen."""
+        self.framework.reset_card_peak()
+        for _ in range(STEPS_UNTIL_SETTLED):
+            first_call(task)
+        return self.framework.card_peak()
 
     def _measure(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._task is None:
             raise CalderaError.build("bench worker", expected=PREPARE, got=f"{MEASURE} before it")
-        times = timed(self._task, request["seconds"], request["least"])
+        shortest = CARD_SHORTEST if self.framework.on_card else SHORTEST
+        times = timed(self._task, request["seconds"], request["least"], shortest=shortest)
         peak = memory.peak() - self._task.held_for_others
         return {"times": times, "peak": peak, "growth": max(0, peak - self._base)}
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
-        folder = Path(request["folder"])
-        return checked(
-            self.framework, _case(request), folder, quick=request["quick"], truth=request["truth"]
-        )
+        folder, case = Path(request["folder"]), self._case(request)
+        quick, truth = request["quick"], request["truth"]
+        if not self.framework.on_card or not isinstance(case, TrainingCase):
+            return checked(self.framework, case, folder, quick=quick, truth=truth)
+        if self._task is None:
+            raise CalderaError.build("bench worker", expected=PREPARE, got=f"{CHECK} before it")
+        return checked_on_card(
+            self.framework, self._task, case, folder, quick=quick, truth=truth,
+            float64=request["float64"],
+        )  # fmt: skip
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
-        case = _case(request)
+        case = self._case(request)
         if not isinstance(case, TrainingCase):
             raise CalderaError.build("bench worker", expected="a network", got=case.name)
         return {"accuracy": trained_accuracy(self.framework, case, request["epochs"])}
+
+    def _case(self, request: dict[str, Any]) -> Case:
+        case = WORK[request["work"]].case(request["case"])
+        return case.on(self.framework.device) if isinstance(case, TrainingCase) else case
 
 
 def use_cores(count: int) -> None:
@@ -115,10 +139,6 @@ def main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(sys.stdin.buffer, replies)
-
-
-def _case(request: dict[str, Any]) -> Any:
-    return WORK[request["work"]].case(request["case"])
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera import optim
+from caldera.bench.precision import REFERENCE_PRECISION
 from caldera.bench.work import (
     Case,
     ConvolutionCase,
@@ -19,11 +21,14 @@ from caldera.bench.work import (
     TrainingCase,
     UpdateCase,
 )
+from caldera.bench.work.stored import read_batches
 from caldera.errors import ConfigError
 from caldera.nn.basic import Dropout
 from caldera.train.model import NeuralNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Batches = Sequence[tuple[Array, Array]]
+"""Inputs and classes."""
 
 
 class Task(ABC):
@@ -48,10 +53,10 @@ class Task(ABC):
 class Trainer(Task):
     """A network in training; `call` makes a step (or several) on the next of its batches."""
 
-    def __init__(self, case: TrainingCase, dtype: str, batch: int | None) -> None:
+    def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
         self.case = case
         self.dtype = dtype
-        self.given = case.data(dtype, batch)
+        self.given = given
         self._next = 0
 
     def turn(self) -> int:
@@ -80,12 +85,45 @@ class Trainer(Task):
         return self.gradients()[1]
 
 
+class Restartable(Trainer):
+    """A trainer for a card, where nothing should be compiled twice."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Go back to the initial weights and the first batch."""
+
+
 class Framework(ABC):
-    """A framework in one setting, inside its own process."""
+    """A framework in one setting, inside its own process.
+
+    Besides what each framework knows, options are `device` ("cpu" or a card), `precision` (on a
+    card) and `data`, the folder with the batches of the case that is measured.
+    """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
         self.options = dict(options)
         self.threads = threads
+        self.device: str = self.options.get("device", "cpu")
+        self.precision: str = self.options.get("precision", REFERENCE_PRECISION)
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it computes on a device with memory of its own."""
+        return self.device != "cpu"
+
+    def batches(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Batches:
+        """The batches of a case, or the first samples of each."""
+        folder = self.options.get("data")
+        if folder:
+            return read_batches(case, Path(folder), dtype, batch)
+        return case.data(dtype, batch)
+
+    def reset_card_peak(self) -> None:  # noqa: B027 - only some can
+        """Count the peak of the card's memory from here on."""
+
+    def card_peak(self) -> int:
+        """The most bytes of the card's memory that were in use, as the framework counts them."""
+        return 0
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -111,7 +149,7 @@ class Framework(ABC):
         """An optimizer's update."""
         raise self._not_measured(case)
 
-    def batches(self, case: InputCase) -> Task:
+    def loader(self, case: InputCase) -> Task:
         """Input batches."""
         raise self._not_measured(case)
 
@@ -134,7 +172,7 @@ class Framework(ABC):
             case UpdateCase():
                 return self.update(case)
             case InputCase():
-                return self.batches(case)
+                return self.loader(case)
         raise self._not_measured(case)
 
 
@@ -155,11 +193,13 @@ def caldera_optimizer(rule: Rule) -> optim.Optimizer:
     return made[rule.name](rule.learning_rate, weight_decay=rule.weight_decay)
 
 
-def built(case: TrainingCase, dtype: str = "float32") -> NeuralNetwork:
+def built(
+    case: TrainingCase, dtype: str = "float32", device: str = "cpu", precision: str | None = None
+) -> NeuralNetwork:
     """The network of a case in Caldera, dropout off."""
     model = NeuralNetwork(
         case.layers(), loss="cross_entropy", optimizer=caldera_optimizer(case.rule), metrics=[],
-        batch_size=case.batch, dtype=dtype, seed=0, device="cpu",
+        batch_size=case.batch, dtype=dtype, precision=precision, seed=0, device=device,
     )  # fmt: skip
     for layer in model.walk():
         if isinstance(layer, Dropout):

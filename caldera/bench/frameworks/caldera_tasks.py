@@ -13,15 +13,21 @@ import caldera
 from caldera import op
 from caldera.bench.frameworks.base import (
     Array,
+    Batches,
     Framework,
     Task,
     Trainer,
-    as_dtype,
     built,
     caldera_optimizer,
-    initial_weights,
+)
+from caldera.bench.frameworks.caldera_card import (
+    FitTask,
+    ResidentTrainer,
+    begin,
+    first_gradients,
 )
 from caldera.bench.work import (
+    Case,
     ConvolutionCase,
     FormulaCase,
     InputCase,
@@ -32,6 +38,8 @@ from caldera.bench.work import (
 from caldera.config import settings
 from caldera.data import ArrayData, Loader
 from caldera.lazy import Expr, Variable, compile
+from caldera.memory import device as find_device
+from caldera.memory.cuda import cupy
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(
@@ -43,16 +51,12 @@ FUNCTIONS = SimpleNamespace(
 class CalderaTrainer(Trainer):
     """The plan that `fit` runs, fed with ready batches."""
 
-    def __init__(self, case: TrainingCase, dtype: str, batch: int | None) -> None:
-        super().__init__(case, dtype, batch)
-        model = built(case, dtype)
+    def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
+        super().__init__(case, dtype, given)
+        self._model = built(case, dtype)
         if dtype != "float32":
-            # All precisions begin with the same numbers.
-            start = as_dtype(initial_weights(built(case)), dtype)
-            for parameter, value in zip(model.parameters(), start, strict=True):
-                parameter.assign(value)
-        self._model = model
-        self._steps = make_steps(model, ArrayData(*self.given[0]))
+            begin(self._model, case)
+        self._steps = make_steps(self._model, ArrayData(*self.given[0]))
         self._count = len(self.given[0][0])
         self._feeds = [self._steps.feeds(each, None) for each in self.given]
 
@@ -68,12 +72,7 @@ class CalderaTrainer(Trainer):
         return found
 
     def gradients(self) -> tuple[float, list[Array]]:
-        steps = self._steps
-        outputs, _ = steps.traced(self._count, training=True)
-        loss, _ = steps.loss(outputs, self._count, steps.objective.of(outputs))
-        plan = compile([loss, *op.grad(loss, self._model.parameters())])
-        value, *slopes = [result.numpy() for result in plan.run(self._feeds[0])]
-        return float(value), [np.array(slope) for slope in slopes]
+        return first_gradients(self._model, self._steps, self.given[0])
 
     def train(self, x: Array, y: Array) -> None:
         self._steps.training(len(x)).run(self._steps.feeds((x, y), None))
@@ -130,17 +129,40 @@ class LoaderTask(Task):
 
 
 class CalderaFramework(Framework):
-    """Caldera with strict or fast accuracy."""
+    """Caldera with strict or fast accuracy; on a card, in one precision.
+
+    Options on a card: `fit`, whether an epoch of `fit` is timed instead of steps.
+    """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
         super().__init__(options, threads)
         settings.update(threads=threads, accuracy=options["accuracy"])
+        # So that the time of importing is the framework's, not that of the first step.
+        self._place = find_device(self.device)
 
     def versions(self) -> dict[str, str]:
-        return {"caldera": caldera.__version__, "numpy": np.__version__}
+        found = {"caldera": caldera.__version__, "numpy": np.__version__}
+        if self._place.kind == "cuda":
+            found["cupy"] = cupy().__version__
+            found["CUDA of cupy"] = str(cupy().cuda.runtime.runtimeGetVersion())
+        return found
+
+    def task(self, case: Case) -> Task:
+        if self.options.get("fit") and isinstance(case, TrainingCase):
+            return FitTask(case, self.batches(case, "float32"), self.device, self.precision)
+        return super().task(case)
 
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
-        return CalderaTrainer(case, dtype, batch)
+        given = self.batches(case, dtype, batch)
+        if self.on_card:
+            return ResidentTrainer(case, dtype, given, self.device, self.precision)
+        return CalderaTrainer(case, dtype, given)
+
+    def reset_card_peak(self) -> None:
+        self._place.pool.reset_peak()
+
+    def card_peak(self) -> int:
+        return self._place.pool.peak
 
     def convolution(self, case: ConvolutionCase) -> Task:
         x, w, g = (_variable(name, array) for name, array in case.arrays().items())
@@ -161,7 +183,7 @@ class CalderaFramework(Framework):
     def update(self, case: UpdateCase) -> Task:
         return UpdateTask(case)
 
-    def batches(self, case: InputCase) -> Task:
+    def loader(self, case: InputCase) -> Task:
         return LoaderTask(case)
 
 

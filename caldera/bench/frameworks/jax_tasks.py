@@ -1,114 +1,26 @@
-"""JAX's side: each step compiled with jit, or a whole stretch of steps as one lax.scan."""
+"""JAX's side: training steps (see `jax_training`) and single computations."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from caldera.bench.frameworks.base import (
-    Array,
-    Framework,
-    Task,
-    Trainer,
-    as_dtype,
-    built,
-    held_by,
-    initial_weights,
-)
-from caldera.bench.translate import to_jax
+from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
+from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
 from caldera.bench.work import (
     ConvolutionCase,
     FormulaCase,
     ProductCase,
-    Rule,
     TrainingCase,
     UpdateCase,
 )
 from caldera.optional import optional_import
 
-_BETA1, _BETA2, _SMOOTHING, _EPSILON = 0.9, 0.999, 0.99, 1e-8
-
-
-class JaxTrainer(Trainer):
-    """The translated network; parameters, states and optimizer state go through the step."""
-
-    def __init__(
-        self, jax: Any, case: TrainingCase, dtype: str, batch: int | None, options: dict[str, Any]
-    ) -> None:
-        super().__init__(case, dtype, batch)
-        if dtype == "float64":
-            jax.config.update("jax_enable_x64", True)
-        self._jax = jax
-        model = built(case)
-        self._network = to_jax(model, "NHWC" if options.get("channels_last") else "NCHW")
-        self.held_for_others = held_by(model)
-        start = as_dtype(initial_weights(model), dtype)
-        self._params, self._state = self._network.variables(start)
-        create, update = jax_rule(jax, case.rule)
-        self._memory = create(self._params)
-        put = jax.numpy.asarray
-        self._batches = [(put(x), put(y)) for x, y in self.given]
-        self._last: Any = None
-
-        def loss_of(params: Any, state: Any, x: Any, y: Any) -> Any:
-            scores, new_state = self._network.apply(params, state, x, True)
-            logarithms = jax.nn.log_softmax(scores, axis=-1)
-            chosen = jax.numpy.take_along_axis(logarithms, y[..., None], axis=-1)
-            return -chosen.mean(), new_state
-
-        def step(carried: Any, batch: Any) -> Any:
-            params, state, memory = carried
-            slope = jax.value_and_grad(loss_of, has_aux=True)
-            (loss, state), gradients = slope(params, state, *batch)
-            params, memory = update(params, gradients, memory)
-            return (params, state, memory), loss
-
-        self._slope = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
-        self._step = jax.jit(step, donate_argnums=0)
-        self._apply = jax.jit(lambda p, s, x: self._network.apply(p, s, x, False)[0])
-        self._stretch: Callable[..., Any] | None = None
-        if options.get("scan"):
-            self.steps_per_call = len(self._batches)
-            self._stacked = tuple(
-                jax.numpy.stack([each[i] for each in self._batches]) for i in (0, 1)
-            )
-            self._stretch = jax.jit(
-                lambda carried, batches: jax.lax.scan(step, carried, batches), donate_argnums=0
-            )
-
-    def _carry(self, stepping: Callable[..., Any], batch: Any) -> Any:
-        carried, loss = stepping((self._params, self._state, self._memory), batch)
-        self._params, self._state, self._memory = carried
-        self._last = loss
-        return loss
-
-    def call(self) -> None:
-        if self._stretch is not None:
-            self._carry(self._stretch, self._stacked)
-        else:
-            self._carry(self._step, self._batches[self.turn()])
-
-    def wait(self) -> None:
-        # Everything comes out of the step together: the last loss is not the last to be ready.
-        self._jax.block_until_ready((self._last, self._params, self._state, self._memory))
-
-    def losses(self, steps: int) -> list[float]:
-        return [float(self._carry(self._step, self._batches[self.turn()])) for _ in range(steps)]
-
-    def gradients(self) -> tuple[float, list[Array]]:
-        (loss, _), gradients = self._slope(self._params, self._state, *self._batches[0])
-        return float(loss), [np.asarray(each) for each in self._network.arrays(gradients)]
-
-    def train(self, x: Array, y: Array) -> None:
-        put = self._jax.numpy.asarray
-        self._carry(self._step, (put(x), put(y)))
-
-    def predict(self, x: Array) -> Array:
-        return np.asarray(self._apply(self._params, self._state, x))
+_MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
+"""What JAX calls them; in bfloat16 the factors are rounded before."""
 
 
 class FunctionTask(Task):
@@ -154,20 +66,32 @@ class UpdateTask(Task):
 
 
 class JaxFramework(Framework):
-    """JAX on the CPU."""
+    """JAX in one setting."""
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
         super().__init__(options, threads)
         self.jax = optional_import("jax", "jax", "caldera bench")
+        if self.on_card:
+            chosen = _MATMUL_PRECISION[self.precision]
+            self.jax.config.update("jax_default_matmul_precision", chosen)
         # So that the time of importing is the framework's, not that of the first step.
         self.jax.devices()
 
     def versions(self) -> dict[str, str]:
         library = optional_import("jaxlib", "jaxlib", "caldera bench")
-        return {"jax": self.jax.__version__, "jaxlib": library.__version__}
+        found = {"jax": self.jax.__version__, "jaxlib": library.__version__}
+        if self.on_card:
+            client = self.jax.devices()[0].client
+            found["CUDA of jax"] = " ".join(str(client.platform_version).split())
+        return found
 
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
-        return JaxTrainer(self.jax, case, dtype, batch, self.options)
+        return JaxTrainer(self.jax, case, dtype, self.batches(case, dtype, batch), self.options)
+
+    def card_peak(self) -> int:
+        # It counts from the start of the process, and cannot be told to begin anew.
+        stats = self.jax.devices()[0].memory_stats() or {}
+        return int(stats.get("peak_bytes_in_use", 0))
 
     def convolution(self, case: ConvolutionCase) -> Task:
         last = bool(self.options.get("channels_last"))
@@ -237,54 +161,3 @@ class _Transposed(Task):
 
     def results(self) -> list[Array]:
         return [each.transpose(self._axes) for each in self._task.results()]
-
-
-def jax_rule(jax: Any, rule: Rule) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A rule as two functions: the state of parameters, and (parameters, gradients, state) on."""
-    jnp, each = jax.numpy, jax.tree.map
-    rate, decay = rule.learning_rate, rule.weight_decay
-
-    def zeros(params: Any) -> Any:
-        return each(jnp.zeros_like, params)
-
-    def decayed(params: Any, gradients: Any) -> Any:
-        return each(lambda p, g: g + decay * p, params, gradients) if decay else gradients
-
-    def sgd(params: Any, gradients: Any, memory: Any) -> Any:
-        gradients = decayed(params, gradients)
-        if rule.momentum:
-            gradients = memory = each(lambda v, g: rule.momentum * v + g, memory, gradients)
-        return each(lambda p, g: p - rate * g, params, gradients), memory
-
-    def adam(params: Any, gradients: Any, memory: Any) -> Any:
-        step, means, squares = memory
-        step = step + 1
-        if rule.name == "adamw":
-            params = each(lambda p: p * (1 - rate * decay), params)
-        else:
-            gradients = decayed(params, gradients)
-        means = each(lambda m, g: _BETA1 * m + (1 - _BETA1) * g, means, gradients)
-        squares = each(lambda s, g: _BETA2 * s + (1 - _BETA2) * g * g, squares, gradients)
-        first = -jnp.expm1(step * math.log(_BETA1))
-        second = jnp.sqrt(-jnp.expm1(step * math.log(_BETA2)))
-
-        def moved(p: Any, m: Any, s: Any) -> Any:
-            size = (rate / first).astype(p.dtype)
-            return p - size * m / (jnp.sqrt(s) / second.astype(p.dtype) + _EPSILON)
-
-        return each(moved, params, means, squares), (step, means, squares)
-
-    def rmsprop(params: Any, gradients: Any, memory: Any) -> Any:
-        gradients = decayed(params, gradients)
-        memory = each(lambda s, g: _SMOOTHING * s + (1 - _SMOOTHING) * g * g, memory, gradients)
-
-        def moved(p: Any, g: Any, s: Any) -> Any:
-            return p - rate * g / (jnp.sqrt(s) + _EPSILON)
-
-        return each(moved, params, gradients, memory), memory
-
-    if rule.name == "sgd":
-        return (zeros if rule.momentum else lambda params: ()), sgd
-    if rule.name == "rmsprop":
-        return zeros, rmsprop
-    return (lambda params: (jnp.zeros(()), zeros(params), zeros(params))), adam

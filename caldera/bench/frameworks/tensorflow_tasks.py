@@ -10,6 +10,7 @@ import numpy as np
 
 from caldera.bench.frameworks.base import (
     Array,
+    Batches,
     Framework,
     Trainer,
     as_dtype,
@@ -27,8 +28,8 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 class TensorFlowTrainer(Trainer):
     """The translated network and one compiled function for the whole step."""
 
-    def __init__(self, tf: Any, case: TrainingCase, dtype: str, batch: int | None) -> None:
-        super().__init__(case, dtype, batch)
+    def __init__(self, tf: Any, case: TrainingCase, dtype: str, given: Batches) -> None:
+        super().__init__(case, dtype, given)
         self._tf = tf
         model = built(case, dtype)
         self._network = to_tensorflow(model)
@@ -121,4 +122,4 @@ class TensorFlowFramework(Framework):
         return {"tensorflow": self.tf.__version__}
 
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
-        return TensorFlowTrainer(self.tf, case, dtype, batch)
+        return TensorFlowTrainer(self.tf, case, dtype, self.batches(case, dtype, batch))

@@ -1,4 +1,4 @@
-"""PyTorch's side: eager or compiled, images with channels first or last in memory."""
+"""PyTorch's side: training steps (see `torch_training`) and single computations."""
 
 from __future__ import annotations
 
@@ -8,91 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from caldera.bench.frameworks.base import (
-    Array,
-    Framework,
-    Task,
-    Trainer,
-    as_dtype,
-    built,
-    held_by,
-    initial_weights,
-)
-from caldera.bench.translate import to_torch
+from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
+from caldera.bench.frameworks.torch_training import TorchTrainer, set_precision, torch_optimizer
 from caldera.bench.work import (
     ConvolutionCase,
     FormulaCase,
     InputCase,
     ProductCase,
-    Rule,
     TrainingCase,
     UpdateCase,
 )
 from caldera.optional import optional_import
-
-
-class TorchTrainer(Trainer):
-    """The translated network, cross entropy, and a fused optimizer."""
-
-    def __init__(
-        self, torch: Any, case: TrainingCase, dtype: str, batch: int | None, options: dict[str, Any]
-    ) -> None:
-        super().__init__(case, dtype, batch)
-        self._torch = torch
-        model = built(case)
-        self._network = to_torch(model)
-        self.held_for_others = held_by(model)
-        module = self._network.module.to(getattr(torch, dtype))
-        self._network.load(as_dtype(initial_weights(model), dtype))
-        self._format = torch.contiguous_format
-        if options.get("channels_last"):
-            self._format = torch.channels_last
-            module = module.to(memory_format=self._format)
-        self._module = module.train()
-        self._optimizer = torch_optimizer(torch, case.rule, module.parameters(), "fused")
-        self._loss = torch.compile(self._plain_loss) if options["compiled"] else self._plain_loss
-        self._batches = [self._placed(x, y) for x, y in self.given]
-
-    def _placed(self, x: Array, y: Array) -> tuple[Any, Any]:
-        values = self._torch.from_numpy(np.ascontiguousarray(x))
-        if self.case.has_images:
-            values = values.contiguous(memory_format=self._format)
-        return values, self._torch.from_numpy(np.ascontiguousarray(y)).flatten()
-
-    def _plain_loss(self, x: Any, y: Any) -> Any:
-        scores = self._module(x)
-        return self._torch.nn.functional.cross_entropy(scores.flatten(0, -2), y)
-
-    def _step(self, x: Any, y: Any) -> Any:
-        loss = self._loss(x, y)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return loss
-
-    def call(self) -> None:
-        self._step(*self._batches[self.turn()])
-
-    def losses(self, steps: int) -> list[float]:
-        return [self._step(*self._batches[self.turn()]).item() for _ in range(steps)]
-
-    def gradients(self) -> tuple[float, list[Array]]:
-        self._optimizer.zero_grad()
-        loss = self._loss(*self._batches[0])
-        loss.backward()
-        found = self._network.gradients()
-        self._optimizer.zero_grad()
-        return loss.item(), found
-
-    def train(self, x: Array, y: Array) -> None:
-        self._step(*self._placed(x, y))
-
-    def predict(self, x: Array) -> Array:
-        self._module.eval()
-        with self._torch.no_grad():
-            scores: Array = self._module(self._torch.from_numpy(x)).numpy()
-        self._module.train()
-        return scores
 
 
 class FunctionTask(Task):
@@ -162,12 +88,36 @@ class TorchFramework(Framework):
         super().__init__(options, threads)
         self.torch = optional_import("torch", "torch", "caldera bench")
         self.torch.set_num_threads(threads)
+        self._captured_peak = 0
+        if self.on_card:
+            set_precision(self.torch, self.precision)
+            # So that the time of importing is the framework's, not that of the first step.
+            self.torch.zeros((), device=self.device)
+            self.torch.cuda.synchronize()
 
     def versions(self) -> dict[str, str]:
-        return {"torch": self.torch.__version__}
+        found = {"torch": self.torch.__version__}
+        if self.on_card:
+            found["CUDA of torch"] = str(self.torch.version.cuda)
+            found["cuDNN of torch"] = str(self.torch.backends.cudnn.version())
+        return found
 
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
-        return TorchTrainer(self.torch, case, dtype, batch, self.options)
+        given = self.batches(case, dtype, batch)
+        if self.on_card:
+            # Trying all kernels in float64, for a single step, would take a minute.
+            self.torch.backends.cudnn.benchmark = dtype == "float32"
+        return TorchTrainer(self.torch, case, dtype, given, self.options, self._note_peak)
+
+    def _note_peak(self, nbytes: int) -> None:
+        """Remember what a capture took: replays take nothing that the allocator would count."""
+        self._captured_peak = max(self._captured_peak, nbytes)
+
+    def reset_card_peak(self) -> None:
+        self.torch.cuda.reset_peak_memory_stats()
+
+    def card_peak(self) -> int:
+        return max(self._captured_peak, int(self.torch.cuda.max_memory_allocated()))
 
     def convolution(self, case: ConvolutionCase) -> Task:
         last = bool(self.options.get("channels_last"))
@@ -215,18 +165,5 @@ class TorchFramework(Framework):
     def update(self, case: UpdateCase) -> Task:
         return UpdateTask(self.torch, case, self.options["style"])
 
-    def batches(self, case: InputCase) -> Task:
+    def loader(self, case: InputCase) -> Task:
         return LoaderTask(self.torch, case, bool(self.options.get("whole")))
-
-
-def torch_optimizer(torch: Any, rule: Rule, parameters: Any, style: str) -> Any:
-    """A rule as PyTorch's optimizer, in the form that is asked for if it has that."""
-    common: dict[str, Any] = {"lr": rule.learning_rate, "weight_decay": rule.weight_decay}
-    if rule.name == "rmsprop":
-        # It has no fused form.
-        return torch.optim.RMSprop(parameters, **common, foreach=style != "fused")
-    common |= {"fused": True} if style == "fused" else {"foreach": True}
-    if rule.name == "sgd":
-        return torch.optim.SGD(parameters, momentum=rule.momentum, **common)
-    made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return made[rule.name](parameters, **common)

@@ -58,15 +58,18 @@ class JaxNetwork:
         return params, JaxState(statistics, framework.jax.random.PRNGKey(framework.model.seed))
 
     def apply(
-        self, params: Sequence[Any], state: JaxState, x: Any, training: bool
+        self, params: Sequence[Any], state: JaxState, x: Any, training: bool, narrow: Any = None
     ) -> tuple[Any, JaxState]:
         """The results and the state after the step; `training` is static under `jax.jit`.
 
         x is what the Caldera model takes: images (N, C, H, W) whatever the `data_format`, or whole
-        numbers.
+        numbers. With `narrow`, a dtype of half precision, products are computed in it and what
+        lies between them is stored in it; parameters, statistics and sums stay as they are.
         """
         framework = self._framework
-        run = _Run(params, state, training)
+        run = _Run(params, state, training, narrow)
+        if narrow is not None and framework.jax.numpy.issubdtype(x.dtype, np.floating):
+            x = x.astype(narrow)
         found = self._function(run, framework.from_ours(x))
         output = framework.jax.tree_util.tree_map(framework.to_ours, found)
         statistics = [
@@ -87,10 +90,11 @@ class JaxNetwork:
         return [np.asarray(each) for each in state.statistics]
 
 
-def to_jax(model: Model, data_format: str = "NHWC") -> JaxNetwork:
+def to_jax(model: Model, data_format: str = "NHWC", *, cudnn_attention: bool = False) -> JaxNetwork:
     """The identical network in JAX.
 
     `data_format` is the order of axes in which images are computed with, "NHWC" or "NCHW".
+    `cudnn_attention` takes cuDNN's fused attention, which a card has in half precision.
 
     >>> import caldera as cd
     >>> from caldera import nn
@@ -107,7 +111,7 @@ def to_jax(model: Model, data_format: str = "NHWC") -> JaxNetwork:
             "to_jax", expected='data_format="NCHW" or "NHWC"', got=repr(data_format)
         )
     jax = optional_import("jax", "jax", "to_jax")
-    framework = _Jax(model, jax, data_format)
+    framework = _Jax(model, jax, data_format, cudnn_attention)
     return JaxNetwork(framework, framework.translate(model))
 
 
@@ -118,15 +122,25 @@ class _Run:
     params: Sequence[Any]
     state: JaxState
     training: bool
+    narrow: Any = None
     new_statistics: dict[int, Any] = field(default_factory=dict)
     draws: int = 0
+
+    def factor(self, place: int) -> Any:
+        """A parameter as products, and what is added to them, take it."""
+        return self.narrowed(self.params[place])
+
+    def narrowed(self, value: Any) -> Any:
+        """A value in the precision of products."""
+        return value if self.narrow is None else value.astype(self.narrow)
 
 
 class _Jax(Framework):
     name = "JAX"
 
-    def __init__(self, model: Model, jax: Any, data_format: str) -> None:
+    def __init__(self, model: Model, jax: Any, data_format: str, cudnn_attention: bool) -> None:
         self.jax = jax
+        self.cudnn_attention = cudnn_attention
         self.statistics = values(model.states())
         self.data_format = data_format
         self.channels_last = data_format == "NHWC"
@@ -174,9 +188,9 @@ class _Jax(Framework):
     def _linear(self, weight: Variable, bias: Variable | None) -> Function:
         place = self._place(weight)
         if bias is None:
-            return lambda run, x: x @ run.params[place]
+            return lambda run, x: x @ run.factor(place)
         offset = self._place(bias)
-        return lambda run, x: x @ run.params[place] + run.params[offset]
+        return lambda run, x: x @ run.factor(place) + run.factor(offset)
 
     def dense(self, layer: nn.Dense) -> Function:
         linear = self._linear(layer.weight, layer.offset)
@@ -199,11 +213,11 @@ class _Jax(Framework):
 
         def apply(run: Any, x: Any) -> Any:
             y = self.jax.lax.conv_general_dilated(
-                x, run.params[place], windows.stride, windows.padding(self._image(x)),
+                x, run.factor(place), windows.stride, windows.padding(self._image(x)),
                 rhs_dilation=windows.dilation, dimension_numbers=layout,
                 feature_group_count=layer.groups,
             )  # fmt: skip
-            return y if offset is None else y + self._by_channel(run.params[offset], 4)
+            return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
         return self.then(apply, layer.activation)
 
@@ -275,7 +289,8 @@ class _Jax(Framework):
         scale, shift = self._place(layer.weight), self._place(layer.bias)
         kept = self._state_places[id(layer.mean)], self._state_places[id(layer.variance)]
 
-        def apply(run: Any, x: Any) -> Any:
+        def apply(run: Any, given: Any) -> Any:
+            x = self._wide(given)
             rank = x.ndim
             if run.training:
                 channel = self._axis(1, rank)
@@ -292,35 +307,42 @@ class _Jax(Framework):
             factor = run.params[scale] / jnp.sqrt(variance + layer.eps)
             centred = x - self._by_channel(mean, rank)
             offset = self._by_channel(run.params[shift], rank)
-            return centred * self._by_channel(factor, rank) + offset
+            return (centred * self._by_channel(factor, rank) + offset).astype(given.dtype)
 
         return apply
+
+    def _wide(self, x: Any) -> Any:
+        """Values of half precision as float32: sums over many of them need that."""
+        return x.astype(np.float32) if x.dtype.itemsize < 4 else x
 
     def layer_norm(self, layer: nn.LayerNorm) -> Function:
         axes = self.last_axes(layer)
         scale, shift = self._place(layer.weight), self._place(layer.bias)
         lax = self.jax.lax
 
-        def apply(run: Any, x: Any) -> Any:
-            x = self.to_ours(x)
+        def apply(run: Any, given: Any) -> Any:
+            x = self.to_ours(self._wide(given))
             centred = x - x.mean(axes, keepdims=True)
             variance = (centred * centred).mean(axes, keepdims=True)
             y = centred * lax.rsqrt(variance + layer.eps)
-            return self.from_ours(y * run.params[scale] + run.params[shift])
+            y = y * run.params[scale] + run.params[shift]
+            return self.from_ours(y.astype(given.dtype))
 
         return apply
 
     def local_response_norm(self, layer: nn.LocalResponseNorm) -> Function:
         lax = self.jax.lax
 
-        def apply(run: Any, x: Any) -> Any:
+        def apply(run: Any, given: Any) -> Any:
+            x = self._wide(given)
             channel = self._axis(1, x.ndim)
             size, padding = [1] * x.ndim, [(0, 0)] * x.ndim
             size[channel] = layer.size
             padding[channel] = (layer.size // 2, (layer.size - 1) // 2)
             zero = np.zeros((), x.dtype)[()]
             sums = lax.reduce_window(x * x, zero, lax.add, size, [1] * x.ndim, padding)
-            return x / (layer.k + layer.alpha / layer.size * sums) ** layer.beta
+            y = x / (layer.k + layer.alpha / layer.size * sums) ** layer.beta
+            return y.astype(given.dtype)
 
         return apply
 
@@ -350,16 +372,17 @@ class _Jax(Framework):
     def embedding(self, layer: nn.Embedding) -> Function:
         place = self._place(layer.weight)
         if layer.mask_zero:
-            return lambda run, words: (run.params[place][words], words != 0)
-        return lambda run, words: run.params[place][words]
+            return lambda run, words: (run.narrowed(run.params[place][words]), words != 0)
+        # Narrowed afterwards: the gradients of a word's vector are added up as they are.
+        return lambda run, words: run.narrowed(run.params[place][words])
 
     def scores(self, layer: nn.Embedding) -> Function:
         place = self._place(layer.weight)
-        return lambda run, x: x @ run.params[place].T
+        return lambda run, x: x @ run.factor(place).T
 
     def positions(self, layer: nn.PositionalEmbedding) -> Function:
         place = self._place(layer.weight)
-        return lambda run, x: x + run.params[place][: x.shape[1]]
+        return lambda run, x: x + run.factor(place)[: x.shape[1]]
 
     def attention(self, layer: nn.MultiHeadAttention) -> Function:
         jnp = self.jax.numpy
@@ -371,11 +394,17 @@ class _Jax(Framework):
             count, steps, width = x.shape
             shape = (count, steps, layer.heads, width // layer.heads)
             parts = jnp.split(inputs(run, x), 3, axis=2)
+            if self.cudnn_attention:
+                mixed = self.jax.nn.dot_product_attention(
+                    *(part.reshape(shape) for part in parts), is_causal=layer.causal,
+                    implementation="cudnn",
+                )  # fmt: skip
+                return outputs(run, mixed.reshape(x.shape))
             q, k, v = (part.reshape(shape).transpose(0, 2, 1, 3) for part in parts)
             scores = (q * (1 / math.sqrt(shape[3]))) @ k.swapaxes(2, 3)
             if layer.causal:
                 scores = jnp.where(np.tri(steps, dtype=bool), scores, -math.inf)
-            mixed = self.jax.nn.softmax(scores) @ v
+            mixed = self.jax.nn.softmax(self._wide(scores)).astype(v.dtype) @ v
             return outputs(run, mixed.transpose(0, 2, 1, 3).reshape(x.shape))
 
         return apply
@@ -393,7 +422,7 @@ class _Jax(Framework):
             if mask is not None and mask.ndim == 1:
                 real = np.arange(x.shape[1]) < mask[:, None]
             results = [
-                self._loop(layer, x, real, [run.params[place] for place in own], reverse)
+                self._loop(layer, x, real, [run.factor(place) for place in own], reverse)
                 for own, reverse in zip(places, backwards, strict=True)
             ]
             y = jnp.concatenate(results, -1)
@@ -411,7 +440,7 @@ class _Jax(Framework):
             output, cell = state
             i, f, g, o = jnp.split(product + output @ state_weight, 4, axis=1)
             cell = sigmoid(f) * cell + sigmoid(i) * jnp.tanh(g)
-            return sigmoid(o) * jnp.tanh(cell), cell
+            return (sigmoid(o) * jnp.tanh(cell)).astype(output.dtype), cell
 
         def gru(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
             (last,) = state
@@ -438,7 +467,8 @@ class _Jax(Framework):
         products = x.transpose(1, 0, 2) @ input_weight + bias
         by_step = None if real is None else real.T[:, :, None]
         zero = jnp.zeros((x.shape[0], layer.units), products.dtype)
-        start = (zero,) * layer.states_held
+        # A cell adds up over all steps.
+        start = (zero, self._wide(zero))[: layer.states_held]
         last, outputs = self.jax.lax.scan(body, start, (products, by_step), reverse=reverse)
         return outputs.transpose(1, 0, 2) if layer.return_sequences else last[0]
 

@@ -54,6 +54,11 @@ class TorchNetwork:
         """Take these values as parameters."""
         self._framework.fill(self._framework.model.parameters(), self._framework.checked(arrays))
 
+    def reset_states(self) -> None:
+        """Take the running statistics that the model has."""
+        states = self._framework.model.states()
+        self._framework.fill(states, values(states))
+
     def parameters(self) -> list[np.ndarray]:
         """The values of the parameters."""
         return self._arrays(self._framework.model.parameters(), lambda tensor: tensor)
@@ -111,7 +116,7 @@ def to_torch(model: Model) -> TorchNetwork:
         module.double()
     network = TorchNetwork(module, framework)
     network.load(values(model.parameters()))
-    framework.fill(model.states(), values(model.states()))
+    network.reset_states()
     return network
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from caldera.nn.layer import Layer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+BATCHES = 8
+FEW_BATCHES = 2
+"""Of large networks, whose batches are large as well."""
 _COARSE = 8
 """Length of each axis of a class's picture before it is enlarged."""
 
@@ -77,10 +80,30 @@ class TrainingCase(Case):
     """The number of layers, where a figure is drawn over it."""
     dataset: str = ""
     """What `--test-accuracy` trains on."""
+    card_batch: int = 0
+    """The batch on a card, if it is another one there."""
+    card_epoch: int = BATCHES
+    """Batches of an epoch of data that lie on a card."""
+    attention: bool = False
+    """Whether there is attention, for which a card has several kernels."""
+    precisions: tuple[str, ...] = ("tf32",)
+    """In which a card trains it, unless others are asked for."""
+    on_card: bool = False
 
     @property
     def flops(self) -> float:
         return 0.0
+
+    def on(self, device: str) -> TrainingCase:
+        """This case as it is measured on a device.
+
+        >>> case = TrainingCase("example", batch=16, card_batch=256)
+        >>> case.on("cpu").batch, case.on("cuda").batch
+        (16, 256)
+        """
+        if device == "cpu" or self.on_card:
+            return self
+        return replace(self, batch=self.card_batch or self.batch, on_card=True)
 
     @property
     def is_small(self) -> bool:
@@ -100,7 +123,7 @@ class TrainingCase(Case):
     @property
     def batches(self) -> int:
         """How many different batches there are."""
-        return 8 if self.is_small else 2
+        return BATCHES if self.is_small or self.on_card else FEW_BATCHES
 
     def data(self, dtype: str = "float32", batch: int | None = None) -> list[tuple[Array, Array]]:
         """The batches: inputs and classes.
@@ -271,3 +294,13 @@ class Work:
     def case(self, name: str) -> Case:
         """The case of this name."""
         return next(case for case in self.cases if case.name == name)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its cases are steps of networks, which a card is measured with as well."""
+        return all(isinstance(case, TrainingCase) for case in self.cases)
+
+    def description(self, device: str) -> str:
+        """The summary, and how large a batch is on a device."""
+        sizes = {case.on(device).batch for case in self.cases if isinstance(case, TrainingCase)}
+        return ", ".join([self.summary, *(f"batch {size}" for size in sorted(sizes))])

@@ -16,16 +16,18 @@ WIDTH = 528
 DEPTHS = (2, 3, 4, 6, 8)
 WORDS = 64
 _LETTERS, _STEPS, _UNITS = 128, 128, 256
+_CARD_BATCH = 256
+"""Of large images on a card."""
 
 
 def _mlp(depth: int) -> list[Layer]:
     return nn.models.mlp((784,), hidden=(WIDTH,) * (depth - 1), activation="sigmoid")
 
 
-def _mlp_case(name: str, depth: int) -> TrainingCase:
+def _mlp_case(name: str, depth: int, precisions: tuple[str, ...] = ("tf32",)) -> TrainingCase:
     return TrainingCase(
         name, layers=partial(_mlp, depth), batch=100, shape=(784,), depth=depth, dataset="mnist",
-        rule=Rule("sgd", 0.05, weight_decay=0.001),
+        rule=Rule("sgd", 0.05, weight_decay=0.001), card_epoch=600, precisions=precisions,
     )  # fmt: skip
 
 
@@ -47,43 +49,46 @@ def _images(
 ) -> TrainingCase:
     return TrainingCase(
         name, layers=layers, batch=batch, shape=(3, pixels, pixels), classes=1000, size="large",
+        card_batch=_CARD_BATCH, precisions=("bfloat16",),
         rule=Rule("sgd", rate, momentum=0.9, weight_decay=1e-4),
     )  # fmt: skip
 
 
-_SEED = _mlp_case("mlp", 4)
+_SEED = _mlp_case("mlp", 4, ("tf32", "float32"))
 _DEPTH_CASES = [_mlp_case(f"{depth} layers", depth) for depth in DEPTHS]
 
 _SINGLE = {
-    "the seed's MLP: 784-528-528-528-10, sigmoid, batch 100, SGD": _SEED,
-    "LeNet-5, batch 128": TrainingCase(
+    "the seed's MLP: 784-528-528-528-10, sigmoid, SGD": _SEED,
+    "LeNet-5": TrainingCase(
         "lenet5", layers=nn.models.lenet5, batch=128, shape=(1, 28, 28), dataset="mnist",
-        rule=Rule("sgd", 0.01, momentum=0.9),
+        rule=Rule("sgd", 0.01, momentum=0.9), card_epoch=468,
     ),
-    "ResNet-20 for CIFAR, batch 128": TrainingCase(
+    "ResNet-20 for CIFAR": TrainingCase(
         "resnet20", layers=nn.models.resnet20, batch=128, shape=(3, 32, 32), dataset="cifar10",
-        rule=Rule("sgd", 0.1, momentum=0.9, weight_decay=1e-4),
+        rule=Rule("sgd", 0.1, momentum=0.9, weight_decay=1e-4), card_epoch=390,
+        precisions=("bfloat16",),
     ),
-    "AlexNet, 224 pixels, batch 32": _images(
+    "AlexNet, 224 pixels": _images(
         "alexnet", partial(nn.models.alexnet, dropout=0.0), 32, 224, 0.01
     ),
-    "VGG-16, 224 pixels, batch 16": _images(
+    "VGG-16, 224 pixels": _images(
         "vgg16", partial(nn.models.vgg16, dropout=0.0), 16, 224, 0.001
     ),
-    "GoogLeNet with batch normalisation, 224 pixels, batch 32": _images(
+    "GoogLeNet with batch normalisation, 224 pixels": _images(
         "googlenet", partial(nn.models.googlenet, auxiliary=False), 32, 224, 0.01
     ),
-    "Inception v3, 299 pixels, batch 16": _images(
+    "Inception v3, 299 pixels": _images(
         "inception3", partial(nn.models.inception3, auxiliary=False), 16, 299, 0.01
     ),
-    "ResNet-50, 224 pixels, batch 16": _images("resnet50", nn.models.resnet50, 16, 224, 0.01),
-    "LSTM, 256 units, 128 steps, batch 64": TrainingCase(
+    "ResNet-50, 224 pixels": _images("resnet50", nn.models.resnet50, 16, 224, 0.01),
+    "LSTM, 256 units, 128 steps": TrainingCase(
         "lstm", layers=_lstm, batch=64, shape=(_STEPS,), target_shape=(_STEPS,), classes=WORDS,
-        words=WORDS, size="medium", rule=Rule("adam", 1e-3),
+        words=WORDS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
     ),
-    "GPT, 4 layers, 256 wide, 128 tokens, batch 16": TrainingCase(
+    "GPT, 4 layers, 256 wide, 128 tokens": TrainingCase(
         "gpt", layers=_gpt, batch=16, shape=(_STEPS,), target_shape=(_STEPS,), classes=_LETTERS,
-        words=_LETTERS, size="medium", rule=Rule("adam", 1e-3),
+        words=_LETTERS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
+        attention=True, precisions=("bfloat16",),
     ),
 }  # fmt: skip
 
@@ -99,6 +104,6 @@ def networks() -> list[Work]:
         "mlp-depth",
         "the seed's figure: time of a step against 2 to 8 layers",
         _DEPTH_CASES,
-        [case for case in _DEPTH_CASES if case.depth in (2, 4)],
+        [case for case in _DEPTH_CASES if case.depth in (2, 4, 8)],
     )
     return [found[0], depth, *found[1:]]

@@ -7,19 +7,26 @@ import json
 import sys
 from pathlib import Path
 
+from caldera.bench.card import card_state
+from caldera.bench.card_contestants import CARD_PEERS
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
+from caldera.bench.options import Options
 from caldera.bench.page import page
+from caldera.bench.precision import PRECISIONS
 from caldera.bench.results import Report
-from caldera.bench.session import Options, Session
+from caldera.bench.session import Session
 from caldera.bench.table import print_report
-from caldera.bench.work import WORK
+from caldera.bench.work import WORK, TrainingCase
 from caldera.cli.command import Command
 from caldera.cli.values import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
 
-_DEVICES = ("cpu",)
+_CPU, _CARD = "cpu", "cuda"
+_DEVICES = (_CPU, _CARD)
 _BOTH = "both"
+_LIMIT = 300
+"""Seconds of a contestant on a card: torch.compile takes more than two minutes for Inception v3."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +35,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         metavar="NAME,...",
-        default=",".join(PEERS),
-        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
+        help=f"whom to compare with (default: {','.join(PEERS)}; on a card {','.join(CARD_PEERS)}; "
+        "'' for nobody)",
     )
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu (the default)")
+    parser.add_argument(
+        "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="NAME,...",
+        help=f"of products on a card: {', '.join(PRECISIONS)} (default: what --list says)",
+    )
+    parser.add_argument(
+        "--settings",
+        metavar="TEXT,...",
+        help="on a card, only contestants with one of these in their names, as in 'caldera,graph'",
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="SECONDS",
+        help=f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
+    )
     parser.add_argument("--threads", metavar="N", help="threads of each framework (default: all)")
     parser.add_argument("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, turns and checks")
@@ -43,8 +67,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accuracy",
         metavar="NAME",
-        default=_BOTH,
-        help="strict, fast or both (the default): whether Caldera may use less accurate kernels",
+        help="strict, fast or both (the default): whether Caldera may use less accurate kernels "
+        "(on the CPU)",
     )
     parser.add_argument(
         "--test-accuracy",
@@ -68,6 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
             "caldera bench", expected="what to measure", got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
         )  # fmt: skip
+    if options.on_card and card_state() is None:
+        raise ConfigError.build(
+            "--device cuda", expected="an NVIDIA card", got="none that nvidia-smi finds",
+            hint="caldera info says what is here",
+        )  # fmt: skip
     kept = [
         (target, text)
         for target, text in zip(targets, (_json_text, page), strict=True)
@@ -88,15 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
+    device = Choice("device", lambda: _DEVICES).from_text(arguments.device, "--device")
     for name in arguments.work:
         Choice("work", lambda: WORK).from_text(name, "caldera bench")
-    peers: list[str] = []
-    if arguments.peers:
-        peers = Names("peer", lambda: PEERS).from_text(arguments.peers, "--peers")
-    Choice("device", lambda: _DEVICES).from_text(arguments.device, "--device")
-    accuracy = Choice("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
-        arguments.accuracy, "--accuracy"
-    )
+        if device == _CARD and not WORK[name].is_training:
+            raise ConfigError.build(
+                "caldera bench --device cuda", got=name,
+                expected="work that a card is measured with: " + ", ".join(_networks()),
+            )  # fmt: skip
     threads = settings.threads
     if arguments.threads is not None:
         threads = Count(1).from_text(arguments.threads, "--threads")
@@ -105,17 +133,68 @@ def _options(arguments: argparse.Namespace) -> Options:
             "--threads", expected=f"at most {settings.threads}, the cores this process may use",
             got=str(threads),
         )  # fmt: skip
+    limit = _count(arguments.limit, "--limit")
     return Options(
         works=list(dict.fromkeys(arguments.work)),
-        peers=list(dict.fromkeys(peers)),
-        accuracies=list(ACCURACIES) if accuracy == _BOTH else [accuracy],
+        peers=_peers(arguments, device),
+        accuracies=_accuracies(arguments, device),
         threads=threads,
         repeats=_count(arguments.repeats, "--repeats"),
         quick=arguments.quick,
         compile=not arguments.no_compile,
         test_accuracy=_count(arguments.test_accuracy, "--test-accuracy") or 0,
-        device=arguments.device,
+        device=device,
+        precisions=_precisions(arguments, device),
+        settings=_settings(arguments, device),
+        limit=limit or (_LIMIT if device == _CARD else None),
     )
+
+
+def _networks() -> list[str]:
+    return [name for name in WORK if WORK[name].is_training]
+
+
+def _peers(arguments: argparse.Namespace, device: str) -> list[str]:
+    known = PEERS if device == _CPU else CARD_PEERS
+    if arguments.peers is None:
+        return list(known)
+    if not arguments.peers:
+        return []
+    return list(dict.fromkeys(Names("peer", lambda: known).from_text(arguments.peers, "--peers")))
+
+
+def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
+    if device == _CARD:
+        _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is for cards")
+        return ["strict"]
+    accuracy = Choice("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
+        arguments.accuracy or _BOTH, "--accuracy"
+    )
+    return list(ACCURACIES) if accuracy == _BOTH else [accuracy]
+
+
+def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
+    if device == _CPU:
+        _refuse_given(arguments.precision, "--precision", "cuda", "the CPU computes in float32")
+    if arguments.precision is None:
+        return []
+    kind = Names("precision", lambda: PRECISIONS)
+    return list(dict.fromkeys(kind.from_text(arguments.precision, "--precision")))
+
+
+def _settings(arguments: argparse.Namespace, device: str) -> list[str]:
+    if device == _CPU:
+        _refuse_given(arguments.settings, "--settings", "cuda", "leave it out")
+    parts = (arguments.settings or "").split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:
+    """Refuse a flag that only another device understands."""
+    if value is not None:
+        raise ConfigError.build(
+            flag, expected=f"--device {device} with it", got=repr(value), hint=hint
+        )
 
 
 def _count(text: str | None, flag: str) -> int | None:
@@ -147,13 +226,25 @@ def _print_list(options: Options) -> None:
     print("work")
     for name in WORK:
         work = WORK[name]
+        if options.on_card and not work.is_training:
+            continue
         count = f"  ({len(work.cases)} cases)" if len(work.cases) > 1 else ""
-        print(f"  {name:<14}{work.summary}{count}")
+        text = work.description(options.device) + _precisions_text(name, options)
+        print(f"  {name:<14}{text}{count}")
+    known = CARD_PEERS if options.on_card else PEERS
     print("peers")
-    missing = missing_peers(options.peers or list(PEERS))
-    for peer in options.peers or PEERS:
+    missing = missing_peers(options.peers or list(known))
+    for peer in options.peers or known:
         state = f"missing: {INSTALL[peer]}" if peer in missing else "here"
         print(f"  {peer:<14}{state}")
+
+
+def _precisions_text(name: str, options: Options) -> str:
+    """In which precisions a work is measured on a card."""
+    case = WORK[name].cases[0]
+    if not options.on_card or not isinstance(case, TrainingCase):
+        return ""
+    return f"; {', '.join(options.precisions_of(case))}"
 
 
 COMMAND = Command(
@@ -165,6 +256,8 @@ COMMAND = Command(
         caldera bench mlp --quick
         caldera bench mlp-depth lenet5 --peers torch,jax --html bench.html --json bench.json
         caldera bench conv --peers torch --accuracy strict --threads 2
+        caldera bench mlp resnet50 --device cuda --quick --html bench.html
+        caldera bench resnet50 --device cuda --precision bfloat16 --settings caldera,channels_last
     """,
     add_flags=add_flags,
     run=run,

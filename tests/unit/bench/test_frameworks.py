@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from caldera.bench.checks import checked, written
-from caldera.bench.equality import compare_training, largest_difference
+from caldera.bench.equality import compare_training, distance, largest_difference
 from caldera.bench.frameworks import FRAMEWORKS, Framework
+from caldera.bench.frameworks.base import Restartable
+from caldera.bench.precision import TOLERANCES
 from caldera.bench.timing import first_call, timed
 from caldera.bench.work import (
     Case,
@@ -88,6 +90,22 @@ def test_training_agrees(peer: str, tmp_path: Path) -> None:
     assert len(ours["float64"]) == 5
     assert ours["loss"] == ours["curve"][-1]
     assert ours["curve"][-1] != ours["curve"][0]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_halves_are_near_and_begin_again_where_they_began(peer: str) -> None:
+    framework = FRAMEWORKS[peer]({**OPTIONS[peer], "precision": "bfloat16"}, 1)
+    truth = _framework("caldera").trainer(NETWORK, "float64")
+    expected, slopes = truth.gradients()
+    trainer = framework.trainer(NETWORK, "float32")
+    assert isinstance(trainer, Restartable)
+    loss, gradients = trainer.gradients()
+    assert loss == pytest.approx(expected, rel=TOLERANCES["bfloat16"].first_loss)
+    assert 1e-6 < distance(slopes, gradients) < TOLERANCES["bfloat16"].gradients
+    assert {each.dtype.name for each in gradients} == {"float32"}
+    first = trainer.losses(3)
+    trainer.restart()
+    assert trainer.losses(3) == first
 
 
 def test_data_and_weights_are_the_same_each_time_and_batches_differ() -> None:

@@ -26,6 +26,23 @@ def test_ratios_are_to_the_best_setting_of_each_peer() -> None:
     }
 
 
+def test_on_a_card_ratios_are_to_settings_of_the_same_precision_or_a_stricter_one() -> None:
+    rounded = entry("caldera", "step", 1.0, precision="tf32")
+    exact = entry("caldera", "step", 1.0, precision="float32")
+    found = report(
+        rounded, exact, entry("torch", "CUDA graph", 3.0, precision="tf32"),
+        entry("torch", "CUDA graph", 4.0, precision="float32"),
+        entry("jax", "jit", 2.0, precision="float32"),
+        entry("jax", "jit", 0.1, precision="bfloat16"),
+    )  # fmt: skip
+    assert {each.against: each.ratio.value for each in found.ratios(rounded)} == pytest.approx(
+        {"torch CUDA graph, tf32": 3.0, "jax jit, float32": 2.0}
+    )
+    assert {each.against for each in found.ratios(exact)} == {
+        "torch CUDA graph, float32", "jax jit, float32",
+    }  # fmt: skip
+
+
 def test_a_peer_whose_result_is_wrong_is_not_compared_with() -> None:
     ours = entry("caldera", "strict", 1.0)
     wrong = entry("torch", "compiled", 0.1, equality=Equality(first_loss=1.0, broken=["loss"]))

@@ -257,6 +257,32 @@ def test_jax_with_channels_first(jax: Any, name: str) -> None:
     _run_jax(jax, name, "NCHW")
 
 
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet20", "LSTM", "GRU", "GPT"])
+def test_jax_with_products_in_half_precision(jax: Any, name: str) -> None:
+    case = _case(name)
+    network = to_jax(case.model)
+    params, state = network.variables(_arrays(case))
+    half = jax.numpy.bfloat16
+
+    def loss(params: list[Any], narrow: Any) -> Any:
+        outputs, after = network.apply(params, state, case.x, True, narrow)
+        return (outputs * case.weights["main"]).sum(), (outputs, after)
+
+    def run(params: list[Any]) -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(params, half)
+
+    (_, (outputs, after)), gradients = jax.jit(run)(params)
+    assert outputs.dtype == half
+    # Parameters, their gradients and the statistics are not narrowed.
+    assert {each.dtype.name for each in (*gradients, *after.statistics)} == {"float64"}
+    expected = case.outputs["main"]
+    difference = np.linalg.norm(np.asarray(outputs, np.float64) - expected)
+    assert difference < 0.05 * np.linalg.norm(expected)
+    for line in str(jax.make_jaxpr(run)(params)).splitlines():
+        if " dot_general" in line or " conv_general_dilated" in line:
+            assert "bf16[" in line.split("=")[0], line
+
+
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "dilated"])
 def test_tensorflow(tf: Any, name: str) -> None:
     case = _case(name)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caldera.bench import slot as slot_module
+from caldera.bench.contestants import Contestant
 from caldera.bench.process import WorkerProcess, hello, worker_environment
 from caldera.bench.protocol import WorkerError, from_line, to_line
 from caldera.bench.worker import serve
@@ -112,3 +115,51 @@ def test_workers_keep_what_they_compile_apart(tmp_path: Path) -> None:
     assert found["OMP_NUM_THREADS"] == found["CALDERA_THREADS"] == "3"
     for name in ("CALDERA_CACHE", "TORCHINDUCTOR_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR"):
         assert Path(found[name]).is_relative_to(tmp_path)
+
+
+def test_a_worker_for_a_card_does_not_keep_jax_from_it(tmp_path: Path) -> None:
+    assert worker_environment(tmp_path, 1)["JAX_PLATFORMS"] == "cpu"
+    found = worker_environment(tmp_path, 1, "cuda")
+    assert found["JAX_PLATFORMS"] == "cuda"
+    assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    for name in ("CUDA_CACHE_PATH", "CUPY_CACHE_DIR"):
+        assert Path(found[name]).is_relative_to(tmp_path)
+
+
+class _Process:
+    """Takes its time to answer."""
+
+    def __init__(self, label: str, environment: dict[str, str]) -> None:
+        self.allowed: list[float] = []
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        self.allowed.append(seconds)
+        time.sleep(0.1)
+        return {"import s": 0.5, "versions": {"jax": "1"}, "options": request.get("options")}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_contestant_has_a_limit_for_all_its_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[_Process] = []
+
+    def start(*given: Any) -> _Process:
+        made.append(_Process(*given))
+        return made[-1]
+
+    monkeypatch.setattr(slot_module, "WorkerProcess", start)
+    contestant = Contestant("jax", "jit", {"device": "cuda"}, "tf32")
+    slot = slot_module.Slot(contestant, tmp_path, 1, limit=0.25, data=tmp_path)
+    slot.ask("prepare")
+    assert slot.versions == {"jax": "1"}
+    slot.close()
+    slot.ask("train")
+    assert made[0].allowed[0] == pytest.approx(0.25)
+    assert made[0].allowed[1] < 0.16
+    # Real data may take as long as they take.
+    assert made[1].allowed[1] > 1000
+    with pytest.raises(WorkerError, match=r"jax jit, tf32: expected everything within 0 s"):
+        slot.ask("measure")

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from caldera.bench import table
 from caldera.bench.equality import Equality
 from caldera.bench.page import page
 from caldera.bench.results import Report
-from caldera.bench.table import print_report
+from caldera.bench.table import plain_lines, print_report
 
 from .reports import entry, report
 
@@ -78,6 +79,40 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     outside = re.sub(r'xmlns="[^"]*"', "", html)
     assert "http" not in outside
     assert "<script" not in outside
+
+
+def _on_card() -> Report:
+    found = report(
+        entry("torch", "eager", 0.2, precision="float32", batch=256, images=True, rounds=[],
+              first_cold_s=1.0),
+        entry("caldera", "fit", 0.1, precision="bfloat16", batch=256, images=True, loss=0.5,
+              loss_steps=16, loss_mean_of=8, card_peak_bytes=3 << 30, card_bytes=4 << 30),
+        entry("jax", "jit", 0.15, precision="bfloat16", batch=256, images=True),
+    )  # fmt: skip
+    found.machine |= {"card": "a <card>", "card memory": 100 << 30, "card driver": "9"}
+    return found
+
+
+def test_a_card_has_images_a_second_its_own_memory_and_precisions() -> None:
+    expected = (
+        "net, batch 256", "a <card>, 100.0 GiB, driver 9", "caldera fit, bfloat16", "2,560",
+        "1.50 [1.50, 1.50] jax jit, bfloat16", "3.0 GiB (process 4.0 GiB)", "images/s",
+        "0.500000 mean of the last 8 of 16", "not timed",
+    )  # fmt: skip
+    text, lines = _text_of(page(_on_card())), "\n".join(plain_lines(_on_card()))
+    for each in expected:
+        assert each in text
+        assert each in lines
+
+
+def test_without_rich_a_report_is_printed_in_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    print_report(_mixed())
+    out = capsys.readouterr().out
+    assert "caldera strict | 10.0 ms | " in out
+    assert "images/s" not in out
 
 
 def test_time_against_layers_is_drawn_for_every_framework() -> None:

@@ -1,0 +1,205 @@
+"""Caldera on a card: single steps as `fit` makes them, and whole epochs of `fit` itself.
+
+The data lie on the card, as many batches as an epoch has (the few different ones again and again),
+and each step gathers its own: a peer is given its batches ready-made.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.bench.frameworks.base import (
+    Array,
+    Batches,
+    Restartable,
+    Task,
+    as_dtype,
+    built,
+    initial_weights,
+)
+from caldera.bench.work import TrainingCase
+from caldera.data import ArrayData, Batch, Loader, Share
+from caldera.lazy import compile
+from caldera.train.callbacks import Callback
+from caldera.train.fit import make_steps
+from caldera.train.model import NeuralNetwork
+from caldera.train.resident import resident
+from caldera.train.run import Run
+from caldera.train.snapshot import Snapshot
+from caldera.train.step import Steps
+
+ENDLESS = 1 << 30
+"""Epochs of a run that goes on as long as it is measured."""
+
+
+class ResidentTrainer(Restartable):
+    """Steps on data that lie on the card, which are captured and replayed there."""
+
+    def __init__(
+        self, case: TrainingCase, dtype: str, given: Batches, device: str, precision: str
+    ) -> None:
+        super().__init__(case, dtype, given)
+        self._model = placed(case, dtype, device, precision)
+        self._data = epoch_of(given, case.card_epoch)
+        self._steps = make_steps(self._model, self._data, source=resident(self._model, self._data))
+        self._fed = self._steps.fed()
+        self._start = Snapshot.of(self._model)
+        self._epoch = self._batches()
+
+    def _batches(self) -> Iterator[Batch | Share]:
+        """Batch after batch, epoch after epoch, in the order in which they were given."""
+        loader = Loader(self._data, len(self.given[0][0]), shuffle=False)
+        while True:
+            yield from self._steps.source.epoch(loader)
+
+    def call(self) -> None:
+        self._steps.train(next(self._epoch))
+
+    def wait(self) -> None:
+        self._model.device.stream.synchronize()
+
+    def restart(self) -> None:
+        self._start.put_back(self._model)
+        optimizer = self._model.optimizer
+        kept = [each for state in optimizer.state.values() for each in state.values()]
+        for variable in (optimizer.step, *kept):
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+        self._epoch = self._batches()
+
+    def losses(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self._steps.training_totals.reset()
+            self.call()
+            found.append(self._steps.training_totals.loss())
+        return found
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        return first_gradients(self._model, self._fed, self.given[0])
+
+    def train(self, x: Array, y: Array) -> None:
+        self._fed.training(len(x)).run(self._fed.feeds((x, y), None))
+
+    def predict(self, x: Array) -> Array:
+        return self._model.predict(x)
+
+
+class FitTask(Task):
+    """`model.fit`, held after its first step and then after every epoch until the next call.
+
+    It runs in a thread of its own, so that one run of it can be measured in several turns: a new
+    one would compile its plans again.
+    """
+
+    def __init__(self, case: TrainingCase, given: Batches, device: str, precision: str) -> None:
+        self.case = case
+        self.given = given
+        self.steps_per_call = case.card_epoch
+        self._device = device
+        self._precision = precision
+        self._data = epoch_of(given, case.card_epoch)
+        self._model = placed(case, "float32", device, precision)
+        self._hold = _Hold()
+        self._thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._hold.release()
+        self._hold.reached()
+
+    def _run(self) -> None:
+        try:
+            self._model.fit(self._data, epochs=ENDLESS, verbose=0, callbacks=[self._hold])
+        except BaseException as error:
+            self._hold.fail(error)
+
+    def epoch_losses(self, epochs: int) -> list[float]:
+        """The mean loss of each epoch on the different batches, from the initial weights."""
+        model = placed(self.case, "float32", self._device, self._precision)
+        data = epoch_of(self.given, len(self.given))
+        history = model.fit(data, epochs=epochs, shuffle=False, verbose=0)
+        return [float(loss) for loss in history["loss"]]
+
+    def results(self) -> list[Array]:
+        return [np.array(self.epoch_losses(1))]
+
+
+class _Hold(Callback):
+    """Stops a run where a measurement ends, until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.Queue[BaseException | None] = queue.Queue()
+        self._go_on: queue.Queue[None] = queue.Queue()
+        self._began = False
+
+    def release(self) -> None:
+        """Let the run go on."""
+        self._go_on.put(None)
+
+    def reached(self) -> None:
+        """Wait until the run is held again, and raise what went wrong in it."""
+        error = self._arrived.get()
+        if error is not None:
+            raise error
+
+    def fail(self, error: BaseException) -> None:
+        """Tell who waits that the run has ended."""
+        self._arrived.put(error)
+
+    def batch_ends(self, run: Run) -> None:
+        if not self._began:
+            self._began = True
+            run.model.device.stream.synchronize()
+            self._stay()
+
+    def epoch_ends(self, run: Run) -> None:
+        # The results of the epoch have been read, so nothing is under way.
+        self._stay()
+
+    def _stay(self) -> None:
+        self._arrived.put(None)
+        self._go_on.get()
+
+
+def placed(case: TrainingCase, dtype: str, device: str, precision: str) -> NeuralNetwork:
+    """The network of a case on a card, with the weights that all frameworks begin with."""
+    in_half = None if precision == "float32" or dtype != "float32" else precision
+    model = built(case, dtype, precision=in_half)
+    if dtype != "float32":
+        begin(model, case)
+    return model.to(device)
+
+
+def begin(model: NeuralNetwork, case: TrainingCase) -> None:
+    """Give a network of any dtype the weights that one in float32 begins with."""
+    start = as_dtype(initial_weights(built(case)), str(model.dtype))
+    for parameter, value in zip(model.parameters(), start, strict=True):
+        parameter.assign(value)
+
+
+def first_gradients(
+    model: NeuralNetwork, steps: Steps, batch: tuple[Array, Array]
+) -> tuple[float, list[Array]]:
+    """The loss on a batch that is fed, and its gradients."""
+    count = len(batch[0])
+    outputs, _ = steps.traced(count, training=True)
+    loss, _ = steps.loss(outputs, count, steps.objective.of(outputs))
+    wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
+    plan = compile(wanted, device=model.device, precision=model.precision)
+    value, *slopes = [result.numpy() for result in plan.run(steps.feeds(batch, None))]
+    return float(value), [np.array(slope) for slope in slopes]
+
+
+def epoch_of(given: Batches, batches: int) -> ArrayData:
+    """So many batches as samples, those that are given again and again."""
+    chosen = [given[number % len(given)] for number in range(batches)]
+    return ArrayData(*(np.concatenate([batch[place] for batch in chosen]) for place in (0, 1)))
