@@ -79,6 +79,8 @@ def _folder(names: tuple[str, ...]) -> Path:
         fresh = Path(tempfile.mkdtemp(dir=root))
         for name, text in texts.items():
             (fresh / name).write_text(text)
+        # Read once by the compiler for all sources: that halves the time of each.
+        _compile("c++-header", fresh / "machine.cuh.gch", fresh, str(fresh / "machine.cuh"))
         try:
             fresh.rename(folder)
         except OSError:
@@ -154,16 +156,23 @@ def _built(source: str, name: str) -> Path:
         text += (HERE / "launcher.cpp").read_text()
         descriptor, fresh = tempfile.mkstemp(dir=folder, suffix=".tmp")
         os.close(descriptor)
-        program = compiler()
-        assert program is not None
-        done = subprocess.run(
-            [program, "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC",
-             "-ffp-contract=off", "-U_FORTIFY_SOURCE", f"-I{folder}", "-o", fresh, "-"],
-            input=text.encode(), capture_output=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{done.stderr.decode()}\n{source}"
+        _compile("c++", Path(fresh), folder, "-", "-shared", text=text)
         os.replace(fresh, file)
     return file
+
+
+def _compile(
+    language: str, target: Path, folder: Path, source: str, *options: str, text: str = ""
+) -> None:
+    """Compile a file, or the text if the source is "-"."""
+    program = compiler()
+    assert program is not None
+    done = subprocess.run(
+        [program, "-x", language, "-std=c++17", "-O1", "-w", "-fPIC", "-ffp-contract=off",
+         "-U_FORTIFY_SOURCE", *options, f"-I{folder}", "-o", str(target), source],
+        input=text.encode(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stderr.decode()}\n{text}"
 
 
 class EmulatedCard(LoopbackDevice):
