@@ -25,7 +25,7 @@ test: lint
 
 # For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
 test-cuda:
-	$(PYTHON) -m pytest tests/card tests/cuda
+	$(PYTHON) -m pytest tests/card
 
 benchmark: setup
 	$(RUN)/python benchmarks/overhead.py

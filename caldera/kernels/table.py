@@ -15,7 +15,7 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.graph.node import Node
 
 Array = Any
-"""What a device's `array` gives: a numpy.ndarray on the CPU, a CuPy array on a card."""
+"""What a device's `array` gives: a numpy.ndarray, on a card one that only kernels may read."""
 Runner = Callable[[], object]
 COPY = "copy"
 """What kernels that copy are registered for."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node
 from caldera.kernels.cuda.persistent.writer import Places
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,15 +30,6 @@ class Part:
     reads: Sequence[Array]
     writes: Sequence[Array]
     code: Callable[[Places], list[str]]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A node, or a part of a fused one, on its arrays."""
-
-    node: Node
-    outputs: tuple[Array, ...]
-    inputs: tuple[Array, ...]
 
 
 def units_of(count: int, each: int) -> int:
