@@ -23,6 +23,7 @@ class JoinedStep(CapturedGraph):
 
     def __init__(self, stream: Stream, steps: Steps, kept: object) -> None:
         self._stream = stream
+        self._steps = steps
         self._once = steps(1)
         self._kept = kept
 

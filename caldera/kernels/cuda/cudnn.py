@@ -272,6 +272,9 @@ def _is_rearranged(node: Node) -> bool:
 def _is_able(rank: int, node: Node) -> bool:
     if libraries.cudnn() is None or (rank and not libraries.may_measure()):
         return False
+    if any(before != after for before, after in node.attrs["padding"]):
+        # Some of its engines then take the padding of one side for both, and give wrong results.
+        return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False
     graph = graph_of(Question.of(node), libraries.current_card())
