@@ -137,6 +137,12 @@ inline void __syncthreads() {
     emulated::Block& block = *emulated::current->block;
     emulated::meet(block.meeting, block.alive);
 }
+inline void copy_async16(float* to, const float* from) {
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16) abort();
+    memcpy(to, from, 16);
+}
+inline void copy_async4(float* to, const float* from) { memcpy(to, from, 4); }
+inline void copy_async_wait() {}
 inline void __syncwarp(unsigned = 0xffffffffu) { emulated::meet_warp(); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}

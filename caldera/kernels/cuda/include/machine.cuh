@@ -49,6 +49,22 @@ __device__ __forceinline__ void mma_tf32(float* c, const u32* a, u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A copy of 16 bytes (or 4) into shared memory that goes on while the thread does.
+__device__ __forceinline__ void copy_async16(float* to, const float* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy_async4(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+// The thread's own copies have arrived.
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // A read that sees what other blocks wrote before their release.
 __device__ __forceinline__ u32 load_acquire(const u32* place) {
     u32 value;
