@@ -163,7 +163,8 @@ def _aligned(problem: Problem) -> Problem:
 
 def _aligned_part(workspace: Array) -> Array:
     """The workspace from the first address on that the library takes."""
-    return workspace[-address_of(workspace) % WORKSPACE_ALIGNMENT :] if workspace.size else workspace
+    skipped = -address_of(workspace) % WORKSPACE_ALIGNMENT if workspace.size else 0
+    return workspace[skipped:]
 
 
 def _limit(taken: int) -> int:
