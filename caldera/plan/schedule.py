@@ -94,8 +94,8 @@ class Schedule:
     """Steps and the layout of their arena. `family` is that of the kernels.
 
     Without `reuse` every value has memory of its own, so that steps need not wait for each other.
-    With `spread` that goes for the small ones that steps at either end of the run are made of, which
-    can then be moved there.
+    With `spread` that goes for the small ones that steps at either end of the run are made of,
+    which can then be moved there.
     """
 
     roots: Sequence[Root]
