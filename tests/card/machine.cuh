@@ -252,6 +252,31 @@ inline u16 double_to_half_bits(double x) {
     return sign | (u16)((exponent + 14) << 10) | (u16)(ldexp(fraction, 11) - 1024.0);
 }
 inline u16 float_to_half_bits(float x) { return double_to_half_bits(x); }
+inline u32 float_to_bfloat_bits(float x) {
+    u32 bits = float_to_bits(x);
+    return x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+inline u32 floats_to_bfloat_pair(float low, float high) {
+    return float_to_bfloat_bits(low) | float_to_bfloat_bits(high) << 16;
+}
+
+inline float bfloat_bits_to_float(u16 bits) { return bits_to_float((u32)bits << 16); }
+template <float (*WIDE)(u16)> u32 two_above(u32 a, u32 b) {
+    u32 low = WIDE((u16)a) > WIDE((u16)b), high = WIDE((u16)(a >> 16)) > WIDE((u16)(b >> 16));
+    return low * 0xffffu | high * 0xffff0000u;
+}
+template <float (*WIDE)(u16)> u32 larger_bits(u16 a, u16 b) {
+    float x = WIDE(a), y = WIDE(b);
+    return x != x || y != y ? 0x7fffu : x > y || (x == y && !signbit(x)) ? a : b;
+}
+template <float (*WIDE)(u16)> u32 two_max(u32 a, u32 b) {
+    return larger_bits<WIDE>((u16)a, (u16)b) |
+           larger_bits<WIDE>((u16)(a >> 16), (u16)(b >> 16)) << 16;
+}
+inline u32 half_pair_above(u32 a, u32 b) { return two_above<half_bits_to_float>(a, b); }
+inline u32 bfloat_pair_above(u32 a, u32 b) { return two_above<bfloat_bits_to_float>(a, b); }
+inline u32 half_pair_max(u32 a, u32 b) { return two_max<half_bits_to_float>(a, b); }
+inline u32 bfloat_pair_max(u32 a, u32 b) { return two_max<bfloat_bits_to_float>(a, b); }
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
 // The fragments are spread over the lanes as on the card: put together, multiplied, spread again.

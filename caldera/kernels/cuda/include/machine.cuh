@@ -33,6 +33,36 @@ __device__ __forceinline__ u16 double_to_half_bits(double x) {
     return bits;
 }
 
+// Two floats as a pair of bfloats, the first one below the second.
+__device__ __forceinline__ u32 floats_to_bfloat_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Pairs of 16-bit floats. `above`: all bits set in the halves in which a > b, none where a nan is.
+// `max`: the larger one in each half, 0x7fff if one of them is a nan.
+__device__ __forceinline__ u32 half_pair_above(u32 a, u32 b) {
+    u32 mask;
+    asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+}
+__device__ __forceinline__ u32 bfloat_pair_above(u32 a, u32 b) {
+    u32 mask;
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+}
+__device__ __forceinline__ u32 half_pair_max(u32 a, u32 b) {
+    u32 larger;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+__device__ __forceinline__ u32 bfloat_pair_max(u32 a, u32 b) {
+    u32 larger;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 // The first 32 bits of the mantissa that a tensor core keeps of a float.
 __device__ __forceinline__ u32 tf32_bits(float x) {
     u32 bits;

@@ -56,6 +56,26 @@ __device__ __forceinline__ void store(T* place, const A* values) {
     }
 }
 
+// Bfloats are rounded in pairs: else that takes longer than everything else together.
+template <int V> __device__ __forceinline__ void store(bfloat_t* place, const float* values) {
+    if constexpr (V == 1) {
+        *place = Stored<bfloat_t>::from(*values);
+    } else {
+        const int PART = V > 8 ? 8 : V;
+#pragma unroll
+        for (int first = 0; first < V; first += PART) {
+            union {
+                typename Word<2 * PART>::type word;
+                u32 pair[PART / 2];
+            } pack;
+#pragma unroll
+            for (int k = 0; k < PART / 2; k++)
+                pack.pair[k] = floats_to_bfloat_pair(values[first + 2 * k], values[first + 2 * k + 1]);
+            *(typename Word<2 * PART>::type*)(place + first) = pack.word;
+        }
+    }
+}
+
 // --- where elements lie
 
 // A arrays that are walked over together along R axes, the last of which turns fastest.
