@@ -17,16 +17,25 @@ from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda import convolution, libraries
 from caldera.kernels.cuda.convolution.few.shapes import RANKS, Shape, shapes
 from caldera.kernels.cuda.convolution.few.slopes import Slopes, slopes
-from caldera.kernels.cuda.convolution.few.text import ADD_PARTS, CORRELATE, WEIGH, text
+from caldera.kernels.cuda.convolution.few.text import (
+    ADDING_THREADS,
+    CORRELATE,
+    WEIGH,
+    adding_text,
+    text,
+)
 from caldera.kernels.cuda.driver import driver
 from caldera.kernels.cuda.launch import CudaRunner, Launch
 from caldera.kernels.native.convolution.geometry import Correlation, Geometry, forward, input_phases
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import HALVES, float32
+from caldera.tensor.shape import size
 
 MOST_CHANNELS = 64
 MOST_TAPS = 11
+FEWEST_PIXELS = 128
+"""Results below which blocks would be mostly empty."""
 ALIGNMENT = 16
 """Bytes that a thread reads and writes at once."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
@@ -57,7 +66,8 @@ def _is_able(rank: int, node: Node) -> bool:
         for index, spec in enumerate(specs)
     ):
         return False
-    return rank < len(_ways(node))
+    work = _work(node)
+    return work.batch * size(work.target) >= FEWEST_PIXELS and rank < len(_ways(node))
 
 
 def _ways(node: Node) -> tuple[Shape, ...] | tuple[Slopes, ...]:
@@ -77,6 +87,12 @@ def _work(node: Node) -> Correlation:
 
 
 # --- kernels
+
+
+class FilterNumbers(ctypes.Structure):
+    """`Filter` of few_weight.cuh."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("results", "width", "terms", "channels", "taps")]
 
 
 def _bind(rank: int, call: Call) -> Runner:
@@ -104,24 +120,25 @@ def _correlation(shape: Shape, call: Call) -> Launch:
     (out,), (images, filters) = call.outputs, call.inputs
     source = text(CORRELATE, out.dtype.name, shape.constants, shape.least_resident)
     arguments = (out, images, filters, shape.cover.numbers(out.itemsize))
-    return Launch(
-        source, "correlate_few", shape.grid(), 32 * shape.warps, arguments, shape.shared
-    )
+    return Launch(source, "correlate_few", shape.grid(), 32 * shape.warps, arguments, shape.shared)
 
 
 def _gradient(way: Slopes, call: Call) -> list[Launch]:
     (out,), (images, gradient) = call.outputs, call.inputs
-    dtype, constants = out.dtype.name, way.constants
+    dtype = out.dtype.name
     parts = Scratch(call.workspace).array((way.blocks, way.partial), float32)
     first = Launch(
-        text(WEIGH, dtype, constants, way.least_resident), "weigh_few",
+        text(WEIGH, dtype, way.constants, way.least_resident), "weigh_few",
         (way.blocks, way.parts, 1), way.threads,
         (parts, images, gradient, way.cover.numbers(out.itemsize)), way.shared,
     )  # fmt: skip
-    names = ("CHANNELS", "RESULTS", "TAPS_Y", "TAPS_X", "TERMS", "WIDTH")
-    source = text(ADD_PARTS, dtype, {name: constants[name] for name in names})
-    arguments = (out, parts, ctypes.c_int(way.blocks))
-    return [first, Launch(source, "add_parts", -(-way.partial // 32), 256, arguments)]
+    results, channels, *taps = out.shape
+    filters = FilterNumbers(results, way.width, way.terms, channels, taps[0] * taps[1])
+    second = Launch(
+        adding_text(dtype), "add_parts", -(-way.partial // 32), ADDING_THREADS,
+        (out, parts, ctypes.c_int(way.blocks), filters),
+    )  # fmt: skip
+    return [first, second]
 
 
 def _room(rank: int, node: Node) -> int:

@@ -221,23 +221,26 @@ __device__ __forceinline__ void block_weigh_few(char* shared, float* parts, cons
     }
 }
 
-// Results of 32 x SLICES threads: each slice adds up some of the parts, then all slices are added.
-template <typename T, typename S>
-__device__ __forceinline__ void block_add_parts(T* out, const float* parts, i32 count) {
-    const int SLICES = 8, TAPS = S::TAPS_Y * S::TAPS_X, ALL = S::RESULTS * S::WIDTH;
-    __shared__ float sums[SLICES][32];
-    int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
-    i32 place = (i32)blockIdx.x * 32 + lane;
+// A filter in parts and in memory: `width` sums of which `terms` count, in the order tap, channel.
+struct Filter { i32 results, width, terms, channels, taps; };
+
+// 32 results of a block: each warp adds up some of the parts, then all warps are added.
+template <typename T, int WARPS>
+__device__ __forceinline__ void block_add_parts(T* out, const float* parts, i32 count,
+                                                Filter filter) {
+    __shared__ float sums[WARPS][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i32 place = (i32)blockIdx.x * 32 + lane, all = filter.results * filter.width;
     float sum = 0.0f;
-    if (place < ALL) {
+    if (place < all) {
 #pragma unroll 8
-        for (i32 part = slice; part < count; part += SLICES) sum += parts[(i64)part * ALL + place];
+        for (i32 part = warp; part < count; part += WARPS) sum += parts[(i64)part * all + place];
     }
-    sums[slice][lane] = sum;
+    sums[warp][lane] = sum;
     __syncthreads();
-    i32 result = place / S::WIDTH, term = place % S::WIDTH;
-    if (slice > 0 || place >= ALL || term >= S::TERMS) return;
-    for (int i = 1; i < SLICES; i++) sum += sums[i][lane];
-    i32 tap = term / S::CHANNELS, channel = term % S::CHANNELS;
-    out[((i64)result * S::CHANNELS + channel) * TAPS + tap] = Stored<T>::from(sum);
+    i32 result = place / filter.width, term = place - result * filter.width;
+    if (warp > 0 || place >= all || term >= filter.terms) return;
+    for (int i = 1; i < WARPS; i++) sum += sums[i][lane];
+    i32 tap = term / filter.channels, channel = term - tap * filter.channels;
+    out[(result * filter.channels + channel) * filter.taps + tap] = Stored<T>::from(sum);
 }

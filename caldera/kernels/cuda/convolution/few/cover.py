@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from caldera.kernels.cuda.convolution.parameters import Divider
 from caldera.kernels.native.convolution.geometry import Correlation
@@ -37,12 +38,12 @@ class Cover:
     pixel: int
     """Bytes from one pixel of what a tile sees to the next."""
 
-    @property
+    @cached_property
     def pixels(self) -> int:
         """Output pixels of a tile."""
         return self.images * self.height * self.width
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """How many tiles there are."""
         work = self.work
@@ -60,7 +61,7 @@ class Cover:
         """Bytes of a row of what a tile sees."""
         return -(-self.sight[1] * self.pixel // 4) * 4
 
-    @property
+    @cached_property
     def seen(self) -> int:
         """Bytes of all that a tile sees; words may reach beyond the last pixel."""
         return -(-(self.images * self.sight[0] * self.pitch + 4) // 16) * 16
@@ -81,7 +82,7 @@ class Cover:
 
 
 def covers(work: Correlation, pixel: int) -> Iterator[Cover]:
-    """The tiles that are worth considering: of whole rows, or of whole images if these are small."""
+    """The tiles that are worth considering: whole rows, whole images if these are small."""
     height, width = work.target
     for columns in _divisors(width):
         if columns < min(width, 32):

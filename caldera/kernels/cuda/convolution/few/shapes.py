@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 
 from caldera.kernels.cuda.convolution.few.cover import Cover, covers
@@ -110,11 +110,25 @@ class Shape:
         return -(-length // 128) * 128 + 16
 
     @property
+    def raw_bytes(self) -> int:
+        """Filters as they lie in memory."""
+        return self.lines[0] * self.raw_pitch
+
+    @property
+    def ordered_bytes(self) -> int:
+        """Filters in the order of the lanes: 8 bytes for each lane, step and tile."""
+        return self.steps * self.across * 256
+
+    @property
+    def list_bytes(self) -> int:
+        """The list of where words lie; there is none where channels fill whole steps."""
+        return 0 if self.is_whole else self.steps * 64
+
+    @property
     def constants(self) -> dict[str, int]:
         """What the kernel is compiled with."""
         lines, length, stride = self.lines
         work = self.work
-        listed = 0 if self.is_whole else -(-self.steps * 64 // 16) * 16
         return {
             "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
             "TAPS_X": work.taps[1], "TURNED": int(self.turned), "PER": self.per,
@@ -122,8 +136,8 @@ class Shape:
             "PIXEL": self.cover.pixel, "LINE_WORDS": self.line_words, "STEPS": self.steps,
             "SIDE": self.side, "LINES": lines, "LENGTH": length, "STRIDE": stride,
             "RAW_STEP": self.raw_step, "RAW_PITCH": self.raw_pitch,
-            "RAW_BYTES": lines * self.raw_pitch, "ORDERED_BYTES": self.steps * self.across * 256,
-            "LIST_BYTES": listed,
+            "RAW_BYTES": self.raw_bytes, "ORDERED_BYTES": self.ordered_bytes,
+            "LIST_BYTES": self.list_bytes,
             "IS_EVEN": int(self.itemsize == 4 or work.stride[1] * work.channels % 2 == 0),
             "IS_FULL": int(self.parts * 8 * self.across == work.results),
         }  # fmt: skip
@@ -131,11 +145,10 @@ class Shape:
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
-        found = self.constants
-        fixed = found["ORDERED_BYTES"] + found["LIST_BYTES"] + found["RAW_BYTES"]
+        fixed = self.ordered_bytes + self.list_bytes + self.raw_bytes
         return fixed + self.buffers * self.cover.seen
 
-    @property
+    @cached_property
     def resident(self) -> int:
         """Blocks on one multiprocessor."""
         registers = 48 + self.per * (4 * self.across + 6)
@@ -163,8 +176,7 @@ class Shape:
         results = min(8 * self.across, self.work.results) * self.itemsize * self.cover.pixels
         moving = (self.cover.seen + results) / BYTES_A_CLOCK
         waiting = groups * (STEP_CLOCKS + products)
-        found = self.constants
-        start = (found["RAW_BYTES"] / BYTES_A_CLOCK + found["ORDERED_BYTES"] / 32)
+        start = self.raw_bytes / BYTES_A_CLOCK + self.ordered_bytes / 32
         blocks = self.grid()[0] * self.parts
         beside = min(self.resident, -(-blocks // self.processors))
         busy = beside * (start + tiles * max(computing, moving))
@@ -180,18 +192,14 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def shapes(
-    work: Correlation, turned: bool, itemsize: int, processors: int
-) -> tuple[Shape, ...]:
+def shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> tuple[Shape, ...]:
     """The best guesses, the best first."""
     every = _shapes(work, turned, itemsize, processors)
     found = sorted(every, key=lambda shape: shape.clocks())
     return _different(found)
 
 
-def _shapes(
-    work: Correlation, turned: bool, itemsize: int, processors: int
-) -> Iterator[Shape]:
+def _shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> Iterator[Shape]:
     tiles = -(-work.results // 8)
     # Tiles of results that a warp has: few numbers of them, so that kernels are few.
     widest = next(n for n in (1, 2, 3, 4, 6, 8) if n >= tiles)
@@ -206,9 +214,7 @@ def _shapes(
                 for warps, buffers in product((2, 4, 8), (1, 2)):
                     if 16 * per * (warps - 1) >= cover.pixels:
                         continue
-                    shape = Shape(
-                        cover, turned, itemsize, per, across, warps, buffers, processors
-                    )
+                    shape = Shape(cover, turned, itemsize, per, across, warps, buffers, processors)
                     # A second buffer is for blocks that take several tiles.
                     if shape.resident and (buffers == 1 or shape.grid()[0] < cover.tiles):
                         yield shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from caldera.kernels.cuda.convolution.few.cover import Cover, covers
 from caldera.kernels.cuda.convolution.few.shapes import (
@@ -81,7 +81,7 @@ class Slopes:
 
     @property
     def pitch(self) -> int:
-        """Bytes from the gradients of one pixel to those of the next: lanes meet different banks."""
+        """Bytes from the gradients of a pixel to those of the next: lanes meet different banks."""
         return self.rows * 16 * self.itemsize + (16 if self.itemsize == 2 else 32)
 
     @property
@@ -109,7 +109,7 @@ class Slopes:
         sums = self.rows * 16 * (self.share * self.tiles * 8 + 8) * 4 if self.split > 1 else 0
         return places + max(stages, sums)
 
-    @property
+    @cached_property
     def resident(self) -> int:
         """Blocks on one multiprocessor."""
         listed = self.tiles // 2 if self.is_turned else self.tiles
@@ -133,7 +133,8 @@ class Slopes:
         tiles = -(-self.cover.tiles // self.blocks)
         steps = -(-self.lines // self.depth // self.split) * tiles
         products = self.rows * self.tiles * PRODUCT_CLOCKS
-        reading = self.rows * 4 + self.tiles * (4 if self.itemsize == 2 and not self.is_turned else 2)
+        reads = 4 if self.itemsize == 2 and not self.is_turned else 2
+        reading = self.rows * 4 + self.tiles * reads
         computing = steps * self.share * self.split * max(products, reading)
         moving = tiles * (self.lines * self.pitch + self.cover.seen) / BYTES_A_CLOCK
         ending = self.partial * 4 / self.parts * 2 / BYTES_A_CLOCK
@@ -185,7 +186,9 @@ def _slopes(work: Correlation, itemsize: int, processors: int) -> Iterator[Slope
                         blocks = min(cover.tiles, often * processors // parts)
                         if blocks < 1 or (buffers == 2 and blocks == cover.tiles):
                             continue
-                        each = Slopes(cover, itemsize, tiles, share, split, buffers, blocks, processors)
+                        each = Slopes(
+                            cover, itemsize, tiles, share, split, buffers, blocks, processors
+                        )
                         if each.resident * processors >= blocks * parts:
                             yield each
 

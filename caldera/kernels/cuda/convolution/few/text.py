@@ -31,14 +31,17 @@ extern "C" __global__ void __launch_bounds__(S::THREADS, {resident}) weigh_few(
 """
 ADD_PARTS = """#include "few_weight.cuh"
 typedef {stored} T;
-struct S {{
-    static const int {constants};
-}};
-extern "C" __global__ void __launch_bounds__(256) add_parts(
-    T* out, const float* __restrict__ parts, i32 count) {{
-    block_add_parts<T, S>(out, parts, count);
+extern "C" __global__ void __launch_bounds__({threads}) add_parts(
+    T* out, const float* __restrict__ parts, i32 count, Filter filter) {{
+    block_add_parts<T, {threads} / 32>(out, parts, count, filter);
 }}
 """
+ADDING_THREADS = 256
+
+
+def adding_text(dtype: str) -> str:
+    """The kernel that adds up parts of gradients."""
+    return ADD_PARTS.format(stored=STORED[dtype], threads=ADDING_THREADS)
 
 
 def text(kernel: str, dtype: str, constants: Mapping[str, int], resident: int = 1) -> str:
