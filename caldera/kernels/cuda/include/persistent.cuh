@@ -78,8 +78,10 @@ __device__ __forceinline__ void stage(float* to, O from, int first, int begin, i
     for (int e = threadIdx.x; e < S::LINES * across; e += T::THREADS) {
         int line = e / across, k = e % across * step;
         if (line < lines && k + step <= inside) {
-            if (O::ALIGNED) copy_async16(to + line * S::STRIDE + k, start + line * O::LEAD + k);
-            else copy_async4(to + line * S::STRIDE + k, start + line * O::LEAD + k);
+            float* target = to + line * S::STRIDE + k;
+            const float* source = start + line * O::LEAD + k;
+            if (O::ALIGNED) copy_ahead16(target, source, true);
+            else copy_ahead4(target, source, true);
         }
     }
     // Lines that are missing, then the ends of those that are too short.
@@ -155,7 +157,7 @@ __device__ __forceinline__ void block_product(P product, int row, int column, fl
 #pragma unroll 1
     for (int begin = 0; begin < P::INNER; begin += P::DEPTH) {
         if (begin) block_begin(product, begin, row, column, shared);
-        copy_async_wait();
+        copies_done();
         __syncthreads();
         warp_products<P>(c, shared, min(P::DEPTH, P::INNER - begin));
         __syncthreads();
