@@ -157,7 +157,8 @@ __device__ __forceinline__ void block_product(P product, int row, int column, fl
 #pragma unroll 1
     for (int begin = 0; begin < P::INNER; begin += P::DEPTH) {
         if (begin) block_begin(product, begin, row, column, shared);
-        copies_done();
+        copies_begun();
+        copies_done<0>();
         __syncthreads();
         warp_products<P>(c, shared, min(P::DEPTH, P::INNER - begin));
         __syncthreads();
