@@ -250,7 +250,7 @@ inline u32 float_to_bfloat_bits(float x) {
     u32 bits = float_to_bits(x);
     return x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
-inline u32 floats_to_bfloat_pair(float low, float high) {
+inline u32 bfloat_pair(float low, float high) {
     return float_to_bfloat_bits(low) | float_to_bfloat_bits(high) << 16;
 }
 
@@ -318,14 +318,6 @@ inline void mma_bfloat(float* c, const u32* a, u32 b0, u32 b1) {
 
 inline u32 half_pair(float low, float high) {
     return (u32)float_to_half_bits(high) << 16 | float_to_half_bits(low);
-}
-inline u16 float_to_bfloat_bits(float x) {
-    u32 bits = float_to_bits(x);
-    if (x != x) return 0x7fffu;
-    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-inline u32 bfloat_pair(float low, float high) {
-    return (u32)float_to_bfloat_bits(high) << 16 | float_to_bfloat_bits(low);
 }
 
 typedef u64 SharedPlace;

@@ -33,11 +33,16 @@ __device__ __forceinline__ u16 double_to_half_bits(double x) {
     return bits;
 }
 
-// Two floats as a pair of bfloats, the first one below the second.
-__device__ __forceinline__ u32 floats_to_bfloat_pair(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
+// Two floats as numbers in 16 bits, side by side.
+__device__ __forceinline__ u32 half_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ u32 bfloat_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
 }
 
 // Pairs of 16-bit floats. `above`: all bits set in the halves in which a > b, none where a nan is.
@@ -93,18 +98,6 @@ __device__ __forceinline__ void mma_bfloat(float* c, const u32* a, u32 b0, u32 b
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats as numbers in 16 bits, side by side.
-__device__ __forceinline__ u32 half_pair(float low, float high) {
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ __forceinline__ u32 bfloat_pair(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
 }
 
 // Where something lies in shared memory: instructions that read it by warps want it so.

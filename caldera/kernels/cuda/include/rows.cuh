@@ -70,7 +70,7 @@ template <int V> __device__ __forceinline__ void store(bfloat_t* place, const fl
             } pack;
 #pragma unroll
             for (int k = 0; k < PART / 2; k++)
-                pack.pair[k] = floats_to_bfloat_pair(values[first + 2 * k], values[first + 2 * k + 1]);
+                pack.pair[k] = bfloat_pair(values[first + 2 * k], values[first + 2 * k + 1]);
             *(typename Word<2 * PART>::type*)(place + first) = pack.word;
         }
     }
