@@ -73,9 +73,9 @@ __device__ __forceinline__ void block_order_filters(u32* ordered, const char* ra
                     first + result >= S::RESULTS)
                     continue;
                 int tap = term.row * S::TAPS_X + term.column;
-                int from = S::TURNED
-                               ? term.channel * S::RAW_PITCH + (result * TAPS + TAPS - 1 - tap) * SIZE
-                               : result * S::RAW_PITCH + (term.channel * TAPS + tap) * SIZE;
+                int line = S::TURNED ? term.channel : result;
+                int number = S::TURNED ? result * TAPS + TAPS - 1 - tap : term.channel * TAPS + tap;
+                int from = line * S::RAW_PITCH + number * SIZE;
                 value |= Core<T>::bits(*(const T*)(raw + from)) << (j * 16);
             }
             ordered[span * SPAN + place] = value;
