@@ -352,7 +352,9 @@ template <int BYTES> void copy_now(void* to, const void* from, bool inside) {
     if (inside) memcpy(to, from, BYTES);
     else memset(to, 0, BYTES);
 }
-inline void copy_ahead16(void* to, const void* from, bool inside) { copy_now<16>(to, from, inside); }
+inline void copy_ahead16(void* to, const void* from, bool inside) {
+    copy_now<16>(to, from, inside);
+}
 inline void copy_ahead4(void* to, const void* from, bool inside) { copy_now<4>(to, from, inside); }
 inline void copies_begun() {}
 template <int AFTER> void copies_done() {}

@@ -5,186 +5,7 @@
 // A word is what a lane gives a tensor core of a sum's terms: two numbers of 16 bits, or one float.
 // Terms come in the order tap row, tap column, channel; rows of taps begin with a new word.
 #pragma once
-#include "tile.cuh"
-
-// What a tensor core does with numbers of a type.
-template <typename T> struct Core;
-template <> struct Core<float> {
-    static __device__ __forceinline__ u32 bits(float x) { return tf32_bits(x); }
-    static __device__ __forceinline__ void mma_add(float* c, const u32* a, u32 b0, u32 b1) {
-        mma_tf32(c, a, b0, b1);
-    }
-    static __device__ __forceinline__ void stored(u32* words, float x, float y) {
-        words[0] = float_to_bits(x);
-        words[1] = float_to_bits(y);
-    }
-};
-template <> struct Core<half_t> {
-    static __device__ __forceinline__ u32 bits(half_t x) { return x.bits; }
-    static __device__ __forceinline__ void mma_add(float* c, const u32* a, u32 b0, u32 b1) {
-        mma_half(c, a, b0, b1);
-    }
-    static __device__ __forceinline__ void stored(u32* words, float x, float y) {
-        words[0] = half_pair(x, y);
-    }
-};
-template <> struct Core<bfloat_t> {
-    static __device__ __forceinline__ u32 bits(bfloat_t x) { return x.bits; }
-    static __device__ __forceinline__ void mma_add(float* c, const u32* a, u32 b0, u32 b1) {
-        mma_bfloat(c, a, b0, b1);
-    }
-    static __device__ __forceinline__ void stored(u32* words, float x, float y) {
-        words[0] = bfloat_pair(x, y);
-    }
-};
-
-// Tiles of output pixels: some rows and columns of some images.
-struct Cover {
-    Divider across, down;   // tiles of an image: from a tile's number to its place
-    Divider width, area;    // of a tile: from a pixel's number to its row and its image
-    Divider line, height;   // of what a tile sees: pieces of a row, rows of an image
-    i32 tiles, tile_images, tile_height, pixels;
-    i32 images, source_height, source_width, target_height, target_width;
-    i32 stride_y, stride_x, start_y, start_x;
-    i32 pitch, seen;        // bytes of a row of what a tile sees, and of all of it
-};
-
-struct Corner { i32 image, y, x; };
-
-// The first output pixel of a tile.
-__device__ __forceinline__ Corner corner_of(const Cover& cover, i32 tile) {
-    i32 row = cover.across.quotient(tile), group = cover.down.quotient(row);
-    Corner found;
-    found.x = (tile - row * (i32)cover.across.divisor) * (i32)cover.width.divisor;
-    found.y = (row - group * (i32)cover.down.divisor) * cover.tile_height;
-    found.image = group * cover.tile_images;
-    return found;
-}
-
-// Which pixel of a tile has a number, from its corner.
-__device__ __forceinline__ Corner pixel_of(const Cover& cover, i32 number) {
-    Corner found;
-    found.image = cover.area.quotient(number);
-    i32 rest = number - found.image * (i32)cover.area.divisor;
-    found.y = cover.width.quotient(rest);
-    found.x = rest - found.y * (i32)cover.width.divisor;
-    return found;
-}
-
-// Where the first of what an output pixel sees lies, PIXEL bytes from one image pixel to the next.
-template <int PIXEL>
-__device__ __forceinline__ i32 seen_from(const Cover& cover, i32 number) {
-    Corner pixel = pixel_of(cover, number);
-    i32 row = pixel.image * (i32)cover.height.divisor + pixel.y * cover.stride_y;
-    return row * cover.pitch + pixel.x * cover.stride_x * PIXEL;
-}
-
-// Copies of what lies in `load(i)` for each i of a block's turns, AT_ONCE of them on their way
-// before the first is stored.
-template <int THREADS, int AT_ONCE, typename V, typename Load, typename Store>
-__device__ __forceinline__ void carry(i32 total, Load load, Store store) {
-    for (i32 first = threadIdx.x; first < total; first += THREADS * AT_ONCE) {
-        V held[AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            i32 i = first + u * THREADS;
-            if (i < total) held[u] = load(i);
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            i32 i = first + u * THREADS;
-            if (i < total) store(i, held[u]);
-        }
-    }
-}
-
-// 16 bytes of numbers: at once, or rounded on their way as tensor cores want them.
-template <typename T> struct Chunk {
-    static const bool IS_AHEAD = true;
-};
-template <> struct Chunk<float> {
-    static const bool IS_AHEAD = false;
-    static __device__ __forceinline__ uint4 rounded(float4 x) {
-        return make_uint4(tf32_bits(x.x), tf32_bits(x.y), tf32_bits(x.z), tf32_bits(x.w));
-    }
-};
-
-// Chunks of 16 bytes to shared memory; `find(i, to, from)` says whether chunk i is inside.
-template <typename T, int THREADS, typename Find>
-__device__ __forceinline__ void carry_chunks(i32 total, const T* anywhere, Find find) {
-    if constexpr (Chunk<T>::IS_AHEAD) {
-        for (i32 i = threadIdx.x; i < total; i += THREADS) {
-            char* to;
-            const T* from = anywhere;
-            bool inside = find(i, to, from);
-            copy_ahead16(to, from, inside);
-        }
-    } else {
-        carry<THREADS, 4, float4>(
-            total,
-            [&](i32 i) {
-                char* to;
-                const T* from = anywhere;
-                return find(i, to, from) ? __ldg((const float4*)from) : make_float4(0, 0, 0, 0);
-            },
-            [&](i32 i, float4 x) {
-                char* to;
-                const T* from;
-                find(i, to, from);
-                *(uint4*)to = Chunk<T>::rounded(x);
-            });
-    }
-}
-
-// One number to shared memory, rounded as tensor cores want it.
-template <typename T> __device__ __forceinline__ void put(char* to, T x) {
-    if constexpr (sizeof(T) == 4) *(u32*)to = Core<T>::bits(x);
-    else *(u16*)to = (u16)Core<T>::bits(x);
-}
-
-// What a tile sees of the images, zeros beyond their edges.
-template <typename T, int CHANNELS, int PIXEL, int THREADS>
-__device__ __forceinline__ void block_see(char* stage, const T* images, const Cover& cover,
-                                          Corner corner) {
-    const int SIZE = sizeof(T);
-    i32 top = corner.y * cover.stride_y + cover.start_y;
-    i32 left = corner.x * cover.stride_x + cover.start_x;
-    i32 line = cover.line.divisor, height = cover.height.divisor;
-    i32 total = cover.tile_images * height * line;
-    if constexpr (CHANNELS * SIZE % 16 == 0) {
-        const int MANY = CHANNELS * SIZE / 16;
-        carry_chunks<T, THREADS>(total, images, [&](i32 i, char*& to, const T*& from) {
-            i32 row = cover.line.quotient(i), rest = i - row * line;
-            i32 number = cover.height.quotient(row), image = corner.image + number;
-            i32 x = rest / MANY, part = rest - x * MANY, y = top + row - number * height;
-            to = stage + row * cover.pitch + x * PIXEL + part * 16;
-            x += left;
-            bool inside = image < cover.images && (u32)y < (u32)cover.source_height &&
-                          (u32)x < (u32)cover.source_width;
-            if (inside)
-                from = images + ((i64)(image * cover.source_height + y) * cover.source_width + x) *
-                                    CHANNELS + part * (16 / SIZE);
-            return inside;
-        });
-    } else {
-        i32 length = cover.source_width * CHANNELS;
-        carry<THREADS, 8, T>(
-            total,
-            [&](i32 i) {
-                i32 row = cover.line.quotient(i), at = left * CHANNELS + i - row * line;
-                i32 number = cover.height.quotient(row), image = corner.image + number;
-                i32 y = top + row - number * height;
-                bool inside = image < cover.images && (u32)y < (u32)cover.source_height &&
-                              (u32)at < (u32)length;
-                T none = {};
-                return inside ? images[(i64)(image * cover.source_height + y) * length + at] : none;
-            },
-            [&](i32 i, T x) {
-                i32 row = cover.line.quotient(i);
-                put(stage + row * cover.pitch + (i - row * line) * SIZE, x);
-            });
-    }
-}
+#include "few_tiles.cuh"
 
 // --- filters
 
@@ -210,31 +31,55 @@ __device__ __forceinline__ void block_bring_filters(char* raw, const T* filters,
     }
 }
 
+// Number j of a word of a filter's terms: which row of taps it lies in, and where in that.
+struct Term { int row, column, channel; };
+template <typename T, typename S>
+__device__ __forceinline__ Term term_of(int step, int word, int j) {
+    const int MANY = 4 / (int)sizeof(T), STEPS = S::CHANNELS / (8 * MANY);
+    Term found;
+    if constexpr (S::LIST_BYTES == 0) {
+        int tap = step / STEPS;
+        found.row = tap / S::TAPS_X;
+        found.column = tap % S::TAPS_X;
+        found.channel = (step % STEPS * 8 + word) * MANY + j;
+    } else {
+        int all = step * 8 + word, number = all % S::LINE_WORDS * MANY + j;
+        found.row = all / S::LINE_WORDS;
+        found.column = number / S::CHANNELS;
+        found.channel = number % S::CHANNELS;
+    }
+    return found;
+}
+
 // The filters in the order of the lanes: for each step of 8 words and each tile of 8 results, lane
 // by lane the words that it multiplies by; of two tiles together if their number is even.
 template <typename T, typename S>
 __device__ __forceinline__ void block_order_filters(u32* ordered, const char* raw, i32 first) {
-    const int SIZE = sizeof(T), MANY = 4 / SIZE, TOGETHER = S::ACROSS % 2 ? 1 : 2;
-    const int TAPS = S::TAPS_Y * S::TAPS_X;
-    for (i32 i = threadIdx.x; i < S::STEPS * S::ACROSS * 64; i += S::THREADS) {
-        int lane = i / (2 * TOGETHER) % 32, step = i / (64 * S::ACROSS);
-        int tile = i / (64 * TOGETHER) % (S::ACROSS / TOGETHER) * TOGETHER + i / 2 % TOGETHER;
-        int result = channel_of<S::SIDE>(tile, lane / 4);
-        int word = step * 8 + lane % 4 + i % 2 * 4;
-        int row = word / S::LINE_WORDS, term = word % S::LINE_WORDS * MANY;
-        u32 value = 0;
+    const int SIZE = sizeof(T), MANY = 4 / SIZE, TAPS = S::TAPS_Y * S::TAPS_X;
+    const int TOGETHER = S::ACROSS % 2 ? 1 : 2, SPAN = 64 * TOGETHER, GROUPS = S::ACROSS / TOGETHER;
+    const int APART = S::THREADS > SPAN ? S::THREADS / SPAN : 1;
+    // What a thread writes of each span is always the same place of it.
+    for (int place = threadIdx.x % SPAN; place < SPAN; place += S::THREADS) {
+        int lane = place / (2 * TOGETHER), word = lane % 4 + place % 2 * 4;
+#pragma unroll 4
+        for (int span = threadIdx.x / SPAN; span < S::STEPS * GROUPS; span += APART) {
+            int tile = span % GROUPS * TOGETHER + place / 2 % TOGETHER;
+            int result = channel_of<S::SIDE>(tile, lane / 4);
+            u32 value = 0;
 #pragma unroll
-        for (int j = 0; j < MANY; j++) {
-            int tap = row * S::TAPS_X + (term + j) / S::CHANNELS, channel = (term + j) % S::CHANNELS;
-            if (row < S::TAPS_Y && term + j < S::TAPS_X * S::CHANNELS &&
-                first + result < S::RESULTS) {
-                int place = S::TURNED ? channel * S::RAW_PITCH +
-                                            (result * TAPS + TAPS - 1 - tap) * SIZE
-                                      : result * S::RAW_PITCH + (channel * TAPS + tap) * SIZE;
-                value |= Core<T>::bits(*(const T*)(raw + place)) << (j * 16);
+            for (int j = 0; j < MANY; j++) {
+                Term term = term_of<T, S>(span / GROUPS, word, j);
+                if (term.row >= S::TAPS_Y || term.column >= S::TAPS_X ||
+                    first + result >= S::RESULTS)
+                    continue;
+                int tap = term.row * S::TAPS_X + term.column;
+                int line = S::TURNED ? term.channel : result;
+                int number = S::TURNED ? result * TAPS + TAPS - 1 - tap : term.channel * TAPS + tap;
+                int from = line * S::RAW_PITCH + number * SIZE;
+                value |= Core<T>::bits(*(const T*)(raw + from)) << (j * 16);
             }
+            ordered[span * SPAN + place] = value;
         }
-        ordered[i] = value;
     }
 }
 

@@ -3,42 +3,43 @@
 // TILES x 8 terms a warp; warps that share these results split the pixels. What blocks found is
 // added up in a fixed order by a second kernel.
 #pragma once
-#include "few.cuh"
+#include "few_tiles.cuh"
 
 // A tile of gradients, a line for each pixel, zeros beyond the last image, channel and pixel.
 template <typename T, typename S>
 __device__ __forceinline__ void block_bring_slopes(char* stage, const T* slopes, const Cover& cover,
-                                                   Corner corner) {
+                                                   Corner corner, i32 lines) {
     const int SIZE = sizeof(T), WIDE = S::ROWS * 16;
-    auto find = [&](i32 number, const T*& from) {
-        Corner pixel = pixel_of(cover, number);
-        i32 image = corner.image + pixel.image;
-        if (number >= cover.pixels || image >= cover.images) return false;
-        i64 row = (i64)image * cover.target_height + corner.y + pixel.y;
-        from = slopes + (row * cover.target_width + corner.x + pixel.x) * S::RESULTS;
-        return true;
-    };
-    i32 lines = (cover.pixels + S::DEPTH - 1) / S::DEPTH * S::DEPTH;
-    if constexpr (S::RESULTS * SIZE % 16 == 0) {
-        const int MANY = WIDE * SIZE / 16;
-        carry_chunks<T, S::THREADS>(lines * MANY, slopes, [&](i32 i, char*& to, const T*& from) {
-            i32 number = i / MANY, part = i % MANY * (16 / SIZE);
-            to = stage + number * S::SLOPE_PITCH + part * SIZE;
-            const T* found;
-            bool inside = part < S::RESULTS && find(number, found);
-            if (inside) from = found + part;
-            return inside;
-        });
-    } else {
-        carry<S::THREADS, 8, T>(
-            lines * WIDE,
-            [&](i32 i) {
-                const T* from;
-                T none = {};
-                return i % WIDE < S::RESULTS && find(i / WIDE, from) ? from[i % WIDE] : none;
-            },
-            [&](i32 i, T x) { put(stage + i / WIDE * S::SLOPE_PITCH + i % WIDE * SIZE, x); });
+    i32 lane = threadIdx.x % 32, width = cover.width.divisor, rows = cover.tile_images *
+                                                                     cover.tile_height;
+    for (i32 row = threadIdx.x / 32; row < rows; row += S::THREADS / 32) {
+        i32 number = row / cover.tile_height, y = corner.y + row - number * cover.tile_height;
+        i32 image = corner.image + number;
+        bool is_row = image < cover.images;
+        char* line = stage + row * width * S::SLOPE_PITCH;
+        const T* begin = slopes + ((i64)(image * cover.target_height + y) * cover.target_width +
+                                   corner.x) * S::RESULTS;
+        if constexpr (S::RESULTS * SIZE % 16 == 0) {
+            const int MANY = WIDE * SIZE / 16, REAL = S::RESULTS * SIZE / 16;
+            carry_chunks(
+                lane, width * MANY, slopes, [&](i32 i) { return is_row && i % MANY < REAL; },
+                [&](i32 i) { return begin + (i / MANY * REAL + i % MANY) * (16 / SIZE); },
+                [&](i32 i) { return line + i / MANY * S::SLOPE_PITCH + i % MANY * 16; });
+        } else {
+            carry<32, 8, T>(
+                lane, width * WIDE,
+                [&](i32 i) {
+                    T none = {};
+                    return is_row && i % WIDE < S::RESULTS ? begin[i / WIDE * S::RESULTS + i % WIDE]
+                                                           : none;
+                },
+                [&](i32 i, T x) { put(line + i / WIDE * S::SLOPE_PITCH + i % WIDE * SIZE, x); });
+        }
     }
+    // Pixels that only fill the last step.
+    const int WORDS = WIDE * SIZE / 4;
+    for (i32 i = threadIdx.x; i < (lines - cover.pixels) * WORDS; i += S::THREADS)
+        ((u32*)(stage + (cover.pixels + i / WORDS) * S::SLOPE_PITCH))[i % WORDS] = 0;
 }
 
 // Where a term lies from the first that a pixel sees.
@@ -153,7 +154,7 @@ __device__ __forceinline__ void block_weigh_few(char* shared, float* parts, cons
     auto bring = [&](i32 tile, int buffer) {
         Corner corner = corner_of(cover, tile);
         char* begin = stage + buffer * both;
-        block_bring_slopes<T, S>(begin, slopes, cover, corner);
+        block_bring_slopes<T, S>(begin, slopes, cover, corner, lines);
         block_see<T, S::CHANNELS, S::PIXEL, S::THREADS>(begin + lines * S::SLOPE_PITCH, images,
                                                         cover, corner);
         copies_begun();

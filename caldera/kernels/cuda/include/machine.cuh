@@ -130,7 +130,9 @@ __device__ __forceinline__ void copy_ahead4(void* to, const void* from, bool ins
                  :: "r"(shared_place(to)), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 // Ends a group of copies of this thread; `copies_done` waits for all groups but the last `AFTER`.
-__device__ __forceinline__ void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_begun() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 template <int AFTER> __device__ __forceinline__ void copies_done() {
     asm volatile("cp.async.wait_group %0;" :: "n"(AFTER) : "memory");
 }

@@ -15,14 +15,14 @@ FEWEST_PIXELS = 32
 
 
 class CoverNumbers(ctypes.Structure):
-    """`Cover` of few.cuh."""
+    """`Cover` of few_tiles.cuh."""
 
     _fields_ = [
-        *[(name, Divider) for name in ("across", "down", "width", "area", "line", "height")],
+        *[(name, Divider) for name in ("across", "down", "width", "area", "height")],
         *[(name, ctypes.c_int) for name in (
             "tiles", "tile_images", "tile_height", "pixels", "images", "source_height",
             "source_width", "target_height", "target_width", "stride_y", "stride_x", "start_y",
-            "start_x", "pitch", "seen",
+            "start_x", "pieces", "pitch", "seen",
         )],
     ]  # fmt: skip
 
@@ -74,10 +74,10 @@ class Cover:
         return CoverNumbers(
             Divider.by(work.target[1] // self.width), Divider.by(work.target[0] // self.height),
             Divider.by(self.width), Divider.by(self.height * self.width),
-            Divider.by(columns * pieces), Divider.by(rows),
+            Divider.by(rows),
             self.tiles, self.images, self.height, self.pixels,
             work.batch, *work.source, *work.target, *work.stride, *work.start,
-            self.pitch, self.seen,
+            columns * pieces, self.pitch, self.seen,
         )  # fmt: skip
 
 
