@@ -38,6 +38,11 @@ FEWEST_PIXELS = 128
 """Results below which blocks would be mostly empty."""
 ALIGNMENT = 16
 """Bytes that a thread reads and writes at once."""
+LARGE_FLOPS = 5e9
+"""Work from which on different ways are worth measuring. For less, all libraries that were measured
+on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer than they save."""
+LARGE_IMAGES = 1 << 22
+"""Elements from which on libraries are faster for as many channels as these kernels take."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 """Which of the inputs and the result are filters; the others are images."""
 
@@ -57,7 +62,7 @@ def _is_able(rank: int, node: Node) -> bool:
         return False
     if max(geometry.filters[:2]) > MOST_CHANNELS or max(geometry.taps) > MOST_TAPS:
         return False
-    if attrs["dilation"] != (1, 1):
+    if attrs["dilation"] != (1, 1) or _is_slow(node, geometry):
         return False
     if node.op.name == "conv2d_input" and attrs["stride"] != (1, 1):
         return False
@@ -68,6 +73,13 @@ def _is_able(rank: int, node: Node) -> bool:
         return False
     work = _work(node)
     return work.batch * size(work.target) >= FEWEST_PIXELS and rank < len(_ways(node))
+
+
+def _is_slow(node: Node, geometry: Geometry) -> bool:
+    """Whether a library is known to be faster, from measurements on an H200."""
+    if min(geometry.filters[:2]) < MOST_CHANNELS:
+        return False
+    return node.dtype == float32 or node.inputs[0].outputs[0].size > LARGE_IMAGES
 
 
 def _ways(node: Node) -> tuple[Shape, ...] | tuple[Slopes, ...]:
@@ -148,12 +160,29 @@ def _room(rank: int, node: Node) -> int:
     return room_for(Spec((way.blocks, way.partial), np.dtype(np.float32)))
 
 
-for _rank in range(RANKS):
-    _name = "few channels" if _rank == 0 else f"few channels {_rank + 1}"
-    for _op in FILTERS:
+def _is_small(node: Node) -> bool:
+    return node.op.count_flops(node) < LARGE_FLOPS
+
+
+def _is_able_small(node: Node) -> bool:
+    return _is_small(node) and _is_able(0, node)
+
+
+def _is_able_large(rank: int, node: Node) -> bool:
+    return not _is_small(node) and _is_able(rank, node)
+
+
+for _op in FILTERS:
+    TABLE.add(
+        Kernel(
+            _op, "cuda", "few channels", partial(_bind, 0), _is_able_small, partial(_room, 0),
+            priority=11, measured=False,
+        )
+    )  # fmt: skip
+    for _rank in range(RANKS):
         TABLE.add(
             Kernel(
-                _op, "cuda", _name, partial(_bind, _rank), partial(_is_able, _rank),
-                partial(_room, _rank), priority=7 - _rank,
+                _op, "cuda", f"few channels, way {_rank + 1}", partial(_bind, _rank),
+                partial(_is_able_large, _rank), partial(_room, _rank), priority=11 - 2 * _rank,
             )
         )  # fmt: skip

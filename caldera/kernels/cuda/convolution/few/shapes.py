@@ -15,7 +15,7 @@ from caldera.kernels.cuda.convolution.few.cover import Cover, covers
 from caldera.kernels.native.convolution.geometry import Correlation
 from caldera.tensor.shape import size
 
-RANKS = 3
+RANKS = 2
 """Ways that are tried against each other."""
 SHARED = 227 << 10
 """Bytes of shared memory of a multiprocessor of a large card."""
