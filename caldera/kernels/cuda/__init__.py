@@ -5,6 +5,7 @@ from __future__ import annotations
 from caldera.kernels.cuda import (
     attention,
     batchnorm,
+    batchnorm_small,
     blas,
     collective,
     convolution,
@@ -40,6 +41,7 @@ from caldera.kernels.cuda import (
 __all__ = [
     "attention",
     "batchnorm",
+    "batchnorm_small",
     "blas",
     "collective",
     "convolution",
