@@ -5,6 +5,7 @@ from __future__ import annotations
 from caldera.kernels.cuda import (
     attention,
     batchnorm,
+    batchnorm_small,
     blas,
     collective,
     convolution,
@@ -41,6 +42,7 @@ from caldera.kernels.cuda import (
 __all__ = [
     "attention",
     "batchnorm",
+    "batchnorm_small",
     "blas",
     "collective",
     "convolution",
