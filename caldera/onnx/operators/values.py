@@ -1,0 +1,102 @@
+"""What flows between operators while a model is written down as a graph.
+
+A value is an `Expr` (it depends on what is fed or trained), a NumPy array (it is known now), a list
+(a sequence of ONNX) or None (left out). Shapes are always known, so all the arithmetic that models
+do with shapes happens while they are written down, and never when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import CalderaError
+from caldera.graph.body import topological
+from caldera.graph.node import Node, Symbol
+from caldera.kernels.reference import interpret
+from caldera.lazy import Expr
+from caldera.onnx.dtypes import is_ours
+
+Value = Any
+
+
+class NeedsValue(CalderaError):
+    """Something must be known before the graph can be written down, and is only fed later."""
+
+    def __init__(self, message: str, symbols: Iterable[Symbol] = ()) -> None:
+        super().__init__(message)
+        self.symbols = tuple(symbols)
+
+
+def known(value: Value, what: str = "a value") -> np.ndarray:
+    """The array that a value stands for, if it does not depend on what is fed or trained.
+
+    >>> known(op.add(np.arange(3), 1)).tolist()
+    [1, 2, 3]
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    leaves: dict[Node, Symbol] = {
+        node: node.attrs["symbol"]
+        for node in topological([value.node])
+        if "symbol" in node.attrs
+    }
+    free = [symbol for symbol in leaves.values() if symbol.role != "array"]
+    if free:
+        names = ", ".join(symbol.name for symbol in free[:4])
+        message = NeedsValue.build(
+            "onnx", expected=f"{what} that is known before the model runs", got=f"one from {names}"
+        )
+        raise NeedsValue(str(message), free)
+    arrays = {node: symbol.value.numpy() for node, symbol in leaves.items()}
+    with np.errstate(all="ignore"):
+        return interpret([value.node], arrays)[0]
+
+
+def all_known(value: Value) -> Value:
+    """The same with arrays for expressions, also inside sequences."""
+    if isinstance(value, list):
+        return [all_known(each) for each in value]
+    return known(value) if isinstance(value, Expr) else value
+
+
+def is_known(value: Value) -> bool:
+    """Whether there is no expression in it."""
+    if isinstance(value, list):
+        return all(is_known(each) for each in value)
+    return not isinstance(value, Expr)
+
+
+def is_foreign(value: Value) -> bool:
+    """Whether it holds elements that Caldera has no dtype for."""
+    if isinstance(value, list):
+        return any(is_foreign(each) for each in value)
+    return isinstance(value, np.ndarray) and not is_ours(value.dtype)
+
+
+def integers(value: Value, what: str = "whole numbers") -> tuple[int, ...]:
+    """Whole numbers that have to be known: sizes, axes, widths."""
+    if isinstance(value, tuple | int):
+        return value if isinstance(value, tuple) else (value,)
+    return tuple(int(each) for each in known(value, what).reshape(-1))
+
+
+def integer(value: Value, what: str = "a whole number") -> int:
+    """One whole number that has to be known."""
+    (found,) = integers(value, what)
+    return found
+
+
+def numbers(value: Value, what: str = "numbers") -> tuple[float, ...]:
+    """Numbers that have to be known: scales, thresholds."""
+    if isinstance(value, tuple | float):
+        return value if isinstance(value, tuple) else (value,)
+    return tuple(float(each) for each in known(value, what).reshape(-1))
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    return axis + rank if axis < 0 else axis
