@@ -194,7 +194,23 @@ def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
 @operator("Einsum")
 def einsum(*operands: Value, equation: str) -> Expr:
     """Products summed over the axes that share a letter."""
-    return op.einsum(equation.replace(" ", ""), *operands)
+    plain = equation.replace(" ", "")
+    given, arrow, result = plain.partition("->")
+    parts = given.split(",")
+    for i, letters in enumerate(parts):
+        parts[i], operands = _without_diagonals(letters, i, operands)
+    return op.einsum(",".join(parts) + arrow + result, *operands)
+
+
+def _without_diagonals(
+    letters: str, number: int, operands: tuple[Value, ...]
+) -> tuple[str, tuple[Value, ...]]:
+    """An operand with a letter twice (at its end) becomes its diagonal."""
+    found = list(operands)
+    while len(letters) > 1 and letters[-1] == letters[-2]:
+        found[number] = op.diagonal(found[number])
+        letters = letters[:-1]
+    return letters, tuple(found)
 
 
 @operator("TensorScatter")

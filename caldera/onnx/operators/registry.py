@@ -14,7 +14,8 @@ they are NumPy functions, and all their inputs have to be known.
 
 Elements of dtypes that Caldera does not have (texts, uint16, float8, ...) stay NumPy arrays. A
 translator that only moves elements (`moves=True`) is then asked where each one goes; others may
-name the NumPy function that does the same.
+name the NumPy function that does the same (`numpy=`), or see to such arrays themselves
+(`foreign=True`).
 """
 
 from __future__ import annotations
@@ -44,18 +45,27 @@ class Operator:
     name: str
     function: Function
     attributes: frozenset[str]
-    in_numpy: bool
-    moves: bool
-    twin: Function | None
+    in_numpy: bool = False
+    moves: bool = False
+    foreign: bool = False
+    twin: Function | None = None
 
 
 def operator(
-    *names: str, domain: str = "", numpy: Function | None = None, moves: bool = False
+    *names: str,
+    domain: str = "",
+    numpy: Function | None = None,
+    moves: bool = False,
+    foreign: bool = False,
+    further: Sequence[str] = (),
 ) -> Callable[[Function], Function]:
-    """Register a translator under these names of operators."""
+    """Register a translator under these names of operators.
+
+    `further` names attributes that it hands on to others (as `**how`).
+    """
 
     def register(function: Function) -> Function:
-        _add(names, domain, function, in_numpy=False, moves=moves, twin=numpy)
+        _add(names, domain, function, further, moves=moves, foreign=foreign, twin=numpy)
         return function
 
     return register
@@ -65,15 +75,18 @@ def evaluated(*names: str, domain: str = "") -> Callable[[Function], Function]:
     """Register a NumPy function under these names of operators."""
 
     def register(function: Function) -> Function:
-        _add(names, domain, function, in_numpy=True, moves=False, twin=None)
+        _add(names, domain, function, (), in_numpy=True)
         return function
 
     return register
 
 
-def _add(names: Sequence[str], domain: str, function: Function, **facts: Any) -> None:
+def _add(
+    names: Sequence[str], domain: str, function: Function, further: Sequence[str], **facts: Any
+) -> None:
     parameters = inspect.signature(function).parameters.values()
-    named = frozenset(p.name for p in parameters if p.kind is not p.VAR_POSITIONAL)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = frozenset(p.name for p in parameters if p.kind not in several) | set(further)
     for name in names:
         if (domain, name) in OPERATORS:
             raise ValueError(f"operator {name!r} is defined twice")
@@ -103,13 +116,14 @@ def apply(
     if found.in_numpy:
         with np.errstate(all="ignore"):
             return _tuple(found.function(*[all_known(each) for each in inputs], **named)), True
-    if any(is_foreign(each) for each in inputs):
+    met_foreign = any(is_foreign(each) for each in inputs)
+    if met_foreign and not found.foreign:
         return _on_foreign(found, inputs, named), True
     results = _tuple(found.function(*inputs, **named))
     if all(is_known(each) for each in inputs):
         # Known at once: what depends on it may have to be known as well.
         results = tuple(all_known(each) for each in results)
-    return results, False
+    return results, met_foreign or any(is_foreign(each) for each in results)
 
 
 def _tuple(results: Any) -> tuple[Value, ...]:
