@@ -9,8 +9,10 @@ from caldera.onnx.operators import (
     casting,
     control,
     convolution,
+    detection,
     functions,
     indexing,
+    learning,
     logic,
     loss,
     movement,
@@ -20,8 +22,12 @@ from caldera.onnx.operators import (
     quantise,
     recurrent,
     reduction,
+    resizing,
+    sampling,
     sequence,
     shape,
+    signal,
+    text,
 )
 from caldera.onnx.operators.registry import OPERATORS
 
@@ -32,8 +38,10 @@ FAMILIES = (
     casting,
     control,
     convolution,
+    detection,
     functions,
     indexing,
+    learning,
     logic,
     loss,
     movement,
@@ -43,8 +51,12 @@ FAMILIES = (
     quantise,
     recurrent,
     reduction,
+    resizing,
+    sampling,
     sequence,
     shape,
+    signal,
+    text,
 )
 
 __all__ = ["FAMILIES", "OPERATORS"]
