@@ -54,7 +54,7 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import data, io, nn, optim, testing
+    from caldera import data, io, nn, onnx, optim, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
@@ -85,6 +85,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "io": ("caldera.io", ""),
     "load": ("caldera.train.load", "load_model"),
     "nn": ("caldera.nn", ""),
+    "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
     "testing": ("caldera.testing", ""),
 }
@@ -160,6 +161,7 @@ __all__ = [
     "nn",
     "normal",
     "one",
+    "onnx",
     "op",
     "optim",
     "orthogonal",

@@ -23,8 +23,10 @@ def leaky_relu(x: Value, *, alpha: float = 0.01) -> Expr:
 
 
 @operator("PRelu")
-def prelu(x: Value, slope: Value) -> Expr:
-    """x above 0, slope x below."""
+def prelu(x: Value, slope: Value, *, opset: int) -> Expr:
+    """x above 0, slope x below; before version 7 the slope was one number a channel."""
+    if opset < 7 and len(slope.shape) == 1:
+        slope = op.reshape(slope, (-1, *(1,) * (len(x.shape) - 2)))
     return op.where(op.less(x, 0), op.mul(x, slope), x)
 
 
