@@ -1,7 +1,8 @@
-"""Running a model: as one plan for each set of shapes, or call by call where that is not possible."""
+"""Running a model: as a plan for each set of shapes, or call by call where that is not possible."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +18,22 @@ from caldera.onnx.reading import Program
 from caldera.onnx.translate import translate
 from caldera.plan.plan import Plan
 
+_SMALL = 64
+"""Elements: an input of so many may be part of what a plan is made for."""
+_REMEMBERED = 64
+"""Plans kept for the next time."""
+
 
 @dataclass(frozen=True)
 class Compiled:
     """A plan, and the model's outputs, in which numbers stand for those of the plan."""
 
-    plan: Plan | None
+    plan: Plan
     outputs: list[Value]
     in_numpy: frozenset[str]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> list[Value]:
         """The outputs for these inputs."""
-        if self.plan is None:
-            return self.outputs
         needed = {name: feeds[name] for name in self.plan.inputs}
         found = [tensor.numpy().copy() for tensor in self.plan.run(needed)]
         return [_filled(each, found) for each in self.outputs]
@@ -44,11 +48,11 @@ def _filled(value: Value, found: Sequence[np.ndarray]) -> Value:
 class Session:
     """A model that can be run.
 
-    Shapes are fixed in a plan, so each set of shapes gets a plan of its own. Where a shape or a
-    branch depends on the values that are fed, or their dtype is one that Caldera does not have, the
-    calls are computed one after the other, with Caldera's reference functions; so they are with
-    `compiled=False`. `in_numpy` names the operators that NumPy computed in the last run, and
-    `was_compiled` says whether it was a plan.
+    Shapes are fixed in a plan, so each set of shapes gets a plan of its own. A small input on whose
+    values shapes depend (axes, sizes) counts as a shape. Where they depend on larger inputs, or the
+    dtype of one is none of Caldera's, the calls are computed one after the other, with Caldera's
+    reference functions; so they are with `compiled=False`. `in_numpy` names the operators that
+    NumPy computed in the last run, and `was_compiled` says whether it was a plan.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class Session:
         self.device = device
         self.in_numpy: frozenset[str] = frozenset()
         self.was_compiled = False
-        self._plans: dict[Hashable, Compiled | None] = {}
+        self._by_value: set[str] = set()
+        self._plans: OrderedDict[Hashable, Compiled | None] = OrderedDict()
         constants = program.graph.constants
         self.names = [each.name for each in program.graph.inputs if each.name not in constants]
 
@@ -77,17 +82,30 @@ class Session:
     def _compiled_for(self, feeds: Mapping[str, Any]) -> Compiled | None:
         if not all(isinstance(each, np.ndarray) and is_ours(each.dtype) for each in feeds.values()):
             return None
-        key = tuple((name, each.shape, each.dtype) for name, each in feeds.items())
-        if key not in self._plans:
+        while True:
+            key = tuple(
+                (name, each.shape, each.dtype, each.tobytes() if name in self._by_value else b"")
+                for name, each in feeds.items()
+            )
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
             try:
                 self._plans[key] = self._compile(feeds)
-            except NeedsValue:
+            except NeedsValue as needed:
+                asked = {each.name for each in needed.symbols} - self._by_value
+                if asked and all(feeds[name].size <= _SMALL for name in asked):
+                    self._by_value |= asked
+                    continue
                 self._plans[key] = None
-        return self._plans[key]
+            while len(self._plans) > _REMEMBERED:
+                self._plans.popitem(last=False)
 
-    def _compile(self, feeds: Mapping[str, np.ndarray]) -> Compiled:
+    def _compile(self, feeds: Mapping[str, np.ndarray]) -> Compiled | None:
+        """A plan for inputs like these; None if there is nothing left to compute."""
         inputs = {
-            name: op.input(name, each.shape, dtype=each.dtype) for name, each in feeds.items()
+            name: each if name in self._by_value else op.input(name, each.shape, dtype=each.dtype)
+            for name, each in feeds.items()
         }
         translation = translate(self.program, inputs)
         expressions: list[Expr] = []
@@ -101,5 +119,7 @@ class Session:
             return len(expressions) - 1
 
         outputs = [numbered(each) for each in translation.outputs]
-        plan = compile(expressions, device=self.device, remember=False) if expressions else None
+        if not expressions:
+            return None
+        plan = compile(expressions, device=self.device, remember=False)
         return Compiled(plan, outputs, translation.in_numpy)

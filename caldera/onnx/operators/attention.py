@@ -114,16 +114,22 @@ def _attend(
     q: Value, k: Value, v: Value, seen: Value, added: Value, scale: float, softcap: float,
     precision: DType | None,
 ) -> tuple[Expr, tuple[Expr, ...]]:  # fmt: skip
-    """The result, and the scores as they come, capped, masked, and as probabilities."""
-    dtype = q.dtype
+    """The result, and the scores as they come, capped, masked, and as probabilities.
+
+    Halves are computed in float32 and rounded at the end.
+    """
+    dtype, working = q.dtype, _wide(q.dtype)
     root = math.sqrt(scale)
-    scores = op.matmul(op.mul(q, root), op.mul(k, root), transpose_b=True)
+    query, key = (op.mul(op.cast(each, working), root) for each in (q, k))
+    scores = op.matmul(query, key, transpose_b=True)
     capped = op.mul(op.tanh(op.div(scores, softcap)), softcap) if softcap else scores
-    masked = capped if added is None else op.add(capped, added)
+    masked = capped if added is None else op.add(capped, op.cast(added, working))
     if seen is not None:
         masked = op.where(seen, masked, -math.inf)
-    shares = op.cast(_softmax(op.cast(masked, precision or _wide(dtype))), dtype)
-    return _mixed(shares, v), (scores, capped, masked, shares)
+    shares = op.cast(_softmax(op.cast(masked, precision or working)), working)
+    y = op.matmul(shares, op.cast(v, working))
+    stages = tuple(op.cast(each, dtype) for each in (scores, capped, masked, shares))
+    return op.cast(y, dtype), stages
 
 
 def _wide(dtype: DType) -> DType:
@@ -136,10 +142,6 @@ def _softmax(scores: Value) -> Expr:
     powers = op.exp(op.sub(scores, op.where(op.isfinite(largest), largest, 0.0)))
     total = op.sum(powers, -1, keepdims=True)
     return op.div(powers, op.where(op.equal(total, 0.0), 1.0, total))
-
-
-def _mixed(shares: Value, v: Value) -> Expr:
-    return op.matmul(shares, v)
 
 
 @operator("FlexAttention", domain="ai.onnx.preview")
