@@ -12,11 +12,11 @@ from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.onnx.library import backend_base, helper, onnx
 from caldera.onnx.operators import OPERATORS
-from caldera.onnx.reading import parse
+from caldera.onnx.reading.parse import parse, plain_domain
 from caldera.onnx.session import Session
 
 
-class Prepared(backend_base.BackendRep):  # type: ignore[misc]
+class Prepared(backend_base.BackendRep):
     """A model that is ready to run."""
 
     def __init__(self, session: Session) -> None:
@@ -43,10 +43,14 @@ class Prepared(backend_base.BackendRep):  # type: ignore[misc]
 def _as_value(given: Any) -> Any:
     if given is None or isinstance(given, np.ndarray):
         return given
-    return [_as_value(each) for each in given] if isinstance(given, list | tuple) else np.asarray(given)
+    return (
+        [_as_value(each) for each in given]
+        if isinstance(given, list | tuple)
+        else np.asarray(given)
+    )
 
 
-class Backend(backend_base.Backend):  # type: ignore[misc]
+class Backend(backend_base.Backend):
     """Runs models of ONNX with Caldera, through the interface that ONNX's own tests use.
 
     >>> import numpy as np
@@ -64,7 +68,7 @@ class Backend(backend_base.Backend):  # type: ignore[misc]
         """Whether every operator of the model's graph is one that Caldera translates."""
         own = {(each.domain, each.name) for each in model.functions}
         return all(
-            (_domain(node.domain), node.op_type) in OPERATORS
+            (plain_domain(node.domain), node.op_type) in OPERATORS
             or (node.domain, node.op_type) in own
             for node in model.graph.node
         )
@@ -104,10 +108,6 @@ class Backend(backend_base.Backend):  # type: ignore[misc]
         except CalderaError:
             return False
         return True
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
 
 
 def _device(name: str) -> Device:

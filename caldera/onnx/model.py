@@ -53,7 +53,9 @@ class ImportedModel(Model):
         graph = program.graph
         self._fed = [each for each in graph.inputs if each.name not in graph.constants]
         self._check_inputs()
-        fixed = {each.shape[0] for each in self._fed if each.shape and isinstance(each.shape[0], int)}
+        fixed = {
+            each.shape[0] for each in self._fed if each.shape and isinstance(each.shape[0], int)
+        }
         self.fixed_batch = fixed.pop() if len(fixed) == 1 else None
         if self.fixed_batch:
             self.samples_traced = self.fixed_batch

@@ -23,6 +23,7 @@ import numpy as np
 from caldera.onnx.backend import Backend, Prepared
 from caldera.onnx.library import PACKAGE, WHERE, onnx
 from caldera.onnx.operators import OPERATORS
+from caldera.onnx.reading.parse import plain_domain
 from caldera.optional import optional_import
 
 EXCLUDED: dict[str, str] = {
@@ -70,15 +71,16 @@ def cases(pattern: str = "") -> list[Any]:
     with warnings.catch_warnings():
         # Making them overflows here and there, as it should.
         warnings.simplefilter("ignore")
-        return [case for case in loader.load_model_tests(kind="node") if re.search(pattern, case.name)]
+        return [
+            case for case in loader.load_model_tests(kind="node") if re.search(pattern, case.name)
+        ]
 
 
 def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> Outcome:
     """One test, compared as ONNX's own runner compares."""
     runner = optional_import("onnx.backend.test.runner", PACKAGE, WHERE).Runner
     operators = frozenset(
-        (node.domain.removeprefix("ai.onnx") if node.domain == "ai.onnx" else node.domain, node.op_type)
-        for node in case.model.graph.node
+        (plain_domain(node.domain), node.op_type) for node in case.model.graph.node
     )
     try:
         with warnings.catch_warnings():
@@ -144,7 +146,9 @@ def _is_ours(operators: Iterable[tuple[str, str]]) -> bool:
 
 def surprises(outcomes: Sequence[Outcome]) -> list[str]:
     """Tests that fail without a reason, and those that pass in spite of one."""
-    found = [f"{each.name}: {each.problem}" for each in outcomes if each.problem and not each.reason]
+    found = [
+        f"{each.name}: {each.problem}" for each in outcomes if each.problem and not each.reason
+    ]
     found += [f"{each.name} passes" for each in outcomes if each.has_passed and each.reason]
     return found
 

@@ -131,4 +131,6 @@ def translate(program: Program, values: Mapping[str, Value]) -> Translation:
             got="none for " + ", ".join(missing),
         )  # fmt: skip
     scope.perform(graph.calls)
-    return Translation([scope.value(each.name) for each in graph.outputs], frozenset(scope.in_numpy))
+    return Translation(
+        [scope.value(each.name) for each in graph.outputs], frozenset(scope.in_numpy)
+    )

@@ -43,9 +43,7 @@ def celu(x: Value, *, alpha: float = 1.0) -> Expr:
 
 
 @operator("Selu")
-def selu(
-    x: Value, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
-) -> Expr:
+def selu(x: Value, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323) -> Expr:
     """gamma times elu."""
     return op.mul(op.elu(x, alpha), gamma)
 

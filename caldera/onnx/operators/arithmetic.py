@@ -10,20 +10,13 @@ import numpy as np
 from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import evaluated, operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.values import Value, laid_along
 from caldera.tensor.dtype import is_float
-
-
-def _aligned(x: Value, y: Value, axis: int | None, broadcast: int) -> Value:
-    """Up to version 6 the second operand could be laid along any axis of the first."""
-    if not broadcast or axis is None:
-        return y
-    return op.reshape(y, (*y.shape, *(1,) * (len(x.shape) - axis - len(y.shape))))
 
 
 def _binary(function: Any) -> Any:
     def translate(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
-        return function(a, _aligned(a, b, axis, broadcast))
+        return function(a, laid_along(a, b, axis, broadcast))
 
     return translate
 
@@ -66,7 +59,7 @@ def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @operator("Pow", numpy=_power)
 def power(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
     """a to the power of b, in the dtype of a."""
-    return op.cast(op.pow(a, _aligned(a, b, axis, broadcast)), a.dtype)
+    return op.cast(op.pow(a, laid_along(a, b, axis, broadcast)), a.dtype)
 
 
 def _of_all(function: Any) -> Any:

@@ -79,7 +79,11 @@ def attention(
 ) -> tuple[Value, ...]:
     """softmax(scale q k^T + masks) v, with the cache of keys and values, and the scores."""
     is_packed = len(q.shape) == 3
-    query, key, value = _in_heads(q, q_num_heads), _in_heads(k, kv_num_heads), _in_heads(v, kv_num_heads)
+    query, key, value = (
+        _in_heads(q, q_num_heads),
+        _in_heads(k, kv_num_heads),
+        _in_heads(v, kv_num_heads),
+    )
     offset: Any = np.zeros(1, np.int64)
     if past_key is not None:
         offset = np.array([past_key.shape[2]])
@@ -243,7 +247,9 @@ def rotary_embedding(
         op.unsqueeze(each if position_ids is None else op.gather(each, position_ids), 1)
         for each in (cos_cache, sin_cache)
     )
-    moving, still = op.split(heads, (turned, width - turned), 3) if turned < width else (heads, None)
+    moving, still = (
+        op.split(heads, (turned, width - turned), 3) if turned < width else (heads, None)
+    )
     shape = (count, number, steps, turned)
     # Partners stand side by side, or half the width apart.
     grid = (turned // 2, 2) if interleaved else (2, turned // 2)

@@ -27,7 +27,9 @@ def _truth(value: Value) -> bool:
 
 
 @operator("If", foreign=True)
-def if_(condition: Value, *, then_branch: Graph, else_branch: Graph, scope: Any) -> tuple[Value, ...]:
+def if_(
+    condition: Value, *, then_branch: Graph, else_branch: Graph, scope: Any
+) -> tuple[Value, ...]:
     """One of two graphs; both, if what decides is fed and their results have the same shapes."""
     if is_known(condition):
         return tuple(scope.run(then_branch if _truth(condition) else else_branch, []))

@@ -10,7 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, integers
+from caldera.onnx.operators.values import Value, expression, integers
 from caldera.onnx.operators.windows import Windows, fold, lay_windows, padded, positions, unfold
 
 
@@ -116,9 +116,7 @@ def _transposed(
             op.reshape(each, (*each.shape[:2], *(1,) * lacking, *each.shape[2:])) for each in (x, w)
         )
         one = (1,) * lacking
-        y = op.conv_transpose2d(
-            image, kernel, (*one, *strides), 0, 0, (*one, *dilations), group
-        )
+        y = op.conv_transpose2d(image, kernel, (*one, *strides), 0, 0, (*one, *dilations), group)
         return op.reshape(y, (*y.shape[:2], *sizes))
     count, channels = x.shape[:2]
     inner, filters = channels // group, w.shape[1]
@@ -126,15 +124,13 @@ def _transposed(
     images = op.reshape(x, (count, group, inner, spots))
     parts = []
     for position in positions(w.shape[2:]):
-        kernel = op.reshape(_as_expression(w)[(slice(None), slice(None), *position)], (group, inner, filters))
+        kernel = op.reshape(
+            expression(w)[(slice(None), slice(None), *position)], (group, inner, filters)
+        )
         part = op.matmul(op.transpose(kernel, (0, 2, 1)), images)
         parts.append(op.reshape(part, (count, group * filters, *x.shape[2:])))
     windows = lay_windows(sizes, w.shape[2:], strides=strides, dilations=dilations)
     return fold(parts, windows, sizes)
-
-
-def _as_expression(x: Value) -> Expr:
-    return x if isinstance(x, Expr) else op.reshape(x, x.shape)
 
 
 @operator("Col2Im")

@@ -95,11 +95,11 @@ def scatter_elements(
 ) -> Value:
     """x with elements replaced, or changed, at positions of an axis."""
     position = axis_of(axis, len(x.shape))
-    if reduction == "add" and isinstance(indices, Expr | np.ndarray):
+    if reduction == "add":
         return _added(x, indices, updates, position)
     places = np.array(known(indices, "positions"))
     places[places < 0] += x.shape[position]
-    whole = list(np.indices(places.shape))
+    whole: list[np.ndarray] = list(np.indices(places.shape))
     whole[position] = places
     flat = np.ravel_multi_index(tuple(whole), x.shape).reshape(-1)
     changed = _scattered(op.reshape(x, (-1,)), flat, op.reshape(updates, (-1,)), reduction)

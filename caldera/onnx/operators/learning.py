@@ -163,12 +163,10 @@ def _member_sets(modes: np.ndarray, values: np.ndarray | None) -> dict[int, set[
 def _in_parts(values: Sequence[Value], parts: int) -> list[tuple[Value, ...]]:
     """Tensors, then their gradients, then what is kept of each, as one tuple a tensor."""
     count = len(values) // parts
-    return list(
-        zip(*[values[i * count : (i + 1) * count] for i in range(parts)], strict=True)
-    )
+    return list(zip(*[values[i * count : (i + 1) * count] for i in range(parts)], strict=True))
 
 
-def _joined(results: list[tuple[Expr, ...]]) -> tuple[Expr, ...]:
+def _joined(results: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
     return tuple(each for column in zip(*results, strict=True) for each in column)
 
 

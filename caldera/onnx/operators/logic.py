@@ -9,15 +9,13 @@ import numpy as np
 from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.values import Value, laid_along
 from caldera.tensor.dtype import bool_
 
 
 def _binary(function: Any) -> Any:
     def translate(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
-        if broadcast and axis is not None:
-            b = op.reshape(b, (*b.shape, *(1,) * (len(a.shape) - axis - len(b.shape))))
-        return function(a, b)
+        return function(a, laid_along(a, b, axis, broadcast))
 
     return translate
 

@@ -10,7 +10,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, integers, known, numbers
+from caldera.onnx.operators.values import Value, axis_of, expression, integers, known, numbers
 
 
 @operator("Concat", moves=True)
@@ -39,9 +39,7 @@ def split(
 
 
 @operator("Slice", moves=True)
-def slice_(
-    x: Value, starts: Value, ends: Value, axes: Value = None, steps: Value = None
-) -> Expr:
+def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Value = None) -> Expr:
     """A regular part."""
     first, last = integers(starts, "starts"), integers(ends, "ends")
     chosen = range(len(first)) if axes is None else integers(axes, "axes")
@@ -52,11 +50,7 @@ def slice_(
         # Going backwards, a number below the first index means that the first is part of it.
         stop = None if step < 0 and end < -length else end
         parts[axis] = slice(begin, stop, step)
-    return _as_expression(x)[tuple(parts)]
-
-
-def _as_expression(x: Value) -> Expr:
-    return x if isinstance(x, Expr) else op.reshape(x, x.shape)
+    return expression(x)[tuple(parts)]
 
 
 @operator("Transpose", moves=True)
@@ -95,7 +89,7 @@ def pad(
         if before or after:
             places = _places(x.shape[axis], before, after, mode)
             x = op.gather(x, places, axis)
-    return _as_expression(x)
+    return expression(x)
 
 
 def _cut(x: Value, widths: list[tuple[int, int]]) -> Expr:
@@ -103,7 +97,7 @@ def _cut(x: Value, widths: list[tuple[int, int]]) -> Expr:
         slice(max(-before, 0), n - max(-after, 0))
         for n, (before, after) in zip(x.shape, widths, strict=True)
     ]
-    return _as_expression(x)[tuple(parts)]
+    return expression(x)[tuple(parts)]
 
 
 def _positive(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -151,9 +145,7 @@ def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
 
 
 @operator("ReverseSequence", moves=True)
-def reverse_sequence(
-    x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0
-) -> Expr:
+def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Expr:
     """The first steps of each sequence in reverse order, as many as it has."""
     steps = x.shape[time_axis]
     real = op.cast(lengths, "int64")
@@ -231,4 +223,3 @@ def tensor_scatter(
     is_new = op.logical_and(op.greater_equal(step, 0), op.less(step, steps))
     places = op.clip(step, 0, steps - 1)
     return op.where(is_new, op.take_along_axis(update, places, position), past)
-

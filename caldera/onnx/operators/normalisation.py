@@ -137,9 +137,7 @@ def lp_normalization(x: Value, *, axis: int = -1, p: int = 2) -> Expr:
 
 
 @operator("LRN")
-def lrn(
-    x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
-) -> Expr:
+def lrn(x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Expr:
     """Divided by a power of the squares of neighbouring channels.
 
     Of an even number of neighbours, ONNX has one more above; Caldera has it below.
@@ -163,7 +161,6 @@ def dropout(
     """Nothing at all, and a mask that says so: only training would drop anything."""
     _refuse_training(ratio, training_mode)
     return x, np.ones(x.shape, np.bool_)
-
 
 
 def _refuse_training(ratio: Value, training_mode: Value) -> None:

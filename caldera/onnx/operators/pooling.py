@@ -29,8 +29,7 @@ def _plane(function: Any, x: Value, windows: Windows, *more: Any) -> Expr:
 
 def _is_plane(windows: Windows) -> bool:
     narrow = all(
-        max(widths) < reach
-        for widths, reach in zip(windows.padding(), windows.reach, strict=True)
+        max(widths) < reach for widths, reach in zip(windows.padding(), windows.reach, strict=True)
     )
     return len(windows.kernel) <= 2 and narrow
 
@@ -53,9 +52,7 @@ def max_pool(
     return op.cast(y, x.dtype)
 
 
-def _with_places(
-    x: Value, image: Value, windows: Windows, storage_order: int
-) -> tuple[Expr, Expr]:
+def _with_places(x: Value, image: Value, windows: Windows, storage_order: int) -> tuple[Expr, Expr]:
     parts = op.stack(unfold(padded(image, windows, -math.inf), windows))
     winner = op.argmax(parts, 0)
     sizes = x.shape[2:]

@@ -45,10 +45,6 @@ def saturated(x: Value, dtype: DType) -> Value:
     return converted(op.clip(x, float(low), float(high)), dtype)
 
 
-def _wide(x: Value, dtype: DType) -> Value:
-    return converted(x, dtype)
-
-
 @operator("QuantizeLinear", foreign=True)
 def quantize_linear(
     x: Value,
@@ -68,14 +64,14 @@ def quantize_linear(
         working = dtype_of(precision)
     else:
         working = scale.dtype if is_ours(scale.dtype) else float32
-    factor = _along(_wide(scale, working), x, axis, block_size)
-    ratio = op.div(_wide(x, working), factor)
+    factor = _along(converted(scale, working), x, axis, block_size)
+    ratio = op.div(converted(x, working), factor)
     if "float" in wanted.name:
         return converted(ratio, wanted, bool(saturate))
     # Whole numbers of 16 bits are more than a half can hold.
     whole = op.cast(op.round(ratio), float32)
     if zero_point is not None:
-        whole = op.add(whole, _along(_wide(zero_point, float32), x, axis, block_size))
+        whole = op.add(whole, _along(converted(zero_point, float32), x, axis, block_size))
     return saturated(whole, wanted)
 
 
@@ -93,10 +89,10 @@ def dequantize_linear(
     wanted = dtype_of(output_dtype) if output_dtype else scale.dtype
     # Differences of int32 need more digits than float32 has.
     working = float64 if x.dtype == int32 else float32
-    centred = _wide(x, working)
+    centred = converted(x, working)
     if zero_point is not None:
-        centred = op.sub(centred, _along(_wide(zero_point, working), x, axis, block_size))
-    factor = _along(_wide(scale, working), x, axis, block_size)
+        centred = op.sub(centred, _along(converted(zero_point, working), x, axis, block_size))
+    factor = _along(converted(scale, working), x, axis, block_size)
     return converted(op.mul(centred, factor), wanted)
 
 
@@ -117,10 +113,10 @@ def _rows(parameter: Value) -> Value:
 
 
 def _centred(x: Value, zero_point: Value, by_row: bool) -> Expr:
-    wide = _wide(x, float64)
+    wide = converted(x, float64)
     if zero_point is None:
         return wide
-    offset = _wide(zero_point, float64)
+    offset = converted(zero_point, float64)
     return op.sub(wide, _rows(offset) if by_row and offset.shape != (1,) else offset)
 
 
@@ -140,14 +136,14 @@ def qlinear_matmul(
 ) -> Value:  # fmt: skip
     """The product of quantised matrices, quantised again."""
     product = op.matmul(_centred(a, a_zero, True), _centred(b, b_zero, False))
-    left, right = _wide(a_scale, float64), _wide(b_scale, float64)
+    left, right = converted(a_scale, float64), converted(b_scale, float64)
     scale = op.mul(_rows(left) if left.shape not in ((), (1,)) else left, right)
     return _quantised(op.mul(product, scale), y_scale, y_zero)
 
 
 def _quantised(x: Value, scale: Value, zero_point: Value) -> Value:
-    ratio = op.round(op.div(x, _wide(scale, float64)))
-    return saturated(op.add(ratio, _wide(zero_point, float64)), zero_point.dtype)
+    ratio = op.round(op.div(x, converted(scale, float64)))
+    return saturated(op.add(ratio, converted(zero_point, float64)), zero_point.dtype)
 
 
 @operator("ConvInteger", further=(*PLACING, "group", "kernel_shape"))
@@ -175,9 +171,9 @@ def qlinear_conv(
     """The convolution of quantised numbers, quantised again."""
     image = _centred(x, x_zero, False)
     kernel = _centred(w, _by_filter(w_zero, w), False)
-    total = convolve(image, kernel, None if bias is None else _wide(bias, float64), **how)
-    filters = _wide(w_scale, float64)
+    total = convolve(image, kernel, None if bias is None else converted(bias, float64), **how)
+    filters = converted(w_scale, float64)
     if filters.shape not in ((), (1,)):
         filters = op.reshape(filters, (-1, *(1,) * (len(w.shape) - 2)))
-    scale = op.mul(_wide(x_scale, float64), filters)
+    scale = op.mul(converted(x_scale, float64), filters)
     return _quantised(op.mul(total, scale), y_scale, y_zero)

@@ -101,9 +101,7 @@ class _Layer:
                 self._loop(sequence, weights, starts, lengths, step(i), reverse=backwards)
             )
         y = op.stack([outputs for outputs, _ in results], axis=1)
-        lasts = [
-            op.stack([last[j] for _, last in results], axis=0) for j in range(len(firsts))
-        ]
+        lasts = [op.stack([last[j] for _, last in results], axis=0) for j in range(len(firsts))]
         if layout:
             y = op.transpose(y, (2, 0, 1, 3))
             lasts = [op.transpose(last, (1, 0, 2)) for last in lasts]
@@ -117,8 +115,8 @@ class _Layer:
         input_bias, state_bias = op.split(both, 2)
         if not self.adds_state_bias_inside:
             input_bias = op.add(input_bias, state_bias)
-        matrices = (op.transpose(op.gather(each, i)) for each in (w, r))
-        return _Weights(*matrices, input_bias, state_bias, functions)
+        inputs, states = (op.transpose(op.gather(each, i)) for each in (w, r))
+        return _Weights(inputs, states, input_bias, state_bias, functions)
 
     def _first(self, first: Value, i: int, layout: int, x: Value, r: Value) -> Expr:
         if first is None:

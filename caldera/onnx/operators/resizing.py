@@ -178,9 +178,7 @@ def resize(
         bool(exclude_outside),
     )  # fmt: skip
     is_cropping = coordinate_transformation_mode == "tf_crop_and_resize"
-    found = _axes(
-        x, roi if is_cropping else None, scales, sizes, axes, keep_aspect_ratio_policy
-    )
+    found = _axes(x, roi if is_cropping else None, scales, sizes, axes, keep_aspect_ratio_policy)
     y = x if is_float(x.dtype) or mode == "nearest" else op.cast(x, float32)
     for each in found:
         is_same = each.length == each.wanted and each.scale == 1 and not is_cropping

@@ -110,4 +110,3 @@ def optional_get_element(value: Value = None) -> Value:
     if value is None:
         raise DataError.build("onnx OptionalGetElement", expected="an element", got="none")
     return value
-

@@ -10,7 +10,7 @@ from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.dtypes import STRING, dtype_of
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, integer, integers, known
+from caldera.onnx.operators.values import Value, axis_of, check_size, integer, integers, known
 from caldera.tensor.dtype import float32
 
 
@@ -59,7 +59,9 @@ def constant(
 def constant_of_shape(sizes: Value, *, value: np.ndarray | None = None) -> np.ndarray:
     """One value everywhere; 0 in float32 if none is given."""
     found = np.zeros(1, np.float32) if value is None else value
-    return np.full(integers(sizes, "a shape"), found.reshape(-1)[0], found.dtype)
+    wanted = integers(sizes, "a shape")
+    check_size(wanted)
+    return np.full(wanted, found.reshape(-1)[0], found.dtype)
 
 
 @operator("Range", numpy=lambda start, limit, delta: np.arange(start, limit, delta))
@@ -67,13 +69,16 @@ def range_(start: Value, limit: Value, delta: Value) -> np.ndarray:
     """From start to limit in steps of delta."""
     first, last, step = (known(each, "a bound").reshape(()) for each in (start, limit, delta))
     count = max(int(np.ceil((last.astype(np.float64) - first) / step)), 0)
+    check_size((count,))
     return (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)
 
 
 @operator("EyeLike")
 def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> np.ndarray:
     """Ones on a diagonal."""
-    return np.eye(*x.shape, k=k, dtype=x.dtype if dtype is None else dtype_of(dtype))
+    rows, columns = x.shape
+    check_size(x.shape)
+    return np.eye(rows, columns, k, x.dtype if dtype is None else dtype_of(dtype))
 
 
 @operator("Expand", moves=True)
@@ -124,5 +129,3 @@ def trilu(x: Value, k: Value = None, *, upper: int = 1) -> Expr:
     """The upper or lower triangle."""
     offset = 0 if k is None else integer(k, "a diagonal")
     return op.triu(x, offset) if upper else op.tril(x, offset)
-
-

@@ -7,13 +7,14 @@ do with shapes happens while they are written down, and never when they run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from caldera import op
-from caldera.errors import CalderaError
+from caldera.errors import CalderaError, DataError
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Symbol
 from caldera.kernels.reference import interpret
@@ -21,6 +22,9 @@ from caldera.lazy import Expr
 from caldera.onnx.dtypes import is_ours
 
 Value = Any
+
+LARGEST = 1 << 28
+"""Elements: a file that asks for more while it is written down is refused."""
 
 
 class NeedsValue(CalderaError):
@@ -34,15 +38,15 @@ class NeedsValue(CalderaError):
 def known(value: Value, what: str = "a value") -> np.ndarray:
     """The array that a value stands for, if it does not depend on what is fed or trained.
 
+    >>> from caldera import op
     >>> known(op.add(np.arange(3), 1)).tolist()
     [1, 2, 3]
     """
     if isinstance(value, np.ndarray):
         return value
+    check_size(value.shape)
     leaves: dict[Node, Symbol] = {
-        node: node.attrs["symbol"]
-        for node in topological([value.node])
-        if "symbol" in node.attrs
+        node: node.attrs["symbol"] for node in topological([value.node]) if "symbol" in node.attrs
     }
     free = [symbol for symbol in leaves.values() if symbol.role != "array"]
     if free:
@@ -54,6 +58,25 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
     arrays = {node: symbol.value.numpy() for node, symbol in leaves.items()}
     with np.errstate(all="ignore"):
         return interpret([value.node], arrays)[0]
+
+
+def check_size(shape: Iterable[int]) -> None:
+    """Refuse what is too large to be computed before the model runs."""
+    sizes = tuple(shape)
+    if math.prod(sizes) > LARGEST:
+        raise DataError.build("onnx", expected=f"at most {LARGEST} elements", got=f"shape {sizes}")
+
+
+def expression(value: Value) -> Expr:
+    """An array as an expression, so that it can be cut like one."""
+    return value if isinstance(value, Expr) else op.reshape(value, value.shape)
+
+
+def laid_along(x: Value, y: Value, axis: int | None, broadcast: int) -> Value:
+    """Up to version 6 a second operand could be laid along any axis of the first."""
+    if not broadcast or axis is None:
+        return y
+    return op.reshape(y, (*y.shape, *(1,) * (len(x.shape) - axis - len(y.shape))))
 
 
 def all_known(value: Value) -> Value:

@@ -24,7 +24,7 @@ PLACING = ("strides", "dilations", "pads", "auto_pad")
 class Windows:
     """Windows laid over the axes of an image, one entry an axis.
 
-    `before` and `after` are the padding; `beyond` is how far the last window sticks out of it, which
+    `before` and `after` are the padding; `beyond` is how far the last window sticks out of it, as
     happens in ceil mode.
     """
 
@@ -48,9 +48,7 @@ class Windows:
 
     def padding(self) -> list[tuple[int, int]]:
         """(before, after) for each axis, with what the last window needs."""
-        return [
-            (a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)
-        ]
+        return [(a, b + c) for a, b, c in zip(self.before, self.after, self.beyond, strict=True)]
 
 
 def _reach(kernel: Sizes, dilations: Sizes) -> Sizes:

@@ -12,7 +12,7 @@ from caldera.errors import DataError
 from caldera.onnx.dtypes import BY_NUMBER
 from caldera.onnx.library import onnx
 from caldera.onnx.reading.structure import Call, Declared, Function, Graph, Program, Reference
-from caldera.onnx.reading.tensors import array_of, dense
+from caldera.onnx.reading.tensors import Folder, array_of, dense
 
 _DEEPEST = 64
 """Graphs inside graphs: more would be an attack."""
@@ -20,23 +20,24 @@ _DEEPEST = 64
 
 def parse(model: Any, folder: Path | None = None, where: str = "onnx") -> Program:
     """What a ModelProto says. `folder` is where arrays that it keeps in other files may lie."""
-    reader = _Reader(folder, where)
+    reader = _Reader(None if folder is None else Folder(folder), where)
     functions = {
-        (_domain(each.domain), each.name): reader.function(each) for each in model.functions
+        (plain_domain(each.domain), each.name): reader.function(each) for each in model.functions
     }
     return Program(reader.graph(model.graph), _versions(model.opset_import), functions)
 
 
-def _domain(name: str) -> str:
+def plain_domain(name: str) -> str:
+    """The name of a set of operators; the main one has two."""
     return "" if name == "ai.onnx" else name
 
 
 def _versions(imports: Iterable[Any]) -> dict[str, int]:
-    return {_domain(each.domain): int(each.version) for each in imports}
+    return {plain_domain(each.domain): int(each.version) for each in imports}
 
 
 class _Reader:
-    def __init__(self, folder: Path | None, where: str) -> None:
+    def __init__(self, folder: Folder | None, where: str) -> None:
         self.folder = folder
         self.where = where
         self.depth = 0
@@ -60,7 +61,9 @@ class _Reader:
         return found
 
     def function(self, proto: Any) -> Function:
-        defaults: dict[str, Any] = {each.name: self._attribute(each) for each in proto.attribute_proto}
+        defaults: dict[str, Any] = {
+            each.name: self._attribute(each) for each in proto.attribute_proto
+        }
         calls = tuple(self._call(each) for each in proto.node)
         names = tuple(proto.input), tuple(proto.output)
         return Function(proto.name, *names, defaults, calls, _versions(proto.opset_import))
@@ -68,7 +71,7 @@ class _Reader:
     def _call(self, proto: Any) -> Call:
         attributes = {each.name: self._attribute(each) for each in proto.attribute}
         return Call(
-            proto.op_type, _domain(proto.domain), proto.name, tuple(proto.input),
+            proto.op_type, plain_domain(proto.domain), proto.name, tuple(proto.input),
             tuple(proto.output), attributes,
         )  # fmt: skip
 

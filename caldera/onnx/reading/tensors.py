@@ -7,6 +7,7 @@ it, absolute or through a link, is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,31 @@ _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2
 _PACKED_BITS |= {"float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 
-def array_of(tensor: Any, folder: Path | None, where: str) -> np.ndarray:
+class Folder:
+    """Where files beside a model may lie, and how much of each has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._read: Counter[Path] = Counter()
+
+    def bytes_of(self, location: str, offset: int, length: int | None) -> bytes:
+        """A part of a file; more than the whole file, in all, is never read."""
+        path = (self.path / location).resolve()
+        if Path(location).is_absolute() or not path.is_relative_to(self.path):
+            raise ValueError("a file outside of the model's folder")
+        there = path.stat().st_size
+        wanted = there - offset if length is None else length
+        self._read[path] += wanted
+        if not path.is_file() or offset < 0 or wanted < 0 or offset + wanted > there:
+            raise ValueError(f"{wanted} bytes at {offset} of {there}")
+        if self._read[path] > there:
+            raise ValueError("more than the file holds: parts that overlap")
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(wanted)
+
+
+def array_of(tensor: Any, folder: Folder | None, where: str) -> np.ndarray:
     """The array of a TensorProto; `folder` is where files beside the model may lie."""
     place = f"{where}, {tensor.name!r}"
     dtype = dtype_of(tensor.data_type)
@@ -42,7 +67,7 @@ def array_of(tensor: Any, folder: Path | None, where: str) -> np.ndarray:
     return np.array(numpy_helper.to_array(tensor))
 
 
-def dense(sparse: Any, folder: Path | None, where: str) -> np.ndarray:
+def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     """The array of a SparseTensorProto."""
     shape = tuple(int(n) for n in sparse.dims)
     values = array_of(sparse.values, folder, where)
@@ -96,7 +121,7 @@ def _stored_bytes(tensor: Any, shape: tuple[int, ...], dtype: DType) -> int:
     return elements * dtype.itemsize if elements != size(shape) else _needed_bytes(shape, dtype)
 
 
-def _beside(tensor: Any, folder: Path | None, where: str) -> bytes:
+def _beside(tensor: Any, folder: Folder | None, where: str) -> bytes:
     """The bytes of a tensor that lies in a file of its own."""
     said = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None or not said.get("location") or not set(said) <= _EXTERNAL_KEYS:
@@ -104,21 +129,9 @@ def _beside(tensor: Any, folder: Path | None, where: str) -> bytes:
             where, expected="data in the model's own folder", got=f"{said}"[:200],
             hint="load the model from its file, with the data beside it",
         )  # fmt: skip
-    home = folder.resolve()
-    path = (home / said["location"]).resolve()
-    if Path(said["location"]).is_absolute() or not path.is_relative_to(home):
-        raise DataError.build(
-            where, expected=f"a file in the folder {home.name}", got=repr(said["location"])
-        )
     try:
-        offset = int(said.get("offset", 0))
-        there = path.stat().st_size
-        length = int(said.get("length", there - offset))
-        if not path.is_file() or offset < 0 or length < 0 or offset + length > there:
-            raise ValueError(f"{length} bytes at {offset} of {there}")
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
+        length = int(said["length"]) if "length" in said else None
+        return folder.bytes_of(said["location"], int(said.get("offset", 0)), length)
     except (OSError, ValueError) as problem:
         raise DataError.build(
             where, expected=f"its bytes in {said['location']!r}", got=str(problem)

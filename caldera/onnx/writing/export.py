@@ -21,9 +21,7 @@ _IR_VERSION = 8
 """The oldest form of the file that has all of these operators."""
 
 
-def export(
-    model: Model, path: str | os.PathLike[str], *, batch_size: int | None = None
-) -> Path:
+def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None = None) -> Path:
     """Write a model, as it is in evaluation, to a file of ONNX; gives back the path.
 
     The number of samples stays open unless `batch_size` fixes it. Parameters and running statistics
@@ -101,5 +99,3 @@ def _traced(model: Model, count: int) -> tuple[list[Expr], dict[str, Expr]]:
     with trace(dtype=model.dtype, device=model.device):
         outputs = named_outputs(model(*inputs))
     return inputs, outputs
-
-

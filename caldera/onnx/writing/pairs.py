@@ -53,9 +53,7 @@ class Pair:
     @property
     def inputs(self) -> tuple[Pair, ...]:
         """The nodes that it reads."""
-        return tuple(
-            Pair(a, b) for a, b in zip(self.node.inputs, self.twin.inputs, strict=True)
-        )
+        return tuple(Pair(a, b) for a, b in zip(self.node.inputs, self.twin.inputs, strict=True))
 
     @property
     def shape(self) -> tuple[Size, ...]:

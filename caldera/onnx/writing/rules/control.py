@@ -25,7 +25,10 @@ def _scan(write: Any, pair: Any) -> tuple[str, ...]:
     body = write.body(arguments, given[carries + sequences :], carries + sequences, roots)
     directions = {}
     if attrs["reverse"]:
-        counts = {"scan_input_directions": sequences, "scan_output_directions": len(roots) - carries}
+        counts = {
+            "scan_input_directions": sequences,
+            "scan_output_directions": len(roots) - carries,
+        }
         # ONNX takes no empty list.
         directions = {name: [1] * count for name, count in counts.items() if count}
     names = write.add(

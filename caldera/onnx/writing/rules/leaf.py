@@ -62,4 +62,3 @@ def _item(write: Any, pair: Any) -> str:
 def _cast(write: Any, pair: Any) -> str:
     source = write.name(pair.inputs[0])
     return write.add("Cast", source, to=write.element_type(pair.spec.dtype))
-
