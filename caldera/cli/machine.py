@@ -58,6 +58,7 @@ PACKAGES = (
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
+    Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),

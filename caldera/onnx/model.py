@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str], **settings: Any) -> ImportedModel:
     arrays of the file that hold floating-point numbers are its parameters, and the statistics of
     batch normalisation its states. Nothing of the file is run but operators that are known.
 
-    >>> cd_load = load("no/such/model.onnx")
+    >>> load("no/such/model.onnx")
     Traceback (most recent call last):
     caldera.errors.DataError: onnx model.onnx: expected a model file, got no/such/model.onnx
     """

@@ -7,18 +7,20 @@ is written down; what decides it must be known then. `Scan` has a fixed number o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, is_known, known
 from caldera.onnx.reading import Graph
 
-MOST_TURNS = 100_000
+MOST_TURNS = 10_000
 """A loop that is longer than this while the model is written down is taken for an endless one."""
 
 
@@ -55,11 +57,13 @@ def loop(
     trips: Value = None, condition: Value = None, *carried: Value, body: Graph, scope: Any
 ) -> tuple[Value, ...]:
     """The body again and again, written down once for each turn."""
-    most = MOST_TURNS if trips is None else int(known(trips, "the number of turns").item())
+    most = math.inf if trips is None else int(known(trips, "the number of turns").item())
     values = list(carried)
     collected: list[list[Value]] = [[] for _ in body.outputs[1 + len(values) :]]
     turn = 0
-    while turn < min(most, MOST_TURNS) and _truth(condition):
+    while turn < most and _truth(condition):
+        if turn == MOST_TURNS:
+            raise DataError.build("onnx Loop", expected=f"at most {MOST_TURNS} turns", got="more")
         given = np.array(turn), np.array(True) if condition is None else condition
         condition, *results = scope.run(body, [*given, *values])
         values = results[: len(values)]
