@@ -60,7 +60,8 @@ class ImportedModel(Model):
         if self.fixed_batch:
             self.samples_traced = self.fixed_batch
             settings.setdefault("batch_size", self.fixed_batch)
-        settings.setdefault("dtype", _dtype_of(graph).name)
+        self._file_dtype = _dtype_of(graph)
+        settings.setdefault("dtype", self._file_dtype.name)
         loss = settings.get("loss", "cross_entropy")
         if len(graph.outputs) > 1 and not isinstance(loss, Mapping):
             settings["loss"] = {graph.outputs[0].name: loss}
@@ -94,7 +95,7 @@ class ImportedModel(Model):
         candidates = {
             name: array
             for name, array in graph.constants.items()
-            if array.dtype == canonical(self.dtype) and array.ndim
+            if array.dtype == self._file_dtype and array.ndim
         }
         for name in self._asked_for_now(inputs, candidates):
             del candidates[name]
@@ -110,7 +111,7 @@ class ImportedModel(Model):
         fixed: set[str] = set()
         while True:
             stand_ins = {
-                name: Variable(Symbol(name, Spec(array.shape, canonical(array.dtype)), "variable"))
+                name: Variable(Symbol(name, Spec(array.shape, canonical(self.dtype)), "variable"))
                 for name, array in candidates.items()
                 if name not in fixed
             }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.graph.node import Symbol
 from caldera.lazy import Expr, compile
 from caldera.memory import Device
 from caldera.onnx.dtypes import is_ours
@@ -43,6 +44,10 @@ def _filled(value: Value, found: Sequence[np.ndarray]) -> Value:
     if isinstance(value, list):
         return [_filled(each, found) for each in value]
     return found[value] if isinstance(value, int) else value
+
+
+def _is_small(symbol: Symbol, feeds: Mapping[str, np.ndarray]) -> bool:
+    return symbol.role == "input" and feeds[symbol.name].size <= _SMALL
 
 
 class Session:
@@ -93,9 +98,8 @@ class Session:
             try:
                 self._plans[key] = self._compile(feeds)
             except NeedsValue as needed:
-                asked = {each.name for each in needed.symbols} - self._by_value
-                if asked and all(feeds[name].size <= _SMALL for name in asked):
-                    self._by_value |= asked
+                if all(_is_small(each, feeds) for each in needed.symbols):
+                    self._by_value |= {each.name for each in needed.symbols}
                     continue
                 self._plans[key] = None
             while len(self._plans) > _REMEMBERED:

@@ -83,7 +83,7 @@ class Scope:
         outputs, in_numpy = apply(found, inputs, attributes, now)
         if in_numpy:
             self.in_numpy.add(call.operator)
-        if len(outputs) < len([name for name in call.outputs if name]):
+        if any(call.outputs[len(outputs) :]):
             raise DataError.build(
                 f"onnx {call}", expected=f"at most {len(outputs)} outputs",
                 got=f"{len(call.outputs)}",

@@ -17,7 +17,7 @@ from caldera import op
 from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, is_known, known
+from caldera.onnx.operators.values import Value, axis_of, is_known, known, known_if_possible
 from caldera.onnx.reading import Graph
 
 MOST_TURNS = 10_000
@@ -110,7 +110,7 @@ def scan(
         axis = scan_input_axes[i] if scan_input_axes else 0
         moved = _moved(each, axis_of(axis, len(each.shape)), 0)
         turned = scan_input_directions and scan_input_directions[i]
-        sequences[i] = op.flip(moved, 0) if turned else moved
+        sequences[i] = known_if_possible(op.flip(moved, 0) if turned else moved)
     results = _run_scan(states, sequences, body, scope)
     for i in range(len(results) - len(states)):
         found = results[len(states) + i]
@@ -128,9 +128,10 @@ def _scan_batches(
     samples = []
     for i in range(inputs[0].shape[0]):
         parts = [op.gather(each, i) for each in inputs]
-        for j, direction in enumerate(directions):
+        for j, direction in enumerate(directions, len(parts) - count):
             if direction:
-                parts[len(parts) - count + j] = op.flip(parts[len(parts) - count + j], 0)
+                parts[j] = op.flip(parts[j], 0)
+        parts = [known_if_possible(each) for each in parts]
         samples.append(_run_scan(parts[:-count], parts[-count:], body, scope))
     return tuple(_stacked(list(each)) for each in zip(*samples, strict=True))
 

@@ -27,9 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import ConfigError, DtypeError
+from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.lazy import Expr
-from caldera.onnx.operators.values import Value, all_known, is_foreign, is_known, known
+from caldera.onnx.operators.values import (
+    Value,
+    all_known,
+    is_foreign,
+    is_known,
+    known,
+    known_if_possible,
+)
 
 Function = Callable[..., Any]
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -44,6 +51,7 @@ class Operator:
 
     name: str
     function: Function
+    signature: inspect.Signature
     attributes: frozenset[str]
     in_numpy: bool = False
     moves: bool = False
@@ -84,13 +92,14 @@ def evaluated(*names: str, domain: str = "") -> Callable[[Function], Function]:
 def _add(
     names: Sequence[str], domain: str, function: Function, further: Sequence[str], **facts: Any
 ) -> None:
-    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = frozenset(p.name for p in parameters if p.kind not in several) | set(further)
     for name in names:
         if (domain, name) in OPERATORS:
             raise ValueError(f"operator {name!r} is defined twice")
-        OPERATORS[domain, name] = Operator(name, function, named, **facts)
+        OPERATORS[domain, name] = Operator(name, function, signature, named, **facts)
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,12 @@ def apply(
         )
     named = dict(attributes)
     named |= {name: getattr(now, name) for name in _ASKED_FOR if name in found.attributes}
+    try:
+        found.signature.bind(*inputs, **named)
+    except TypeError as problem:
+        raise DataError.build(
+            f"onnx {found.name}", expected="its inputs and attributes", got=str(problem)
+        ) from None
     if found.in_numpy:
         with np.errstate(all="ignore"):
             return _tuple(found.function(*[all_known(each) for each in inputs], **named)), True
@@ -121,8 +136,9 @@ def apply(
         return _on_foreign(found, inputs, named), True
     results = _tuple(found.function(*inputs, **named))
     if all(is_known(each) for each in inputs):
-        # Known at once: what depends on it may have to be known as well.
-        results = tuple(all_known(each) for each in results)
+        # Known at once: what depends on it may have to be known as well. (A graph inside of an
+        # attribute may still name what is not.)
+        results = tuple(known_if_possible(each) for each in results)
     return results, met_foreign or any(is_foreign(each) for each in results)
 
 

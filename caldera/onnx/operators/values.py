@@ -8,7 +8,7 @@ do with shapes happens while they are written down, and never when they run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,8 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     check_size(value.shape)
-    leaves: dict[Node, Symbol] = {
-        node: node.attrs["symbol"] for node in topological([value.node]) if "symbol" in node.attrs
-    }
-    free = [symbol for symbol in leaves.values() if symbol.role != "array"]
+    leaves = _leaves(value)
+    free = _free(leaves)
     if free:
         names = ", ".join(symbol.name for symbol in free[:4])
         message = NeedsValue.build(
@@ -58,6 +56,26 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
     arrays = {node: symbol.value.numpy() for node, symbol in leaves.items()}
     with np.errstate(all="ignore"):
         return interpret([value.node], arrays)[0]
+
+
+def _leaves(value: Expr) -> dict[Node, Symbol]:
+    """What an expression reads, numbers apart."""
+    order = topological([value.node])
+    return {node: node.attrs["symbol"] for node in order if "symbol" in node.attrs}
+
+
+def _free(leaves: Mapping[Node, Symbol]) -> list[Symbol]:
+    """What of it is not known now."""
+    return [symbol for symbol in leaves.values() if symbol.role != "array"]
+
+
+def known_if_possible(value: Value) -> Value:
+    """The same with arrays for those expressions that can be computed now."""
+    if isinstance(value, list):
+        return [known_if_possible(each) for each in value]
+    if not isinstance(value, Expr) or _free(_leaves(value)):
+        return value
+    return known(value)
 
 
 def check_size(shape: Iterable[int]) -> None:

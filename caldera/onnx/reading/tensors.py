@@ -23,6 +23,9 @@ _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 _PACKED_BITS |= {"float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
+_MOST_SPARSE = 1 << 24
+"""Elements that an array of few values may always have."""
+
 
 class Folder:
     """Where files beside a model may lie, and how much of each has been read."""
@@ -72,20 +75,21 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     shape = tuple(int(n) for n in sparse.dims)
     values = array_of(sparse.values, folder, where)
     indices = array_of(sparse.indices, folder, where)
-    if indices.ndim == 2:
-        indices = np.ravel_multi_index(tuple(indices.T), shape)
-    # Here the size is a mere statement: only as much is believed as other arrays of a model have.
-    if size(shape) > max(_MOST_SPARSE, 1024 * values.size) or np.any(indices >= size(shape)):
+    place = f"{where}, {sparse.values.name!r}"
+    # Here the size is a mere statement, so not any is believed.
+    if min(shape, default=0) < 0 or size(shape) > max(_MOST_SPARSE, 1024 * values.size):
         raise DataError.build(
-            f"{where}, {sparse.values.name!r}", expected="a shape that fits its elements",
+            place, expected="a shape that fits its elements",
             got=f"{shape} with {values.size} elements",
         )  # fmt: skip
     whole = np.zeros(size(shape), values.dtype)
-    whole[indices] = values
+    try:
+        if indices.ndim == 2:
+            indices = np.ravel_multi_index(tuple(indices.T), shape)
+        whole[indices] = values
+    except (ValueError, IndexError, TypeError) as problem:
+        raise DataError.build(place, expected="an index a value", got=str(problem)) from None
     return whole.reshape(shape)
-
-
-_MOST_SPARSE = 1 << 24
 
 
 def _needed_bytes(shape: tuple[int, ...], dtype: DType) -> int:

@@ -28,7 +28,6 @@ class Writer:
 
     def __init__(self, outer: Writer | None = None) -> None:
         self.outer = outer
-        """Names are looked up there as well, and arrays are all kept in the outermost."""
         self.nodes: list[Any] = []
         self.arrays: dict[str, np.ndarray] = {} if outer is None else outer.arrays
         self.names: dict[Pair, tuple[str, ...]] = {}
@@ -157,7 +156,7 @@ class Writer:
     def write(self, roots: Sequence[Pair]) -> list[str]:
         """Write these nodes and all that they depend on; the names of their outputs."""
         order = in_order(roots)
-        self._absorb(order)
+        self._absorb(order, set(roots))
         for pair in order:
             if self.find(pair) is None and pair not in self.absorbed:
                 self.names[pair] = self._written(pair)
@@ -174,25 +173,28 @@ class Writer:
             )
         return result if isinstance(result, tuple) else (result,)
 
-    def _absorb(self, order: Sequence[Pair]) -> None:
+    def _absorb(self, order: Sequence[Pair], roots: set[Pair]) -> None:
         """Products and convolutions that only a bias is added to are written together with it."""
         users: Counter[Pair] = Counter(given for pair in order for given in pair.inputs)
         for pair in order:
-            if pair.name == "add":
-                for product, bias in (pair.inputs, pair.inputs[::-1]):
-                    if users[product] == 1 and takes_bias(product, bias):
-                        self.absorbed.add(product)
-                        break
+            if pair.name != "add":
+                continue
+            for product, bias in (pair.inputs, pair.inputs[::-1]):
+                is_free = users[product] == 1 and product not in roots
+                if is_free and self.find(product) is None and _takes_bias(product, bias):
+                    self.absorbed.add(product)
+                    break
 
 
-def takes_bias(product: Pair, bias: Pair) -> bool:
+def _takes_bias(product: Pair, bias: Pair) -> bool:
     """Whether this sum has a form of its own: Gemm, or Conv with a bias."""
     if product.name == "matmul":
         return len(product.spec.shape) == 2 and len(bias.spec.shape) == 1
     if product.name != "conv2d":
         return False
     filters = product.spec.shape[1]
-    return bias.name == "reshape" and bias.spec.shape == (filters, 1, 1)
+    is_column = bias.name == "reshape" and bias.spec.shape == (filters, 1, 1)
+    return is_column and bias.inputs[0].spec.shape == (filters,)
 
 
 def _fixed(size: Size) -> int | None:

@@ -159,6 +159,20 @@ def test_products_and_convolutions_take_their_bias_with_them(tmp_path: Path) -> 
     assert graph.input[0].type.tensor_type.shape.dim[0].dim_param == "samples"
 
 
+def test_a_product_that_is_itself_a_result_stays(tmp_path: Path) -> None:
+    weight, bias = numbers(3, 2), numbers(2)
+
+    def both(x: Any) -> dict[str, Any]:
+        product = x @ weight
+        return {"output": product + bias, "product": product}
+
+    model, x = Written(both), numbers(4, 3)
+    model.build_for(x)
+    total, product = by_onnxruntime(cd.onnx.export(model, tmp_path / "m.onnx"), x)
+    np.testing.assert_allclose(product, x @ weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(total - product, np.broadcast_to(bias, (4, 2)), atol=1e-5)
+
+
 def test_a_number_of_samples_can_be_fixed(tmp_path: Path) -> None:
     # The square of the number of samples is no size that a file could leave open.
     model = Written(lambda x: op.reshape(x @ op.transpose(x), (-1,)))

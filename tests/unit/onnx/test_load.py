@@ -136,6 +136,19 @@ def test_a_branch_that_is_decided_by_what_is_fed(tmp_path: Path) -> None:
     assert loaded.predict(np.array([[0, -9]], np.float32))[0, 0] == 1
 
 
+def test_a_branch_may_name_what_is_outside_of_it(tmp_path: Path) -> None:
+    inside = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["z"])], "inside", [], [declared("z", None)]
+    )
+    choose = helper.make_node("If", ["yes"], ["y"], then_branch=inside, else_branch=inside)
+    arrays = {"yes": np.array(True), "w": numbers(3)}
+    model = made([choose], [declared("x", ["n", 3])], [declared("y", None)], arrays)
+    loaded = cd.onnx.load(written(model, tmp_path))
+    x = numbers(4, 3)
+    np.testing.assert_allclose(loaded.predict(x), x * arrays["w"], rtol=1e-6)
+    assert [p.name for p in loaded.parameters()] == ["w"]
+
+
 # --- what is not right
 
 
@@ -252,6 +265,9 @@ def test_operators_and_attributes_that_are_not_known_are_named(tmp_path: Path) -
     strange = made([helper.make_node("Relu", ["x"], ["y"], colour="red")], *ends)
     with pytest.raises(ConfigError, match="got colour"):
         cd.onnx.load(written(strange, tmp_path))
+    wanting = made([helper.make_node("Conv", ["x"], ["y"])], *ends)
+    with pytest.raises(DataError, match="missing a required argument: 'w'"):
+        cd.onnx.load(written(wanting, tmp_path))
     dangling = made([helper.make_node("Relu", ["nothing"], ["y"])], *ends)
     with pytest.raises(DataError, match="'nothing'"):
         cd.onnx.load(written(dangling, tmp_path))
