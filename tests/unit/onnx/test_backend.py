@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +188,13 @@ def test_older_versions_of_operators() -> None:
     nodes = [helper.make_node("Squeeze", ["x"], ["y"], axes=[0])]
     old = made(nodes, [declared("x", [1, 3])], [declared("y", None)], opset=11)
     assert Backend.run_model(old, [numbers(1, 3)])[0].shape == (3,)
+
+
+def test_without_the_package_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['onnx'] = None; import caldera as cd\n"
+        "try: cd.onnx\n"
+        "except cd.ConfigError as error: print(error)"
+    )
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert "pip install 'caldera[onnx]'" in out
