@@ -54,7 +54,7 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import data, io, nn, optim, testing
+    from caldera import data, io, nn, optim, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
@@ -86,6 +86,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "load": ("caldera.train.load", "load_model"),
     "nn": ("caldera.nn", ""),
     "optim": ("caldera.optim", ""),
+    "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
 
@@ -165,6 +166,7 @@ __all__ = [
     "orthogonal",
     "seed",
     "settings",
+    "sklearn",
     "tensor",
     "testing",
     "uniform",

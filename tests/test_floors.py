@@ -18,7 +18,7 @@ FLOORS = {
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
     8: ("train", "parallel", "dmath"),
-    9: ("search", "bench"),
+    9: ("search", "bench", "sklearn"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

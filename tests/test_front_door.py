@@ -36,6 +36,7 @@ PUBLIC_ROOMS = (
     "caldera.nn.models",
     "caldera.op",
     "caldera.optim",
+    "caldera.sklearn",
     "caldera.testing",
 )
 
