@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model, NeuralNetwork
     from caldera.train.run import Run
+    from caldera.train.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
     "Run": ("caldera.train.run", "Run"),
     "Target": ("caldera.train.callbacks", "Target"),
+    "TensorBoard": ("caldera.train.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "check_model_gradients": ("caldera.train.gradient_check", "check_model_gradients"),
     "data": ("caldera.data", ""),
@@ -137,6 +139,7 @@ __all__ = [
     "ShapeError",
     "Target",
     "Tensor",
+    "TensorBoard",
     "TimeLimit",
     "Variable",
     "check_model_gradients",
