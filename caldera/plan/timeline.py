@@ -85,7 +85,7 @@ def watch(rehearsal: Rehearsal, schedule: Schedule, device: Device, runs: int) -
             end = max((each.end for each in one.slices), default=begin)
             found.slices.append(Slice(f"run {number + 1}", HOST, "runs", begin, end))
             found.slices += one.slices
-            found.levels += _levels(one, schedule, device, end)
+            found.levels += _levels(one, schedule, device, begin, end)
     return found
 
 
@@ -99,13 +99,15 @@ def arena_in_use(schedule: Schedule) -> list[int]:
     return [int(nbytes) for nbytes in np.cumsum(used)[:-1]]
 
 
-def _levels(run: Timeline, schedule: Schedule, device: Device, end: float) -> Iterator[Level]:
+def _levels(
+    run: Timeline, schedule: Schedule, device: Device, begin: float, end: float
+) -> Iterator[Level]:
     in_use = arena_in_use(schedule)
+    yield Level(f"pool of {device.name}", begin, sum(pool.in_use for pool in device.pools))
     for each in run.slices:
         if each.step is not None and each.part is None:
             yield Level("arena", each.begin, in_use[each.step])
     yield Level("arena", end, 0)
-    yield Level(f"pool of {device.name}", end, sum(pool.in_use for pool in device.pools))
 
 
 # --- on the CPU
