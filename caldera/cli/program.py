@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
-    parser, parsers = _parsers(table)
+    parser, parsers = make_parsers(table)
     if name is not None and name not in table:
         raise UsageError.build(name, got="no command", hint=nearest(name, table))
     try:
@@ -89,7 +89,8 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
     return table[name].run(given)
 
 
-def _parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
+def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and that of each command by its name."""
     parser = Parser(
         prog="caldera",
         description="Caldera: deep learning for scientists.",

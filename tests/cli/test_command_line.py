@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,13 @@ from caldera.cli.program import find_commands
 
 from .conftest import Caldera
 
-COMMANDS = ["train", "eval", "predict", "summary", "graph", "bench", "info"]
+COMMANDS = ["train", "eval", "predict", "summary", "graph", "bench", "info", "completion"]
 
 
 def test_help_names_every_command_and_has_examples(caldera: Caldera) -> None:
     done = caldera("--help")
     assert done.status == 0
-    assert all(f"\n    {name} " in done.out for name in COMMANDS)
+    assert all(re.search(rf"\n    {name}\s", done.out) for name in COMMANDS)
     assert "examples:" in done.out
 
 
