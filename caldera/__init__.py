@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model, NeuralNetwork
     from caldera.train.run import Run
+    from caldera.train.runfolder import RunFolder
     from caldera.train.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
@@ -79,6 +80,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
     "Run": ("caldera.train.run", "Run"),
+    "RunFolder": ("caldera.train.runfolder", "RunFolder"),
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
@@ -136,6 +138,7 @@ __all__ = [
     "OutOfMemoryError",
     "Plan",
     "Run",
+    "RunFolder",
     "ShapeError",
     "Target",
     "Tensor",

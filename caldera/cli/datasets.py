@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,19 @@ def load_data(options: Mapping[str, Any]) -> Dataset:
             )  # fmt: skip
         arguments[source.options[option]] = _argument(option, options[option])
     return source.make(*leading, **arguments)
+
+
+def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
+    """The option that says which samples are set aside, if the data are split here.
+
+    >>> split_seed({"data": "digits"}), split_seed({"data": "mnist"})
+    ({'split_seed': 0}, {})
+    """
+    source, _ = _source(options["data"])
+    if "split_seed" not in source.options:
+        return {}
+    usual = inspect.signature(source.make).parameters["seed"].default
+    return {"split_seed": options.get("split_seed", usual)}
 
 
 def _source(name: str) -> tuple[Source, tuple[Path, ...]]:

@@ -156,12 +156,14 @@ class Plan:
         """
         return save(path, {"as written": self.original, "as it runs": self.optimised})
 
-    def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
+    def explain(
+        self, feeds: Mapping[str, Any] | None = None, *, time: bool = True, show: bool = True
+    ) -> Explanation:
         """Print a table of the steps: kernels, shapes, bytes, operations, times; and give it back.
 
         The times come from complete runs, after which the variables have their values again.
         Inputs keep what they were last fed unless `feeds` has something else. On several ranks
-        all of them must call this. `time=False` runs nothing.
+        all of them must call this. `time=False` runs nothing, `show=False` prints nothing.
 
         >>> import caldera as cd
         >>> from caldera import op
@@ -176,7 +178,8 @@ class Plan:
         if seconds is not None and self.device.kernels == "cpu":
             peaks = cpu_peaks_at_least(fastest(self.schedule, seconds))
         found = self._explained(seconds, peaks)
-        print(found)
+        if show:
+            print(found)
         return found
 
     def _explained(

@@ -6,17 +6,16 @@ import sys
 from collections import deque
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from caldera.errors import ConfigError
 from caldera.io.events import EventFile
-from caldera.io.events.messages import Setting
 from caldera.train.callbacks import Callback
+from caldera.train.hyper import hyper_parameters
 from caldera.train.network_graph import network_graph
 from caldera.train.totals import TotalsReading
 
 if TYPE_CHECKING:
-    from caldera.train.model import Model
     from caldera.train.run import Run
 
 _VALIDATION = "val_"
@@ -70,7 +69,7 @@ class TensorBoard(Callback):
         training = self._file("train")
         if self._resumed_after:
             return
-        training.hyper_parameters(settings_of(run.model))
+        training.hyper_parameters(hyper_parameters(run.model))
         training.texts(0, {"summary": _as_it_stands(str(run.model.summary(show=False)))})
         training.graph(network_graph(run.model))
         training.flush()
@@ -125,33 +124,6 @@ class TensorBoard(Callback):
     def _write_pending(self) -> None:
         step, reading = self._pending.popleft()
         self._file("train").scalars(step, {"loss_within_epoch": reading.loss()})
-
-
-def settings_of(model: Model) -> dict[str, Setting]:
-    """What a model is trained with, as plain values by name.
-
-    >>> import caldera as cd
-    >>> from caldera import nn
-    >>> found = settings_of(cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], learning_rate=0.5))
-    >>> found["optimizer"], found["optimizer/learning_rate"], found["batch_size"]
-    ('Adam', 0.5, 32)
-    """
-    found: dict[str, Any] = {
-        "model": model.name or type(model).__name__,
-        "parameters": sum(each.size for each in model.parameters()),
-        "loss": ", ".join(repr(loss) for loss in model.objective.losses.values()),
-        "optimizer": type(model.optimizer).__name__,
-    }
-    found |= {f"optimizer/{k}": v for k, v in model.optimizer.arguments().items() if v is not None}
-    found |= {
-        "batch_size": model.batch_size,
-        "epochs": model.epochs,
-        "dtype": str(model.dtype),
-        "precision": model.precision or str(model.dtype),
-        "seed": model.seed,
-        "device": model.device.name,
-    }
-    return {k: v if isinstance(v, bool | int | float | str) else repr(v) for k, v in found.items()}
 
 
 def _as_it_stands(content: str) -> str:
