@@ -35,15 +35,23 @@ class Package:
 
 
 CUDA = "pip install 'caldera[cuda]'"
+BENCH = "pip install 'caldera[bench]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
-    Package("sklearn", ("scikit-learn",), "the data set digits", "pip install scikit-learn"),
+    Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
+            "pip install scikit-learn"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
     Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
+    Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
+            "pip install tensorboard"),
+    Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
+    Package("jax", ("jax",), "caldera bench beside JAX", BENCH),
+    Package("tensorflow", ("tensorflow",), "caldera bench beside TensorFlow",
+            "pip install tensorflow"),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
     Package("nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs",
