@@ -34,7 +34,16 @@ NAMED: Mapping[str, Source] = {
     "cifar100": Source(data.cifar100, _FOLDER),
 }
 BY_SUFFIX: Mapping[str, Source] = {
-    ".csv": Source(data.csv, {**_SPLIT, "target_column": "target", "targets": "classes"}),
+    ".csv": Source(
+        data.csv,
+        {
+            **_SPLIT,
+            "target_column": "target",
+            "columns": "columns",
+            "delimiter": "delimiter",
+            "targets": "classes",
+        },
+    ),
     ".npz": Source(data.npz, {**_SPLIT, "targets": "classes"}),
 }
 IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
@@ -107,6 +116,10 @@ def column_of(text: str) -> int | str:
 def _argument(option: str, value: Any) -> Any:
     if option == "target_column":
         return column_of(value)
+    if option == "columns":
+        return [column_of(each) for each in value]
+    if option == "delimiter":
+        return "\t" if value in ("tab", "\\t") else value
     if option == "targets":
         return value == "classes"
     if option == "image_size":

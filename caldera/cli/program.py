@@ -127,6 +127,10 @@ def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, CalderaError):
         return text
-    if isinstance(error, OSError | MemoryError):
-        return text or type(error).__name__
+    if isinstance(error, OSError):
+        # Without "[Errno 2]", which says nothing to most people.
+        said = f"{error.strerror}: {error.filename}" if error.filename else text
+        return f"{said or type(error).__name__}; is the path right, and may you use it?"
+    if isinstance(error, MemoryError):
+        return f"{text or 'not enough memory'}; try a smaller --batch-size"
     return f"{type(error).__name__}: {text}; this should not happen, --debug shows where it did"

@@ -190,7 +190,7 @@ class Model(Layer):
     def fit(
         self,
         data: Any,
-        *,
+        *more: Any,
         validation: Any = None,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -220,6 +220,11 @@ class Model(Layer):
         >>> history["accuracy"][-1] > 0.95
         True
         """
+        if more:
+            raise ConfigError.build(
+                "fit", expected="one argument with the data", got=f"{1 + len(more)}",
+                hint="write fit((x, y)), and options by name",
+            )  # fmt: skip
         if device is not None:
             self.to(device)
         return fit(

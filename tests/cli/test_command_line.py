@@ -72,6 +72,10 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
         ("summary lenet4", 2, "did you mean 'lenet5'?"),
         ("graph mlp --out graph.png", 2, "ends in .svg"),
         ("info --jsn", 2, "did you mean '--json'?"),
+        ("train mine.csv", 2, "train on it with --data mine.csv"),
+        ("train old.caldera", 2, "got a model; see caldera eval --help"),
+        ("train --data digits --columns a", 2, "data digits: expected an option it takes"),
+        ("train --quiet --epochs 0 --out /dev/null/out", 1, "is the path right"),
     ],
 )
 def test_mistakes_are_one_line_with_a_hint(
