@@ -17,8 +17,8 @@ FLOORS = {
     5: ("plan",),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "dmath"),
-    9: ("search", "bench", "onnx"),
+    8: ("train", "parallel", "dmath", "machine"),
+    9: ("search", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

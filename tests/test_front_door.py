@@ -38,6 +38,7 @@ PUBLIC_ROOMS = (
     "caldera.onnx",
     "caldera.op",
     "caldera.optim",
+    "caldera.sklearn",
     "caldera.testing",
 )
 
