@@ -37,7 +37,7 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
         raise DtypeError.build(
             where, expected=f"one dtype, {send.dtype} as it is sent", got=str(receive.dtype)
         )
-    if np.may_share_memory(send, receive) and not same_memory(send, receive):
+    if _overlap(send, receive) and not same_memory(send, receive):
         raise CommError.build(
             where, expected="buffers that are the same or apart", got="two that overlap"
         )
@@ -45,10 +45,16 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
 
 def same_memory(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two contiguous arrays are the same bytes."""
-    return (
-        a.nbytes == b.nbytes
-        and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    )
+    return a.nbytes == b.nbytes and _address(a) == _address(b)
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    return _address(a) < _address(b) + b.nbytes and _address(b) < _address(a) + a.nbytes
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def check_size(where: str, what: str, buffer: np.ndarray, elements: int) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from caldera.comm import algorithms
+from caldera.comm.algorithms.allreduce import usual
 from caldera.comm.background import BackgroundThread
 from caldera.comm.checks import (
     check_alike,
@@ -25,6 +27,7 @@ from caldera.comm.checks import (
     same_memory,
 )
 from caldera.comm.request import Request
+from caldera.comm.staging import ArrivingOnCard, Staging, fetched, on_card, pinned_like
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
@@ -39,13 +42,15 @@ class Communicator(ABC):
     - `rank`, `size`: which of how many; `name`: what carries the data.
     - `traffic`: calls, messages, bytes and seconds by operation.
     - `nodes`: for each rank the number of the machine it runs on.
+    - `collectives`: how many collectives this rank has begun, which shows who is behind.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
 
-    Buffers are contiguous NumPy arrays; one that is received into must have as many bytes as what
-    is sent. All ranks call the same collectives of a communicator in the same order, and one
-    thread at a time uses it: a thread that communicates beside others needs a communicator of its
-    own, from `Dup`. What `Iallreduce` and `background` start runs on a thread and a communicator
-    that belong to this one, in the order in which it was started.
+    Buffers are contiguous NumPy arrays, or `DeviceArray`s, which lie on a card; one that is
+    received into must have as many bytes as what is sent. All ranks call the same collectives of a
+    communicator in the same order, and one thread at a time uses it: a thread that communicates
+    beside others needs a communicator of its own, from `Dup`. What `Iallreduce` and `background`
+    start runs on a thread and a communicator that belong to this one, in the order in which it was
+    started.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -64,6 +69,7 @@ class Communicator(ABC):
         self.size = size
         self.traffic = Traffic() if traffic is None else traffic
         self.nodes: Sequence[int] = [0] * size
+        self.collectives = 0
         self._algorithm = "auto"
         self._thread: BackgroundThread | None = None
 
@@ -100,7 +106,8 @@ class Communicator(ABC):
         self._check_message("Isend", dest, tag)
         with self.traffic.operation("Isend"):
             self.traffic.sent(buffer.nbytes)
-            return self._start_send(buffer, dest, tag)
+            here = buffer if self._reaches(buffer) else fetched(buffer)
+            return self._start_send(here, dest, tag)
 
     def Irecv(self, buffer: np.ndarray, source: int, tag: int = 0) -> Request:
         """Begin to receive; the buffer has the message once the request is done."""
@@ -109,7 +116,10 @@ class Communicator(ABC):
             self._check_message("Irecv", source, tag)
         with self.traffic.operation("Irecv"):
             self.traffic.received(buffer.nbytes)
-            return self._start_receive(buffer, source, tag)
+            if self._reaches(buffer):
+                return self._start_receive(buffer, source, tag)
+            here = pinned_like(buffer)
+            return ArrivingOnCard(self._start_receive(here, source, tag), buffer, here)
 
     def Sendrecv(
         self, send: np.ndarray, dest: int, receive: np.ndarray, source: int, tag: int = 0
@@ -127,9 +137,10 @@ class Communicator(ABC):
         """Every rank's buffer becomes that of the root."""
         check_buffer("Bcast", buffer, written=self.rank != root)
         self._check_rank("Bcast", root)
-        with self.traffic.operation("Bcast"):
-            if self.size > 1 and buffer.size:
-                self._broadcast(buffer, root)
+        with self._collective("Bcast") as here:
+            if buffer.size:
+                given = here.read(buffer) if self.rank == root else here.write(buffer)
+                self._broadcast(given, root)
 
     def Reduce(
         self, send: np.ndarray, receive: np.ndarray | None, root: int = 0, op: str = "sum"
@@ -143,11 +154,11 @@ class Communicator(ABC):
             if receive is None:
                 raise CommError.build("Reduce", expected="a receive buffer at the root", got="None")
             self._check_result("Reduce", send, receive, send.size)
-        with self.traffic.operation("Reduce"):
-            if self.size == 1:
-                _copy(receive, send)
-            elif send.size:
-                self._reduce(send, receive if self.rank == root else None, root, op)
+        with self._collective("Reduce", op) as here:
+            if send.size:
+                given = here.read(send)
+                result = here.write(receive) if receive is not None and self.rank == root else None
+                self._reduce(given, result, root, op)
 
     def Allreduce(self, send: np.ndarray, receive: np.ndarray, op: str = "sum") -> None:
         """`receive` becomes the reduction ("sum", "mean", "max", "min") of `send` over all ranks,
@@ -155,11 +166,9 @@ class Communicator(ABC):
         check_buffer("Allreduce", send)
         check_reduction("Allreduce", op, send.dtype)
         self._check_result("Allreduce", send, receive, send.size)
-        with self.traffic.operation("Allreduce"):
-            if self.size == 1:
-                _copy(receive, send)
-            elif send.size:
-                self._allreduce(send, receive, op)
+        with self._collective("Allreduce", op) as here:
+            if send.size:
+                self._allreduce(here.read(send), here.write(receive), op)
 
     def Iallreduce(self, send: np.ndarray, receive: np.ndarray, op: str = "sum") -> Request:
         """An `Allreduce` in the background, which goes on whether anybody asks for it or not."""
@@ -177,11 +186,9 @@ class Communicator(ABC):
         check_reduction("ReduceScatter", op, send.dtype)
         parts = checked_counts("ReduceScatter", counts, send, self.size)
         self._check_result("ReduceScatter", send, receive, parts[self.rank])
-        with self.traffic.operation("ReduceScatter"):
-            if self.size == 1:
-                _copy(receive, send)
-            elif send.size:
-                self._reduce_scatter(send, receive, parts, op)
+        with self._collective("ReduceScatter", op) as here:
+            if send.size:
+                self._reduce_scatter(here.read(send), here.write(receive), parts, op)
 
     def Allgather(
         self, send: np.ndarray, receive: np.ndarray, counts: Sequence[int] | None = None
@@ -195,11 +202,9 @@ class Communicator(ABC):
         own = receive.reshape(-1)[sum(parts[: self.rank]) :][: parts[self.rank]]
         if send.dtype != receive.dtype or not same_memory(send, own):
             check_alike("Allgather", send, receive)
-        with self.traffic.operation("Allgather"):
-            if self.size == 1:
-                _copy(receive, send)
-            elif receive.size:
-                self._allgather(send, receive, parts)
+        with self._collective("Allgather") as here:
+            if receive.size:
+                self._allgather(here.read(send), here.write(receive), parts)
 
     def Alltoall(
         self,
@@ -221,17 +226,13 @@ class Communicator(ABC):
                 "Alltoall", expected=f"{leaving[self.rank]} elements from this rank to itself",
                 got=str(arriving[self.rank]),
             )  # fmt: skip
-        with self.traffic.operation("Alltoall"):
-            if self.size == 1:
-                _copy(receive, send)
-            else:
-                self._alltoall(send, receive, leaving, arriving)
+        with self._collective("Alltoall") as here:
+            self._alltoall(here.read(send), here.write(receive), leaving, arriving)
 
     def Barrier(self) -> None:
         """Wait until all ranks are here."""
-        with self.traffic.operation("Barrier"):
-            if self.size > 1:
-                self._barrier()
+        with self._collective("Barrier"):
+            self._barrier()
 
     def Split(self, color: int | None, key: int = 0) -> Communicator | None:
         """The ranks of one colour as a communicator of their own, in the order of their keys;
@@ -244,7 +245,7 @@ class Communicator(ABC):
         >>> run_virtual_ranks(3, work)
         [(1, 2), (0, 1), (0, 2)]
         """
-        with self.traffic.operation("Split"):
+        with self._collective("Split"):
             made = self._split(color, key)
         if made is not None:
             made._algorithm = self._algorithm
@@ -343,6 +344,11 @@ class Communicator(ABC):
 
     # --- what an implementation may do better
 
+    def describe(self) -> str:
+        """What carries the data, with its version: what was measured with one is not true of
+        another."""
+        return self.name
+
     def algorithms(self) -> Sequence[str]:
         """The names that `algorithm` may have beside "auto"."""
         return tuple(algorithms.ALLREDUCE)
@@ -354,8 +360,13 @@ class Communicator(ABC):
         algorithms.reduce(self, send, receive, root, op)
 
     def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
-        _copy(receive, send)
-        algorithms.allreduce(self, receive.reshape(-1), op, self._algorithm)
+        if not same_memory(send, receive):
+            np.copyto(receive.reshape(-1), send.reshape(-1))
+        name = self._algorithm_for(receive, op)
+        algorithms.allreduce(self, receive.reshape(-1), op, name)
+
+    def _algorithm_for(self, buffer: np.ndarray, op: str) -> str:
+        return usual(buffer, op) if self._algorithm == "auto" else self._algorithm
 
     def _reduce_scatter(
         self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
@@ -372,6 +383,19 @@ class Communicator(ABC):
 
     def _barrier(self) -> None:
         algorithms.barrier(self)
+
+    def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
+        """Whether a buffer can be used where it lies, for a reduction or else for moving it."""
+        return not on_card(buffer)
+
+    @contextmanager
+    def _collective(self, name: str, op: str | None = None) -> Iterator[Staging]:
+        self.collectives += 1
+        with (
+            self.traffic.operation(name),
+            Staging(lambda buffer: self._reaches(buffer, op)) as staging,
+        ):
+            yield staging
 
     # --- checks
 
@@ -390,8 +414,3 @@ class Communicator(ABC):
         check_buffer(where, receive, written=True)
         check_size(where, "receive", receive, elements)
         check_alike(where, send, receive)
-
-
-def _copy(target: np.ndarray | None, source: np.ndarray) -> None:
-    if target is not None and target is not source:
-        np.copyto(target.reshape(-1), source.reshape(-1))

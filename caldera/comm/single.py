@@ -40,3 +40,33 @@ class SingleProcess(Communicator):
 
     def _twin(self) -> Communicator:
         return SingleProcess(self.traffic)
+
+    def _broadcast(self, buffer: np.ndarray, root: int) -> None:
+        return
+
+    def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
+        assert receive is not None
+        _copy(receive, send)
+
+    def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
+        _copy(receive, send)
+
+    def _reduce_scatter(
+        self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
+    ) -> None:
+        _copy(receive, send)
+
+    def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+        _copy(receive, send)
+
+    def _alltoall(
+        self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
+    ) -> None:
+        _copy(receive, send)
+
+    def _barrier(self) -> None:
+        return
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(target.reshape(-1), source.reshape(-1))

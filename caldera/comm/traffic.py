@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, fields
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 
 @dataclass
@@ -23,10 +23,18 @@ class Count:
     seconds: float = 0.0
 
     def __add__(self, other: Count) -> Count:
-        return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Count)))
+        return Count(
+            self.calls + other.calls,
+            self.messages + other.messages,
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.seconds + other.seconds,
+        )
 
     def __sub__(self, other: Count) -> Count:
-        return Count(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Count)))
+        return self + Count(
+            -other.calls, -other.messages, -other.bytes_sent, -other.bytes_received, -other.seconds
+        )
 
 
 class Counts(dict[str, Count]):
@@ -67,27 +75,32 @@ class Traffic:
         self._counts = Counts()
         self._thread = threading.local()
 
-    def operation(self, name: str) -> _Running:
+    def operation(self, name: str) -> AbstractContextManager[None]:
         """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""
-        return _Running(self, name)
+        if getattr(self._thread, "count", None) is not None:
+            return _INSIDE
+        return _Operation(self, name)
+
+    def apart(self, name: str) -> AbstractContextManager[None]:
+        """Around something that does not belong to the operation it happens in: it counts under
+        `name`, and nothing of it under the other."""
+        return _Operation(self, name)
 
     def sent(self, nbytes: int, messages: int = 1) -> None:
-        """Count messages that were sent, with their bytes together."""
-        count = self._current()
-        with self._lock:
-            count.messages += messages
-            count.bytes_sent += nbytes
+        """Count messages that the running operation sent, with their bytes together."""
+        count: Count = self._thread.count
+        count.messages += messages
+        count.bytes_sent += nbytes
 
     def received(self, nbytes: int) -> None:
-        """Count bytes that were received."""
-        count = self._current()
-        with self._lock:
-            count.bytes_received += nbytes
+        """Count bytes that the running operation received."""
+        count: Count = self._thread.count
+        count.bytes_received += nbytes
 
     def mark(self) -> Counts:
-        """The counts as they are now, for `since`."""
+        """The counts of all operations that have ended, for `since`."""
         with self._lock:
-            return Counts((name, count + Count()) for name, count in self._counts.items())
+            return Counts(self._counts)
 
     def since(self, mark: Counts) -> Counts:
         """What was counted after a mark."""
@@ -99,35 +112,29 @@ class Traffic:
         """All operations together, from the beginning."""
         return self.mark().total
 
-    def _current(self) -> Count:
-        name: str = self._thread.name
-        return self._counts[name]
 
+class _Operation(AbstractContextManager[None]):
+    """One operation of one thread, which adds what it counted when it ends."""
 
-class _Running:
-    """One operation of one thread; inside another one it does nothing."""
-
-    __slots__ = ("_began", "_name", "_outermost", "_traffic")
+    __slots__ = ("_began", "_count", "_name", "_outer", "_traffic")
 
     def __init__(self, traffic: Traffic, name: str) -> None:
         self._traffic = traffic
         self._name = name
+        self._count = Count(calls=1)
 
     def __enter__(self) -> None:
         thread = self._traffic._thread
-        self._outermost = getattr(thread, "name", None) is None
-        if self._outermost:
-            thread.name = self._name
-            with self._traffic._lock:
-                self._traffic._counts.setdefault(self._name, Count()).calls += 1
-            self._began = time.perf_counter()
+        self._outer = getattr(thread, "count", None)
+        thread.count = self._count
+        self._began = time.perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if self._outermost:
-            seconds = time.perf_counter() - self._began
-            self._traffic._thread.name = None
-            with self._traffic._lock:
-                self._traffic._counts[self._name].seconds += seconds
+    def __exit__(self, *error: object) -> None:
+        self._count.seconds = time.perf_counter() - self._began
+        traffic = self._traffic
+        traffic._thread.count = self._outer
+        with traffic._lock:
+            traffic._counts[self._name] += self._count
+
+
+_INSIDE: AbstractContextManager[None] = nullcontext()

@@ -35,9 +35,7 @@ SHORT_BYTES = 16384
 
 
 def allreduce(comm: Communicator, buffer: np.ndarray, op: str, name: str) -> None:
-    """Reduce a flat buffer over all ranks, in place, with an algorithm or the usual one."""
-    if name == "auto":
-        name = usual(buffer, op)
+    """Reduce a flat buffer over all ranks, in place, with the algorithm of that name."""
     if must_widen(buffer.dtype, op) and name != "direct":
         wide = widened(buffer, comm.size)
         ALLREDUCE[name](comm, wide, "sum")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TAG = 16384
 """One tag serves all collectives: messages between two ranks keep their order, and all ranks call
 collectives in the same order."""
-WINDOW = 16
+WINDOW = 32
 """How many segments may be on their way to a rank before it has taken the first of them."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-SEGMENT_BYTES = 32768
+SEGMENT_BYTES = 61440
 """What travels as one message. Smaller than what MPI sends without asking the receiver first, and
 large enough that the cost of a message is small beside it."""
 
