@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
-import statistics
 import tempfile
 import time
 from contextlib import suppress
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from caldera.comm.interface import Communicator
 
 FORMAT = 1
-ROUNDS = 5
+ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 5, 50, 0.2
+"""At least so many rounds, at most so many, no further one after so many seconds."""
 HOPELESS = 1.5
 """What takes so many times as long as the best is not measured again."""
 _ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
@@ -77,28 +78,29 @@ def size_class(nbytes: int) -> int:
 
 
 def _measure(comm: Communicator, size: int) -> dict[str, float]:
-    """Median seconds of each algorithm that is worth a try, within the budget for tuning."""
+    """The least seconds of each algorithm that is worth a try, within the budget for tuning: what
+    else runs on the machine can only make one slower."""
     before = comm.algorithm
     buffer = np.zeros(size // 4, np.float32)
     remaining = candidates(comm, size)
-    times: dict[str, list[float]] = {name: [] for name in remaining}
+    times: dict[str, float] = {}
     with comm.traffic.apart("tuning"):
         for name in remaining:
             # Connections are made when two ranks first talk.
             comm.algorithm = name
             comm.Allreduce(buffer[:1024], buffer[:1024])
         began = time.perf_counter()
-        for _ in range(ROUNDS):
+        for rounds in range(MOST_ROUNDS):
+            limit = settings.tune_budget_s if rounds < ROUNDS else ROUND_AFTER_S
             for name in remaining:
-                if comm.bcast_object(time.perf_counter() - began > settings.tune_budget_s):
+                if comm.bcast_object(time.perf_counter() - began > limit):
                     break
                 comm.algorithm = name
-                times[name].append(_seconds(comm, buffer))
-            found = {name: statistics.median(seen) for name, seen in times.items() if seen}
-            limit = HOPELESS * min(found.values(), default=0.0)
-            remaining = [name for name in remaining if found.get(name, 0.0) <= limit]
+                times[name] = min(_seconds(comm, buffer), times.get(name, math.inf))
+            worst = HOPELESS * min(times.values(), default=math.inf)
+            remaining = [name for name in remaining if times.get(name, math.inf) <= worst]
     comm.algorithm = before
-    return found or {usual(buffer, "sum"): 0.0}
+    return times or {usual(buffer, "sum"): 0.0}
 
 
 def _seconds(comm: Communicator, buffer: np.ndarray) -> float:

@@ -42,7 +42,8 @@ class Communicator(ABC):
     - `rank`, `size`: which of how many; `name`: what carries the data.
     - `traffic`: calls, messages, bytes and seconds by operation.
     - `nodes`: for each rank the number of the machine it runs on.
-    - `collectives`: how many collectives this rank has begun, which shows who is behind.
+    - `collectives`: how many collectives this rank has begun, which shows who is behind;
+      `operation`: the one it is in, or nothing.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
 
     Buffers are contiguous NumPy arrays, or `DeviceArray`s, which lie on a card; one that is
@@ -70,6 +71,7 @@ class Communicator(ABC):
         self.traffic = Traffic() if traffic is None else traffic
         self.nodes: Sequence[int] = [0] * size
         self.collectives = 0
+        self.operation = ""
         self._algorithm = "auto"
         self._thread: BackgroundThread | None = None
 
@@ -390,12 +392,18 @@ class Communicator(ABC):
 
     @contextmanager
     def _collective(self, name: str, op: str | None = None) -> Iterator[Staging]:
-        self.collectives += 1
-        with (
-            self.traffic.operation(name),
-            Staging(lambda buffer: self._reaches(buffer, op)) as staging,
-        ):
-            yield staging
+        outer = self.operation
+        if not outer:
+            self.operation = name
+            self.collectives += 1
+        try:
+            with (
+                self.traffic.operation(name),
+                Staging(lambda buffer: self._reaches(buffer, op)) as staging,
+            ):
+                yield staging
+        finally:
+            self.operation = outer
 
     # --- checks
 

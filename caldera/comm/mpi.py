@@ -78,18 +78,21 @@ class _MpiRequest(Request):
         self._expected = size
 
     def wait(self) -> None:
-        if self._owner.naps:
+        owner = self._owner
+        owner.blocked = time.monotonic()
+        if owner.naps:
             nap = 2e-5
             while not self.test():
                 time.sleep(nap)
                 nap = min(2 * nap, LONGEST_NAP_S)
-            return
-        status = mpi().Status()
-        try:
-            self._request.Wait(status)
-        except mpi().Exception as error:
-            raise self._owner.failure(error) from error
-        self._arrived(status)
+        else:
+            status = mpi().Status()
+            try:
+                self._request.Wait(status)
+            except mpi().Exception as error:
+                raise owner.failure(error) from error
+            self._arrived(status)
+        owner.blocked = None
 
     def test(self) -> bool:
         status = mpi().Status()
@@ -122,6 +125,7 @@ class MpiCommunicator(Communicator):
 
     - `label`: a name that all its ranks have for it, and no other communicator has.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile.
+    - `blocked`: since when it waits for one message, or for one collective of MPI.
     """
 
     name = "MPI"
@@ -138,6 +142,7 @@ class MpiCommunicator(Communicator):
         self.label = label
         self.naps = twin_of is not None
         self.handle = handle
+        self.blocked: float | None = None
         self._choice = Choice()
         self._splits = 0
         if twin_of is not None:
@@ -295,13 +300,28 @@ class MpiCommunicator(Communicator):
     def _barrier(self) -> None:
         self._call(self.handle.Barrier)
 
+    # --- for the watchdog
+
+    @staticmethod
+    def relatives() -> list[MpiCommunicator]:
+        """All communicators of this process."""
+        return list(_alive)
+
+    def world_ranks(self) -> list[int]:
+        """The ranks of its members among all that were started."""
+        everybody = mpi().COMM_WORLD.Get_group()
+        return list(self.handle.Get_group().Translate_ranks(None, everybody))
+
     # --- helpers
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.blocked = time.monotonic()
         try:
             return function(*arguments)
         except mpi().Exception as error:
             raise self.failure(error) from error
+        finally:
+            self.blocked = None
 
     def _count(self, moved: volume.Volume, buffer: np.ndarray) -> None:
         self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
