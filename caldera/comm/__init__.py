@@ -6,6 +6,7 @@ from caldera.comm.interface import ANY_SOURCE, Communicator
 from caldera.comm.lost import RankLostError
 from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.nccl import NcclCommunicator
 from caldera.comm.request import Request
 from caldera.comm.single import SingleProcess
 from caldera.comm.traffic import Count, Counts, Traffic
@@ -19,6 +20,7 @@ __all__ = [
     "Counts",
     "Mesh",
     "MpiCommunicator",
+    "NcclCommunicator",
     "RankLostError",
     "Request",
     "SingleProcess",

@@ -108,7 +108,7 @@ class Communicator(ABC):
         self._check_message("Isend", dest, tag)
         with self.traffic.operation("Isend"):
             self.traffic.sent(buffer.nbytes)
-            here = buffer if self._reaches(buffer) else fetched(buffer)
+            here = buffer if self._reaches_message(buffer) else fetched(buffer)
             return self._start_send(here, dest, tag)
 
     def Irecv(self, buffer: np.ndarray, source: int, tag: int = 0) -> Request:
@@ -118,7 +118,7 @@ class Communicator(ABC):
             self._check_message("Irecv", source, tag)
         with self.traffic.operation("Irecv"):
             self.traffic.received(buffer.nbytes)
-            if self._reaches(buffer):
+            if self._reaches_message(buffer):
                 return self._start_receive(buffer, source, tag)
             here = pinned_like(buffer)
             return ArrivingOnCard(self._start_receive(here, source, tag), buffer, here)
@@ -389,6 +389,10 @@ class Communicator(ABC):
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         """Whether a buffer can be used where it lies, for a reduction or else for moving it."""
         return not on_card(buffer)
+
+    def _reaches_message(self, buffer: np.ndarray) -> bool:
+        """Whether a buffer can be sent from, or received into, where it lies."""
+        return self._reaches(buffer)
 
     @contextmanager
     def _collective(self, name: str, op: str | None = None) -> Iterator[Staging]:
