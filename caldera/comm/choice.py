@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from caldera.comm.interface import Communicator
 
 FORMAT = 1
-ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 5, 50, 0.2
+ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
 """At least so many rounds, at most so many, no further one after so many seconds."""
 HOPELESS = 1.5
 """What takes so many times as long as the best is not measured again."""
@@ -46,7 +46,7 @@ class Choice:
 
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
         """The algorithm for buffers of about that size. Called by all ranks together."""
-        if settings.deterministic:
+        if settings.deterministic or comm.size == 1:
             # What was measured may differ from run to run, and with it the order of a sum.
             return usual(np.empty(nbytes, np.uint8), "sum")
         size = size_class(nbytes)

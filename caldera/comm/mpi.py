@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -118,12 +119,14 @@ class _MpiRequest(Request):
 
 
 _alive: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+_lost = threading.Event()
 
 
 class MpiCommunicator(Communicator):
     """A rank of an MPI communicator, which then belongs to it: `MpiCommunicator(comm.Dup())`.
 
     - `label`: a name that all its ranks have for it, and no other communicator has.
+    - `generation`: how often ranks have been lost before it was made.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile.
     - `blocked`: since when it waits for one message, or for one collective of MPI.
     """
@@ -134,12 +137,13 @@ class MpiCommunicator(Communicator):
         self,
         handle: Any,
         label: str = "world",
-        nodes: Sequence[int] | None = None,
+        generation: int = 0,
         twin_of: MpiCommunicator | None = None,
     ) -> None:
         traffic = Traffic() if twin_of is None else twin_of.traffic
         super().__init__(handle.Get_rank(), handle.Get_size(), traffic)
         self.label = label
+        self.generation = generation
         self.naps = twin_of is not None
         self.handle = handle
         self.blocked: float | None = None
@@ -148,9 +152,9 @@ class MpiCommunicator(Communicator):
         if twin_of is not None:
             self.nodes = twin_of.nodes
         else:
-            self.nodes = nodes or _node_numbers(self)
-            twin = MpiCommunicator(handle.Dup(), f"{label} in the background", twin_of=self)
-            self._background = twin
+            self.nodes = _node_numbers(self)
+            beside = f"{label} in the background"
+            self._background = MpiCommunicator(handle.Dup(), beside, generation, self)
         _alive.add(self)
 
     # --- messages
@@ -185,7 +189,7 @@ class MpiCommunicator(Communicator):
         made = self._call(self.handle.Split, mpi().UNDEFINED if color is None else color, key)
         if made == mpi().COMM_NULL:
             return None
-        return MpiCommunicator(made, f"{self.label} / {self._splits}: {color}")
+        return MpiCommunicator(made, f"{self.label} / {self._splits}: {color}", self.generation)
 
     def _twin(self) -> Communicator:
         return self._background
@@ -201,15 +205,18 @@ class MpiCommunicator(Communicator):
     def Shrink(self) -> MpiCommunicator:
         """The ranks that are left after a `RankLostError`, in their order. Each of them calls it;
         it takes an MPI with ULFM (Open MPI started with `--with-ft ulfm`)."""
-        return MpiCommunicator(self._call(self.handle.Shrink), f"{self.label} shrunk")
+        made = self._call(self.handle.Shrink)
+        return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 
     def failure(self, error: Any) -> CommError:
         """What an error of MPI means; if a rank has died, all ranks are told."""
         gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         if error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]:
+            _lost.set()
             for communicator in list(_alive):
                 # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
-                communicator.handle.Revoke()
+                if communicator.generation <= self.generation:
+                    communicator.handle.Revoke()
             return RankLostError.build(
                 f"rank {self.rank} of {self.label}", got=error.Get_error_string(),
                 hint="the others can go on with Shrink, or from a checkpoint with caldera run "
@@ -306,6 +313,11 @@ class MpiCommunicator(Communicator):
     def relatives() -> list[MpiCommunicator]:
         """All communicators of this process."""
         return list(_alive)
+
+    @staticmethod
+    def a_rank_is_lost() -> bool:
+        """Whether a rank has died while the others went on."""
+        return _lost.is_set()
 
     def world_ranks(self) -> list[int]:
         """The ranks of its members among all that were started."""

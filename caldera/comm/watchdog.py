@@ -50,6 +50,9 @@ class Watchdog:
         """At the end of the program: tell the others, and wait for them to come to theirs."""
         self._stop.set()
         self._thread.join()
+        if MpiCommunicator.a_rank_is_lost():
+            # One will never come.
+            return
         counts = {each.label: each.collectives for each in MpiCommunicator.relatives()}
         try:
             for rank in range(self._world.size):
@@ -60,7 +63,7 @@ class Watchdog:
                 self._read(has_left=True)
                 time.sleep(0.005)
         except mpi().Exception:
-            # A rank has died, and nobody is left to be polite to.
+            # A rank has died meanwhile.
             return
 
     # --- the thread

@@ -19,7 +19,8 @@ from caldera.errors import CalderaError
 
 Check = Callable[[Communicator], None]
 CONTRACT: list[Check] = []
-SIZES = (0, 1, 2, 5, 7, 16, 1001, 70_001)
+SIZES = (0, 1, 5, 16, 1001, 70_001)
+"""The last is more than one segment for each of eight ranks."""
 DTYPES = ("int32", "int64", "uint8", "float32", "float64", "complex64")
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -141,10 +142,9 @@ def allreduce_algorithms(comm: Communicator) -> None:
             total = np.empty(size)
             comm.Allreduce(of_rank(comm.rank, size), total)
             np.testing.assert_array_equal(total, _everybody(comm, size).sum(0), err_msg=name)
-            generator = np.random.default_rng(comm.rank)
-            rough = generator.normal(size=size).astype("float32")
-            comm.Allreduce(rough, rough, "mean")
-            _same_everywhere(comm, rough, name)
+        rough = np.random.default_rng(comm.rank).normal(size=1001).astype("float32")
+        comm.Allreduce(rough, rough, "mean")
+        _same_everywhere(comm, rough, name)
         half = np.full(9, 1.0 if comm.rank == 0 else 2.0**-11, np.float16)
         comm.Allreduce(half, half)
         exact = 1 + (comm.size - 1) * 2.0**-11
