@@ -51,13 +51,15 @@ class Choice:
             return usual(np.empty(nbytes, np.uint8), "sum")
         size = size_class(nbytes)
         if size not in self._chosen:
-            self._chosen[size] = self._find(comm, size)
+            with comm.traffic.apart("tuning"):
+                self._chosen[size] = self._find(comm, size)
         return self._chosen[size]
 
     def _find(self, comm: Communicator, size: int) -> str:
         path = _path(comm) if comm.rank == 0 else None
-        known = comm.bcast_object(_read(path).get(str(size)) if path else None)
-        if known is None:
+        read = _read(path).get(str(size), {}) if path else {}
+        known = comm.bcast_object({n: t for n, t in read.items() if n in comm.algorithms()})
+        if not known:
             known = _measure(comm, size)
             if path:
                 _remember(path, size, known)
@@ -84,21 +86,20 @@ def _measure(comm: Communicator, size: int) -> dict[str, float]:
     buffer = np.zeros(size // 4, np.float32)
     remaining = candidates(comm, size)
     times: dict[str, float] = {}
-    with comm.traffic.apart("tuning"):
+    for name in remaining:
+        # Connections are made when two ranks first talk.
+        comm.algorithm = name
+        comm.Allreduce(buffer[:1024], buffer[:1024])
+    began = time.perf_counter()
+    for rounds in range(MOST_ROUNDS):
+        limit = settings.tune_budget_s if rounds < ROUNDS else ROUND_AFTER_S
         for name in remaining:
-            # Connections are made when two ranks first talk.
+            if comm.bcast_object(time.perf_counter() - began > limit):
+                break
             comm.algorithm = name
-            comm.Allreduce(buffer[:1024], buffer[:1024])
-        began = time.perf_counter()
-        for rounds in range(MOST_ROUNDS):
-            limit = settings.tune_budget_s if rounds < ROUNDS else ROUND_AFTER_S
-            for name in remaining:
-                if comm.bcast_object(time.perf_counter() - began > limit):
-                    break
-                comm.algorithm = name
-                times[name] = min(_seconds(comm, buffer), times.get(name, math.inf))
-            worst = HOPELESS * min(times.values(), default=math.inf)
-            remaining = [name for name in remaining if times.get(name, math.inf) <= worst]
+            times[name] = min(_seconds(comm, buffer), times.get(name, math.inf))
+        worst = HOPELESS * min(times.values(), default=math.inf)
+        remaining = [name for name in remaining if times.get(name, math.inf) <= worst]
     comm.algorithm = before
     return times or {usual(buffer, "sum"): 0.0}
 

@@ -14,7 +14,7 @@ from caldera.cli.program import find_commands
 
 from .conftest import Caldera
 
-COMMANDS = ["train", "eval", "predict", "summary", "graph", "bench", "info"]
+COMMANDS = ["train", "eval", "predict", "summary", "graph", "run", "bench", "info"]
 
 
 def test_help_names_every_command_and_has_examples(caldera: Caldera) -> None:

@@ -16,7 +16,7 @@ from caldera.comm.launch import launch
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 120
+PATIENCE_S = 300
 """A job that takes longer hangs: the longest takes a few seconds on an idle machine."""
 
 Job = Callable[..., subprocess.CompletedProcess[str]]
