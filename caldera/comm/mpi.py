@@ -247,6 +247,11 @@ class MpiCommunicator(Communicator):
             return LIBRARY
         return self._choice.for_bytes(self, buffer.nbytes)
 
+    @property
+    def measured(self) -> dict[int, dict[str, float]]:
+        """For sizes in bytes that this communicator has met, the seconds of each algorithm."""
+        return self._choice.times
+
     def describe(self) -> str:
         return f"{self.name}: {mpi().Get_library_version()}"
 
