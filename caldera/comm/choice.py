@@ -83,7 +83,7 @@ def _measure(comm: Communicator, size: int) -> dict[str, float]:
     """The least seconds of each algorithm that is worth a try, within the budget for tuning: what
     else runs on the machine can only make one slower."""
     before = comm.algorithm
-    buffer = np.zeros(size // 4, np.float32)
+    buffer = np.full(size // 4, 0, np.float32)
     remaining = candidates(comm, size)
     times: dict[str, float] = {}
     for name in remaining:

@@ -7,7 +7,6 @@ communicator does not do better is built from messages, in `caldera.comm.algorit
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from caldera.comm.checks import (
     checked_counts,
     same_memory,
 )
+from caldera.comm.objects import broadcast, gathered
 from caldera.comm.request import Request
 from caldera.comm.staging import ArrivingOnCard, Staging, fetched, on_card, pinned_like
 from caldera.comm.traffic import Traffic
@@ -270,25 +270,12 @@ class Communicator(ABC):
         [{'rank': 0}, {'rank': 1}]
         """
         with self.traffic.operation("gather_objects"):
-            mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
-            lengths = np.empty(self.size, np.int64)
-            self.Allgather(np.array([mine.size], np.int64), lengths)
-            everything = np.empty(int(lengths.sum()), np.uint8)
-            self.Allgather(mine, everything, lengths.tolist())
-            parts = np.split(everything, np.cumsum(lengths)[:-1])
-            return [json.loads(part.tobytes()) for part in parts]
+            return gathered(self, value)
 
     def bcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's value, on every rank; anything that JSON can say."""
         with self.traffic.operation("bcast_object"):
-            text = json.dumps(value).encode() if self.rank == root else b""
-            length = np.array([len(text)], np.int64)
-            self.Bcast(length, root)
-            buffer = np.empty(int(length[0]), np.uint8)
-            if self.rank == root:
-                buffer[:] = np.frombuffer(text, np.uint8)
-            self.Bcast(buffer, root)
-            return json.loads(buffer.tobytes())
+            return broadcast(self, value, root)
 
     # --- in the background
 

@@ -129,6 +129,9 @@ class MpiCommunicator(Communicator):
     - `generation`: how often ranks have been lost before it was made.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile.
     - `blocked`: since when it waits for one message, or for one collective of MPI.
+
+    >>> from mpi4py import MPI                                      # doctest: +SKIP
+    >>> comm = MpiCommunicator(MPI.COMM_WORLD.Dup())                # doctest: +SKIP
     """
 
     name = "MPI"

@@ -62,9 +62,14 @@ class _OnCard(Request):
 
 
 class NcclCommunicator(Communicator):
-    """Ranks that each have a card: `NcclCommunicator(world(), card=0)`.
+    """Ranks that each have a card.
 
     `host` is the communicator of the same ranks that everything else goes through.
+
+    >>> from caldera.comm import NcclCommunicator, world
+    >>> comm = NcclCommunicator(world(), card=0)
+    >>> comm.name, comm.size
+    ('NCCL', 1)
     """
 
     name = "NCCL"
