@@ -77,26 +77,24 @@ class Links:
                 'exec ip netns exec $host unshare --uts sh -c "hostname $host; $*"\n'
             )
             agent.chmod(0o755)
-            given = {
+            environment = {
+                **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,tcp",
                 "CALDERA_THREADS": "1",
+                "CALDERA_RESTART": "0",
                 "OPENBLAS_NUM_THREADS": "1",
+                "PRTE_MCA_plm_ssh_agent": str(agent),
                 **variables,
             }
-            environment = {**os.environ, **given, "PRTE_MCA_plm_ssh_agent": str(agent)}
             hosts = ",".join(f"{host}:1" for host in self._hosts)
             job = launch(self.ranks, program, hosts=hosts, environment=environment)
-            passed = [
-                word for name in (*given, "OMPI_MCA_mpi_yield_when_idle") for word in ("-x", name)
-            ]
-            command = [job.command[0], *passed, *job.command[1:]]
             done = subprocess.run(
-                command, env=job.environment, capture_output=True, text=True, check=False
+                job.command, env=job.environment, capture_output=True, text=True, check=False
             )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"{' '.join(job.command)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
 

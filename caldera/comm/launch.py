@@ -12,6 +12,11 @@ from pathlib import Path
 
 from caldera.errors import ConfigError
 
+RESTART = "CALDERA_RESTART"
+"""How often a program was started again; `caldera run` sets this variable."""
+_SENT = ("CALDERA_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
+"""Variables that ranks on other machines need as well."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -53,6 +58,10 @@ def launch(
         command += ["--with-ft", "ulfm"]
     if hosts is not None:
         command += ["--host" if is_open_mpi else "-hosts", hosts]
+    if hosts is not None and is_open_mpi:
+        # Others send their environment to other machines by themselves.
+        names = sorted({*environment, *added, RESTART})
+        command += [word for name in names if name.startswith(_SENT) for word in ("-x", name)]
     words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
     return Launch([*command, *words], {**environment, **added})
 

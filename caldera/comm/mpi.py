@@ -81,19 +81,23 @@ class _MpiRequest(Request):
     def wait(self) -> None:
         owner = self._owner
         owner.blocked = time.monotonic()
-        if owner.naps:
-            nap = 2e-5
-            while not self.test():
-                time.sleep(nap)
-                nap = min(2 * nap, LONGEST_NAP_S)
-        else:
+        try:
+            if owner.naps:
+                self._wait_napping()
+                return
             status = mpi().Status()
-            try:
-                self._request.Wait(status)
-            except mpi().Exception as error:
-                raise owner.failure(error) from error
-            self._arrived(status)
-        owner.blocked = None
+            self._request.Wait(status)
+        except mpi().Exception as error:
+            raise owner.failure(error) from error
+        finally:
+            owner.blocked = None
+        self._arrived(status)
+
+    def _wait_napping(self) -> None:
+        nap = 2e-5
+        while not self.test():
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP_S)
 
     def test(self) -> bool:
         status = mpi().Status()

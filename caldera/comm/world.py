@@ -8,12 +8,11 @@ from functools import cache
 
 from caldera.comm.abort import end_together
 from caldera.comm.interface import Communicator
+from caldera.comm.launch import RESTART
 from caldera.comm.mpi import MpiCommunicator, mpi
 from caldera.comm.single import SingleProcess
 from caldera.errors import CommError
 
-RESTART = "CALDERA_RESTART"
-"""How often `caldera run --restarts` has started the program again; it sets this variable."""
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 

@@ -10,8 +10,7 @@ from types import FrameType
 
 from caldera.cli.command import Command
 from caldera.cli.values import Count
-from caldera.comm.launch import Launch, launch
-from caldera.comm.world import RESTART
+from caldera.comm.launch import RESTART, Launch, launch
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""

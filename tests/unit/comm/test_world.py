@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ class TestLaunch:
         assert made.environment["HOME"] == str(tmp_path)
         assert made.environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
         assert int(made.environment["CALDERA_THREADS"]) >= 1
+
+    def test_ranks_on_other_machines_get_the_variables_they_need(self, tmp_path: Path) -> None:
+        environment = starter(tmp_path, "mpiexec (Open MPI) 5.0.11") | {"CALDERA_DATA": "/data"}
+        command = launch(2, ["train.py"], hosts="a:1,b:1", environment=environment).command
+        sent = [word for flag, word in pairwise(command) if flag == "-x"]
+        assert {"CALDERA_DATA", "CALDERA_THREADS", "CALDERA_RESTART"} <= set(sent)
+        assert "HOME" not in sent
 
     def test_another_mpi_gets_no_options_it_does_not_know(self, tmp_path: Path) -> None:
         environment = starter(tmp_path, "HYDRA build details")
