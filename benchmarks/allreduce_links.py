@@ -59,12 +59,7 @@ def job(rounds: int, names: list[str]) -> None:
                 # In the first turn connections are made and the choice of "auto" is measured.
                 seconds[name].append(slowest)
     if comm.rank == 0:
-        print(json.dumps({"seconds": seconds, "chosen": _chosen(comm)}))
-
-
-def _chosen(comm: MpiCommunicator) -> str:
-    times = comm.measured.get(BYTES, {})
-    return min(times, key=lambda name: times[name], default="")
+        print(json.dumps({"seconds": seconds, "chosen": comm.choice.chosen.get(BYTES)}))
 
 
 def measure(ranks: int, rate: str, everything: bool) -> None:

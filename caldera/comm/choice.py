@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import tempfile
 import time
 from contextlib import suppress
@@ -31,17 +32,20 @@ ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
 """At least so many rounds, at most so many, no further one after so many seconds."""
 HOPELESS = 1.5
 """What takes so many times as long as the best is not measured again."""
+CLEARLY = 0.9
+"""Another algorithm than the usual one must take less than so much of its time: a few measurements
+on a busy network cannot tell more."""
 _ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
 
 
 class Choice:
     """The algorithm for each size that one communicator has met.
 
-    - `times`: for each size in bytes the seconds that each algorithm took.
+    - `chosen`: the algorithm for each size in bytes; `times`: the seconds that each one took.
     """
 
     def __init__(self) -> None:
-        self._chosen: dict[int, str] = {}
+        self.chosen: dict[int, str] = {}
         self.times: dict[int, dict[str, float]] = {}
 
     def for_bytes(self, comm: Communicator, nbytes: int) -> str:
@@ -50,10 +54,10 @@ class Choice:
             # What was measured may differ from run to run, and with it the order of a sum.
             return usual(np.empty(nbytes, np.uint8), "sum")
         size = size_class(nbytes)
-        if size not in self._chosen:
+        if size not in self.chosen:
             with comm.traffic.apart("tuning"):
-                self._chosen[size] = self._find(comm, size)
-        return self._chosen[size]
+                self.chosen[size] = self._find(comm, size)
+        return self.chosen[size]
 
     def _find(self, comm: Communicator, size: int) -> str:
         path = _path(comm) if comm.rank == 0 else None
@@ -64,7 +68,19 @@ class Choice:
             if path:
                 _remember(path, size, known)
         self.times[size] = known
-        return min(known, key=lambda name: (known[name], name))
+        return fastest(known, usual(np.empty(size, np.uint8), "sum"))
+
+
+def fastest(times: dict[str, float], usual_one: str) -> str:
+    """The algorithm to take: the usual one unless another is clearly faster.
+
+    >>> fastest({"ring": 1.0, "halving": 0.95, "library": 2.0}, "ring")
+    'ring'
+    >>> fastest({"ring": 1.0, "halving": 0.95, "library": 0.5}, "ring")
+    'library'
+    """
+    best = min(times, key=lambda name: (times[name], name))
+    return usual_one if times.get(usual_one, math.inf) * CLEARLY <= times[best] else best
 
 
 def size_class(nbytes: int) -> int:
@@ -80,12 +96,12 @@ def size_class(nbytes: int) -> int:
 
 
 def _measure(comm: Communicator, size: int) -> dict[str, float]:
-    """The least seconds of each algorithm that is worth a try, within the budget for tuning: what
-    else runs on the machine can only make one slower."""
+    """Median seconds of each algorithm that is worth a try, within the budget for tuning."""
     before = comm.algorithm
     buffer = np.full(size // 4, 0, np.float32)
     remaining = candidates(comm, size)
-    times: dict[str, float] = {}
+    seen: dict[str, list[float]] = {name: [] for name in remaining}
+    medians: dict[str, float] = {}
     for name in remaining:
         # Connections are made when two ranks first talk.
         comm.algorithm = name
@@ -97,11 +113,12 @@ def _measure(comm: Communicator, size: int) -> dict[str, float]:
             if comm.bcast_object(time.perf_counter() - began > limit):
                 break
             comm.algorithm = name
-            times[name] = min(_seconds(comm, buffer), times.get(name, math.inf))
-        worst = HOPELESS * min(times.values(), default=math.inf)
-        remaining = [name for name in remaining if times.get(name, math.inf) <= worst]
+            seen[name].append(_seconds(comm, buffer))
+            medians[name] = statistics.median(seen[name])
+        worst = HOPELESS * min(medians.values(), default=math.inf)
+        remaining = [name for name in remaining if medians.get(name, math.inf) <= worst]
     comm.algorithm = before
-    return times or {usual(buffer, "sum"): 0.0}
+    return medians or {usual(buffer, "sum"): 0.0}
 
 
 def _seconds(comm: Communicator, buffer: np.ndarray) -> float:
@@ -128,7 +145,7 @@ def candidates(comm: Communicator, size: int) -> list[str]:
         "doubling": size <= 1 << 20,
         "master": size <= 1 << 16,
     }
-    likely = ("library", "ring", "halving", "direct", "torus", "hierarchical", "doubling", "master")
+    likely = ("ring", "library", "halving", "direct", "torus", "hierarchical", "doubling", "master")
     return [name for name in likely if name in comm.algorithms() and worth.get(name, True)]
 
 

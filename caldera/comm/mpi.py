@@ -131,6 +131,7 @@ class MpiCommunicator(Communicator):
 
     - `label`: a name that all its ranks have for it, and no other communicator has.
     - `generation`: how often ranks have been lost before it was made.
+    - `choice`: which allreduce "auto" takes for a size, and what was measured.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile.
     - `blocked`: since when it waits for one message, or for one collective of MPI.
 
@@ -154,7 +155,7 @@ class MpiCommunicator(Communicator):
         self.naps = twin_of is not None
         self.handle = handle
         self.blocked: float | None = None
-        self._choice = Choice()
+        self.choice = Choice()
         self._splits = 0
         if twin_of is not None:
             self.nodes = twin_of.nodes
@@ -252,12 +253,7 @@ class MpiCommunicator(Communicator):
             return usual(buffer, op)
         if self._algorithm == LIBRARY:
             return LIBRARY
-        return self._choice.for_bytes(self, buffer.nbytes)
-
-    @property
-    def measured(self) -> dict[int, dict[str, float]]:
-        """For sizes in bytes that this communicator has met, the seconds of each algorithm."""
-        return self._choice.times
+        return self.choice.for_bytes(self, buffer.nbytes)
 
     def describe(self) -> str:
         return f"{self.name}: {mpi().Get_library_version()}"
