@@ -33,6 +33,13 @@ def test_a_late_rank_is_reported_with_its_place_and_then_all_go_on(job: Job) -> 
     assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} has 3" for rank in range(3)]
 
 
+def test_a_rank_that_never_comes_is_given_up(job: Job) -> None:
+    done = job(2, "stalls", arguments=("forever",))
+    assert done.returncode != 0
+    assert "it is at" in done.stderr
+    assert re.search(r"rank 0 of 2 \(world\) gives up after \d+ s", done.stderr)
+
+
 def test_after_a_kill_all_ranks_are_started_again(job: Job) -> None:
     done = job(2, "dies", "--restarts", "1")
     assert done.returncode == 0, done.stderr
