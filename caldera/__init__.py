@@ -54,7 +54,7 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import data, io, nn, optim, sklearn, testing
+    from caldera import data, io, nn, onnx, optim, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
@@ -89,6 +89,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "io": ("caldera.io", ""),
     "load": ("caldera.train.load", "load_model"),
     "nn": ("caldera.nn", ""),
+    "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
     "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
@@ -167,6 +168,7 @@ __all__ = [
     "nn",
     "normal",
     "one",
+    "onnx",
     "op",
     "optim",
     "orthogonal",

@@ -101,6 +101,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "workspace_limit": _whole_number(0),
     "memory_limit": _check_memory_limit,
     "resident_fraction": _check_part,
+    "stall_s": _check_seconds,
 }
 
 
@@ -150,6 +151,8 @@ class Settings:
     - `memory_limit`: bytes each device's pool may hold; None for what the system has.
     - `resident_fraction`: the part of a device's memory that training data may take. Data that
       fit are put there once; others are fed batch by batch.
+    - `stall_s`: seconds a rank may wait for the others before it says who is missing; after ten
+      times as long all ranks are ended.
 
     Changes hold for the whole process, all threads included.
 
@@ -171,6 +174,7 @@ class Settings:
     workspace_limit: int
     memory_limit: int | None
     resident_fraction: float
+    stall_s: float
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
@@ -182,6 +186,7 @@ class Settings:
         self.workspace_limit = 1 << 30
         self.memory_limit = None
         self.resident_fraction = 0.25
+        self.stall_s = 60.0
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, _checked(name, value))

@@ -45,6 +45,7 @@ PACKAGES = (
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
+    Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
-from caldera.comm.interface import Communicator
+from caldera.comm.interface import ANY_SOURCE, Communicator
+from caldera.comm.lost import RankLostError
+from caldera.comm.mesh import Mesh
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.nccl import NcclCommunicator
+from caldera.comm.request import Request
 from caldera.comm.single import SingleProcess
+from caldera.comm.traffic import Count, Counts, Traffic
 from caldera.comm.virtual import VirtualRank, run_virtual_ranks
+from caldera.comm.world import restarted, world
 
-__all__ = ["Communicator", "SingleProcess", "VirtualRank", "run_virtual_ranks"]
+__all__ = [
+    "ANY_SOURCE",
+    "Communicator",
+    "Count",
+    "Counts",
+    "Mesh",
+    "MpiCommunicator",
+    "NcclCommunicator",
+    "RankLostError",
+    "Request",
+    "SingleProcess",
+    "Traffic",
+    "VirtualRank",
+    "restarted",
+    "run_virtual_ranks",
+    "world",
+]

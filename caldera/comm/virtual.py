@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from caldera.comm.interface import Communicator
+from caldera.comm.mailboxes import Fate, Mailboxes
+from caldera.comm.places import place_of_thread
+from caldera.comm.request import Request
+from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
 Result = TypeVar("Result")
 PATIENCE_S = 60.0
-"""How long a rank waits for the others before it says that they are missing."""
+"""How long a rank waits for the others before it says who is missing."""
 
 
-class _Meeting:
-    """What the ranks of one group share."""
+class _Group:
+    """What the ranks of one communicator share."""
 
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
-        self.buffers: list[Any] = [None] * size
+    def __init__(
+        self, members: list[int], nodes: Sequence[int], fate: Fate, threads: dict[int, int]
+    ) -> None:
+        self.members = members
+        self.nodes = nodes
+        self.boxes = Mailboxes(len(members), fate)
+        self.boxes.patience_s = PATIENCE_S
+        self.boxes.missing = self._missing
+        self._fate = fate
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._made: dict[object, _Group] = {}
+
+    def derived(self, key: object, members: list[int]) -> _Group:
+        """The group of that key: made by the first rank that asks, found by the others."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = _Group(members, self.nodes, self._fate, self._threads)
+            return self._made[key]
+
+    def _missing(self, rank: int, wanted: str) -> CommError:
+        others = [
+            f"rank {member} is at {place_of_thread(self._threads[member])}"
+            for member in self.members
+            if member != self.members[rank] and member in self._threads
+        ]
+        return CommError.build(
+            f"rank {self.members[rank]}", expected=wanted,
+            got=f"none after {self.boxes.patience_s:g} s: " + "; ".join(others),
+            hint="every rank must call the same collectives in the same order",
+        )  # fmt: skip
 
 
 class VirtualRank(Communicator):
@@ -37,58 +69,69 @@ class VirtualRank(Communicator):
     [6.0, 6.0, 6.0]
     """
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
-        self.rank = rank
-        self.size = size
-        self._meeting = meeting
+    name = "threads"
 
-    def Allreduce(self, send: np.ndarray, receive: np.ndarray) -> None:
-        self._meeting.buffers[self.rank] = send
-        self.Barrier()
-        # Always in the order of the ranks, so that every rank gets the same bits.
-        total = np.array(self._meeting.buffers[0])
-        for other in self._meeting.buffers[1:]:
-            total += other
-        self.Barrier()
-        np.copyto(receive, total)
+    def __init__(self, rank: int, group: _Group, traffic: Traffic | None = None) -> None:
+        super().__init__(rank, len(group.members), traffic)
+        self.nodes = [group.nodes[member] for member in group.members]
+        self._group = group
+        self._splits = 0
+        self._background: VirtualRank | None = None
 
-    def Barrier(self) -> None:
-        try:
-            self._meeting.barrier.wait(PATIENCE_S)
-        except threading.BrokenBarrierError:
-            raise CommError.build(
-                f"rank {self.rank}", expected=f"all {self.size} ranks to take part",
-                got=f"fewer after {PATIENCE_S:g} s, or one that failed",
-                hint="every rank must call the same collectives in the same order",
-            ) from None  # fmt: skip
+    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
+        return self._group.boxes.send(self.rank, dest, tag, buffer)
+
+    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
+        return self._group.boxes.receive(self.rank, buffer, source, tag)
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        self._splits += 1
+        wishes = self.gather_objects([color, key])
+        if color is None:
+            return None
+        mine = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
+        ranks = [rank for _, rank in mine]
+        members = [self._group.members[rank] for rank in ranks]
+        group = self._group.derived(("split", self._splits, color), members)
+        return VirtualRank(ranks.index(self.rank), group)
+
+    def _twin(self) -> Communicator:
+        if self._background is None:
+            group = self._group.derived("twin", self._group.members)
+            self._background = VirtualRank(self.rank, group, self.traffic)
+        return self._background
 
 
-def run_virtual_ranks(size: int, work: Callable[[Communicator], Result]) -> list[Result]:
+def run_virtual_ranks(
+    size: int, work: Callable[[Communicator], Result], nodes: Sequence[int] | None = None
+) -> list[Result]:
     """Run `work(communicator)` as `size` ranks at once; their results in the order of the ranks.
 
-    If one rank raises, the others are released and its error is raised here.
+    If one rank raises, the others are released and its error is raised here. `nodes` says which
+    ranks pretend to be on one machine; all are if nothing is said.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
     ['rank 0 of 2', 'rank 1 of 2']
     """
-    meeting = _Meeting(size)
+    fate = Fate()
+    idents: dict[int, int] = {}
+    group = _Group(list(range(size)), nodes or [0] * size, fate, idents)
     results: list[Any] = [None] * size
-    failures: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
+        idents[rank] = threading.get_ident()
         try:
-            results[rank] = work(VirtualRank(rank, size, meeting))
+            results[rank] = work(VirtualRank(rank, group))
         except BaseException as error:
-            failures.append((rank, error))
-            meeting.barrier.abort()
+            fate.fail(rank, error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failures:
+    if fate.failure is not None:
         # The first to fail is the cause; the others only noticed.
-        raise failures[0][1]
+        raise fate.failure[1]
     return results

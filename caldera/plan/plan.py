@@ -19,15 +19,15 @@ from caldera.graph.order import Order, laid_out, stored_shape
 from caldera.graph.picture import save
 from caldera.graph.program import Program
 from caldera.kernels.cpu.blas import one_thread
-from caldera.kernels.native.program import joined_runs
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
+from caldera.kernels.whole import GROUPERS
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.chrome import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.inputs import Inputs
-from caldera.plan.joined import can_join, joined_step
+from caldera.plan.joined import can_join, grouped, joined_step
 from caldera.plan.loop import LoopKernel, loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
@@ -297,7 +297,10 @@ class Plan:
 
     def _schedule(self, *, reuse: bool) -> Schedule:
         family = self.device.kernels
-        return Schedule(self._roots, self._choose, _symbol_of, self._in_place, family, reuse)
+        return Schedule(
+            self._roots, self._choose, _symbol_of, self._in_place, family, reuse,
+            spread=reuse and family in GROUPERS,
+        )  # fmt: skip
 
     def _joined(self) -> CapturedGraph | None:
         """All calls as one launch, where the device can do that for this plan."""
@@ -355,8 +358,9 @@ class Plan:
         for slot in held:
             slot.renew()
         bound.block = self._block
-        bound.steps = self.schedule.bind(self._lookup, self._communicator)
-        bound.calls = joined_runs(bound.steps)
+        steps = self.schedule.bind(self._lookup, self._communicator)
+        bound.steps = [runner for _, runner in steps]
+        bound.calls = grouped(self.device.kernels, steps)
         for slot in self._slots:
             slot.settle()
 

@@ -58,6 +58,9 @@ class Model(Layer):
     dict from output names to losses, and `loss_weights` their weights in the sum.
     """
 
+    samples_traced: int = 2
+    """How many samples a batch has when only shapes are asked for."""
+
     def __init__(
         self,
         *,
@@ -136,7 +139,8 @@ class Model(Layer):
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
         inputs = [
-            op.input(f"x{i}", (2, *shape), dtype=dtype) for i, (shape, dtype) in enumerate(specs)
+            op.input(f"x{i}", (self.samples_traced, *shape), dtype=dtype)
+            for i, (shape, dtype) in enumerate(specs)
         ]
         # Parameters take the model's seed, whatever was drawn before.
         op.seed(self.seed)
@@ -307,7 +311,7 @@ class Model(Layer):
         >>> cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).summary(show=False).parameters
         15
         """
-        batch = 2
+        batch = self.samples_traced
         inputs = [
             op.input(f"x{i}", (batch, *shape), dtype=dtype)
             for i, (shape, dtype) in enumerate(self.signature.inputs)

@@ -1,0 +1,56 @@
+"""The allreduce algorithms by name, and which one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caldera.comm.algorithms.direct import direct
+from caldera.comm.algorithms.doubling import doubling
+from caldera.comm.algorithms.halving import halving
+from caldera.comm.algorithms.hierarchical import hierarchical
+from caldera.comm.algorithms.master import master
+from caldera.comm.algorithms.ring import ring
+from caldera.comm.algorithms.torus import torus
+from caldera.comm.reduction import must_widen, narrowed, widened
+
+if TYPE_CHECKING:
+    from caldera.comm.interface import Communicator
+
+Algorithm = Callable[["Communicator", np.ndarray, str], None]
+
+ALLREDUCE: dict[str, Algorithm] = {
+    "ring": ring,
+    "doubling": doubling,
+    "halving": halving,
+    "torus": torus,
+    "hierarchical": hierarchical,
+    "master": master,
+    "direct": direct,
+}
+SHORT_BYTES = 16384
+"""Up to here the number of messages counts, beyond it the number of bytes."""
+
+
+def allreduce(comm: Communicator, buffer: np.ndarray, op: str, name: str) -> None:
+    """Reduce a flat buffer over all ranks, in place, with the algorithm of that name."""
+    if must_widen(buffer.dtype, op) and name != "direct":
+        wide = widened(buffer, comm.size)
+        ALLREDUCE[name](comm, wide, "sum")
+        buffer[:] = narrowed(wide, buffer.dtype, op, comm.size)
+    else:
+        ALLREDUCE[name](comm, buffer, op)
+
+
+def usual(buffer: np.ndarray, op: str) -> str:
+    """What to take where nothing was measured.
+
+    >>> import numpy as np
+    >>> usual(np.zeros(4), "sum"), usual(np.zeros(10**6), "sum"), usual(np.zeros(4, "f2"), "sum")
+    ('doubling', 'ring', 'direct')
+    """
+    if must_widen(buffer.dtype, op):
+        return "direct"
+    return "doubling" if buffer.nbytes <= SHORT_BYTES else "ring"

@@ -1,0 +1,74 @@
+"""How much each rank sends and receives in a collective that moves as little as any can.
+
+This is what the algorithms of this room move, and what is counted for the collectives of a library,
+which does not say what it does. Parts are those of `parts.even_counts`, or given as counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from caldera.comm.algorithms.parts import even_counts
+
+
+class Volume(NamedTuple):
+    """Messages and elements that a rank sends, and elements that it receives."""
+
+    messages: int
+    sent: int
+    received: int
+
+
+def reduce_scatter_volume(rank: int, counts: Sequence[int]) -> Volume:
+    """Everything but the own part leaves, everything but the left neighbour's arrives.
+
+    >>> reduce_scatter_volume(0, [5, 5, 5, 5])
+    Volume(messages=3, sent=15, received=15)
+    """
+    whole = sum(counts)
+    return Volume(len(counts) - 1, whole - counts[rank], whole - counts[rank - 1])
+
+
+def allgather_volume(rank: int, counts: Sequence[int]) -> Volume:
+    """Everything but the right neighbour's part leaves, everything but the own one arrives.
+
+    >>> allgather_volume(1, [5, 5])
+    Volume(messages=1, sent=5, received=5)
+    """
+    whole, n = sum(counts), len(counts)
+    return Volume(n - 1, whole - counts[(rank + 1) % n], whole - counts[rank])
+
+
+def allreduce_volume(rank: int, ranks: int, elements: int) -> Volume:
+    """2 (n - 1) / n of the buffer, both ways.
+
+    >>> allreduce_volume(0, 4, 1000)
+    Volume(messages=6, sent=1500, received=1500)
+    """
+    counts = even_counts(elements, ranks)
+    first, second = reduce_scatter_volume(rank, counts), allgather_volume(rank, counts)
+    return Volume(*(a + b for a, b in zip(first, second, strict=True)))
+
+
+def reduce_volume(rank: int, ranks: int, root: int, elements: int) -> Volume:
+    """A reduce-scatter, and the parts to the root.
+
+    >>> reduce_volume(0, 4, 0, 1000)
+    Volume(messages=3, sent=750, received=1500)
+    """
+    counts = even_counts(elements, ranks)
+    messages, sent, received = reduce_scatter_volume(rank, counts)
+    if rank == root:
+        return Volume(messages, sent, received + elements - counts[rank])
+    return Volume(messages + 1, sent + counts[rank], received)
+
+
+def broadcast_volume(rank: int, ranks: int, root: int, elements: int) -> Volume:
+    """Along a chain: all but the last send it once, all but the root receive it once.
+
+    >>> broadcast_volume(0, 4, 0, 1000)
+    Volume(messages=1, sent=1000, received=0)
+    """
+    sends = (rank + 1) % ranks != root
+    return Volume(int(sends), elements * sends, elements * (rank != root))

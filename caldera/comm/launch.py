@@ -1,0 +1,91 @@
+"""Starting several processes with the mpiexec that belongs to this Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caldera.errors import ConfigError
+
+RESTART = "CALDERA_RESTART"
+"""How often a program was started again; `caldera run` sets this variable."""
+_SENT = ("CALDERA_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
+"""Variables that ranks on other machines need as well."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that starts all ranks, and the environment it needs."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def launch(
+    ranks: int,
+    program: Sequence[str],
+    *,
+    hosts: str | None = None,
+    survive: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Launch:
+    """How to start a program as several ranks; a name that ends in .py is run by this Python.
+
+    `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
+    go on when one dies, if this MPI can do that.
+    """
+    starter = _mpiexec(environment)
+    is_open_mpi = "Open MPI" in _version(starter) or "OpenRTE" in _version(starter)
+    added = {"CALDERA_THREADS": environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))}
+    command = [starter, "-n", str(ranks)]
+    if is_open_mpi:
+        # Ranks may be more than cores, and threads of a rank must not all be tied to one core.
+        command += ["--oversubscribe", "--bind-to", "none"]
+        added["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        for name in ("OMPI", "PRTE"):
+            # A container's only user is root, and Open MPI refuses root unless told twice.
+            added[f"{name}_ALLOW_RUN_AS_ROOT"] = added[f"{name}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    if survive:
+        if not is_open_mpi:
+            raise ConfigError.build(
+                "run --survive", expected="an MPI with ULFM (Open MPI 5)", got=starter
+            )
+        command += ["--with-ft", "ulfm"]
+    if hosts is not None:
+        command += ["--host" if is_open_mpi else "-hosts", hosts]
+    if hosts is not None and is_open_mpi:
+        # Others send their environment to other machines by themselves.
+        names = sorted({*environment, *added, RESTART})
+        command += [word for name in names if name.startswith(_SENT) for word in ("-x", name)]
+    words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
+    return Launch([*command, *words], {**environment, **added})
+
+
+def _mpiexec(environment: Mapping[str, str]) -> str:
+    """The one beside this Python, which is mpi4py's if both came from pip; else the PATH's."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = (
+        str(beside) if beside.exists() else shutil.which("mpiexec", path=environment.get("PATH"))
+    )
+    if found is None:
+        raise ConfigError.build(
+            "run", expected="mpiexec beside this Python or on the PATH", got="none",
+            hint="pip install 'caldera[mpi]'",
+        )  # fmt: skip
+    return found
+
+
+def _version(starter: str) -> str:
+    done = subprocess.run([starter, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def _threads(ranks: int, hosts: str | None) -> int:
+    """The cores of this machine shared out: several pools that each want all of them only wait."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (cores or 1) if hosts is not None else max(1, (cores or 1) // ranks)

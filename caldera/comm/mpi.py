@@ -1,0 +1,369 @@
+"""Ranks that are processes, through MPI: mpi4py over whichever MPI it finds.
+
+Short buffers go through MPI's own collectives, long ones through ours, which keep a slow link
+busier; for an allreduce it is measured. A buffer on a card goes to MPI as it is if MPI says that it
+can read it, else through pinned host memory.
+
+Threads: a communicator of ours is used by one thread at a time, but two threads may use two of
+them at once, which takes MPI_THREAD_MULTIPLE. An MPI that does not have it still works: what should
+run in the background then runs at once, on the thread that asks for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from caldera.comm.algorithms import volume
+from caldera.comm.algorithms.allreduce import usual
+from caldera.comm.algorithms.parts import SEGMENT_BYTES, bounds
+from caldera.comm.checks import same_memory
+from caldera.comm.choice import Choice
+from caldera.comm.interface import Communicator
+from caldera.comm.lost import RankLostError
+from caldera.comm.reduction import finish
+from caldera.comm.request import Done, Request
+from caldera.comm.staging import on_card, settled
+from caldera.comm.traffic import Traffic
+from caldera.errors import CommError
+from caldera.optional import optional_import
+
+PACKAGE = "caldera[mpi]"
+LIBRARY = "library"
+"""The name of MPI's own allreduce among the algorithms."""
+LONGEST_NAP_S = 1e-3
+_KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
+_OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
+
+
+@cache
+def mpi() -> Any:
+    """mpi4py's MPI, imported (and MPI started) when the first communicator is asked for."""
+    # Ranks that share cores must let each other run while they wait. Where they do not it costs
+    # nothing; Open MPI reads this when it starts, others ignore it.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
+
+
+@cache
+def takes_cards() -> bool:
+    """Whether this MPI reads and writes the memory of a card by itself."""
+    library = ctypes.CDLL(mpi().__file__)
+    try:
+        return bool(library.MPIX_Query_cuda_support())
+    except AttributeError:
+        return False
+
+
+@cache
+def many_threads() -> bool:
+    """Whether several threads may communicate at once."""
+    return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
+
+
+class _MpiRequest(Request):
+    """A message under way; it keeps the buffer that MPI reads or writes."""
+
+    def __init__(self, owner: MpiCommunicator, request: Any, buffer: np.ndarray, size: int) -> None:
+        self._owner = owner
+        self._request = request
+        self._buffer = buffer
+        self._expected = size
+
+    def wait(self) -> None:
+        owner = self._owner
+        owner.blocked = time.monotonic()
+        try:
+            if owner.naps:
+                self._wait_napping()
+                return
+            status = mpi().Status()
+            self._request.Wait(status)
+        except mpi().Exception as error:
+            raise owner.failure(error) from error
+        finally:
+            owner.blocked = None
+        self._arrived(status)
+
+    def _wait_napping(self) -> None:
+        nap = 2e-5
+        while not self.test():
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP_S)
+
+    def test(self) -> bool:
+        status = mpi().Status()
+        try:
+            done = self._request.Test(status)
+        except mpi().Exception as error:
+            raise self._owner.failure(error) from error
+        if done:
+            self._arrived(status)
+        return bool(done)
+
+    def _arrived(self, status: Any) -> None:
+        # A request that is done stays so, but says only once what has arrived.
+        expected, self._expected = self._expected, -1
+        if expected < 0:
+            return
+        self.source = status.Get_source()
+        got = status.Get_count(mpi().BYTE)
+        if got != expected:
+            raise CommError.build(
+                f"receiving from rank {self.source}", expected=f"{expected} bytes", got=str(got)
+            )
+
+
+_alive: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+_lost = threading.Event()
+
+
+class MpiCommunicator(Communicator):
+    """A rank of an MPI communicator, which then belongs to it: `MpiCommunicator(comm.Dup())`.
+
+    - `label`: a name that all its ranks have for it, and no other communicator has.
+    - `generation`: how often ranks have been lost before it was made.
+    - `choice`: which allreduce "auto" takes for a size, and what was measured.
+    - `naps`: whether it sleeps while it waits, since others compute meanwhile.
+    - `blocked`: since when it waits for one message, or for one collective of MPI.
+
+    >>> from mpi4py import MPI                                      # doctest: +SKIP
+    >>> comm = MpiCommunicator(MPI.COMM_WORLD.Dup())                # doctest: +SKIP
+    """
+
+    name = "MPI"
+
+    def __init__(
+        self,
+        handle: Any,
+        label: str = "world",
+        generation: int = 0,
+        twin_of: MpiCommunicator | None = None,
+    ) -> None:
+        traffic = Traffic() if twin_of is None else twin_of.traffic
+        super().__init__(handle.Get_rank(), handle.Get_size(), traffic)
+        self.label = label
+        self.generation = generation
+        self.naps = twin_of is not None
+        self.handle = handle
+        self.blocked: float | None = None
+        self.choice = Choice()
+        self._splits = 0
+        if twin_of is not None:
+            self.nodes = twin_of.nodes
+        else:
+            self.nodes = _node_numbers(self)
+            beside = f"{label} in the background"
+            self._background = MpiCommunicator(handle.Dup(), beside, generation, self)
+        _alive.add(self)
+
+    # --- messages
+
+    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
+        try:
+            request = self.handle.Isend(_bytes_of(buffer), dest, tag)
+        except mpi().Exception as error:
+            raise self.failure(error) from error
+        return _MpiRequest(self, request, buffer, -1)
+
+    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
+        sender = mpi().ANY_SOURCE if source < 0 else source
+        try:
+            request = self.handle.Irecv(_bytes_of(buffer), sender, tag)
+        except mpi().Exception as error:
+            raise self.failure(error) from error
+        return _MpiRequest(self, request, buffer, buffer.nbytes)
+
+    def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
+        if not on_card(buffer):
+            return True
+        if not takes_cards() or (op is not None and not _library_reduces(buffer, op)):
+            return False
+        settled(buffer)
+        return True
+
+    # --- groups
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        self._splits += 1
+        made = self._call(self.handle.Split, mpi().UNDEFINED if color is None else color, key)
+        if made == mpi().COMM_NULL:
+            return None
+        return MpiCommunicator(made, f"{self.label} / {self._splits}: {color}", self.generation)
+
+    def _twin(self) -> Communicator:
+        return self._background
+
+    def background(self, work: Callable[[Communicator], object]) -> Request:
+        if many_threads():
+            return super().background(work)
+        twin = self._twin()
+        twin.algorithm = self.algorithm
+        work(twin)
+        return Done()
+
+    def Shrink(self) -> MpiCommunicator:
+        """The ranks that are left after a `RankLostError`, in their order. Each of them calls it;
+        it takes an MPI with ULFM (Open MPI started with `--with-ft ulfm`)."""
+        made = self._call(self.handle.Shrink)
+        return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
+
+    def failure(self, error: Any) -> CommError:
+        """What an error of MPI means; if a rank has died, all ranks are told."""
+        gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+        if error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]:
+            _lost.set()
+            for communicator in list(_alive):
+                # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
+                if communicator.generation <= self.generation:
+                    communicator.handle.Revoke()
+            return RankLostError.build(
+                f"rank {self.rank} of {self.label}", got=error.Get_error_string(),
+                hint="the others can go on with Shrink, or from a checkpoint with caldera run "
+                "--restarts",
+            )  # fmt: skip
+        return CommError.build(f"rank {self.rank} of {self.label}", got=error.Get_error_string())
+
+    # --- collectives
+
+    def algorithms(self) -> Sequence[str]:
+        return (LIBRARY, *super().algorithms())
+
+    def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
+        if on_card(receive) or self._algorithm_for(receive, op) == LIBRARY:
+            self._count(volume.allreduce_volume(self.rank, self.size, send.size), send)
+            given = mpi().IN_PLACE if same_memory(send, receive) else send
+            self._call(self.handle.Allreduce, given, receive, _mpi_op(op))
+            finish(receive, op, self.size)
+        else:
+            super()._allreduce(send, receive, op)
+
+    def _algorithm_for(self, buffer: np.ndarray, op: str) -> str:
+        if self._algorithm not in ("auto", LIBRARY):
+            return self._algorithm
+        if not _library_reduces(buffer, op):
+            return usual(buffer, op)
+        if self._algorithm == LIBRARY:
+            return LIBRARY
+        return self.choice.for_bytes(self, buffer.nbytes)
+
+    def describe(self) -> str:
+        return f"{self.name}: {mpi().Get_library_version()}"
+
+    def _broadcast(self, buffer: np.ndarray, root: int) -> None:
+        if on_card(buffer) or buffer.nbytes <= SEGMENT_BYTES:
+            self._count(volume.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
+            self._call(self.handle.Bcast, _bytes_of(buffer), root)
+        else:
+            super()._broadcast(buffer, root)
+
+    def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
+        if on_card(send) or (send.nbytes <= SEGMENT_BYTES and _library_reduces(send, op)):
+            self._count(volume.reduce_volume(self.rank, self.size, root, send.size), send)
+            in_place = receive is not None and same_memory(send, receive)
+            given = mpi().IN_PLACE if in_place else send
+            self._call(self.handle.Reduce, given, receive, _mpi_op(op), root)
+            if receive is not None:
+                finish(receive, op, self.size)
+        else:
+            super()._reduce(send, receive, root, op)
+
+    def _reduce_scatter(
+        self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
+    ) -> None:
+        if on_card(send) or (send.nbytes <= SEGMENT_BYTES and _library_reduces(send, op)):
+            self._count(volume.reduce_scatter_volume(self.rank, counts), send)
+            self._call(self.handle.Reduce_scatter, send, receive, counts, _mpi_op(op))
+            finish(receive, op, self.size)
+        else:
+            super()._reduce_scatter(send, receive, counts, op)
+
+    def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+        if on_card(send) or receive.nbytes <= SEGMENT_BYTES:
+            self._count(volume.allgather_volume(self.rank, counts), receive)
+            part = receive.reshape(-1)[slice(*bounds(counts)[self.rank])]
+            given = mpi().IN_PLACE if same_memory(part, send) else _bytes_of(send)
+            sizes = [count * receive.itemsize for count in counts]
+            self._call(self.handle.Allgatherv, given, [*_bytes_of(receive)[:1], sizes, mpi().BYTE])
+        else:
+            super()._allgather(send, receive, counts)
+
+    def _alltoall(
+        self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
+    ) -> None:
+        if not on_card(send):
+            super()._alltoall(send, receive, leaving, arriving)
+            return
+        own = leaving[self.rank]
+        self.traffic.sent((send.size - own) * send.itemsize, self.size - 1)
+        self.traffic.received((receive.size - own) * send.itemsize)
+        sizes = [[count * send.itemsize for count in counts] for counts in (leaving, arriving)]
+        self._call(
+            self.handle.Alltoallv,
+            [*_bytes_of(send)[:1], sizes[0], mpi().BYTE],
+            [*_bytes_of(receive)[:1], sizes[1], mpi().BYTE],
+        )
+
+    def _barrier(self) -> None:
+        self._call(self.handle.Barrier)
+
+    # --- for the watchdog
+
+    @staticmethod
+    def relatives() -> list[MpiCommunicator]:
+        """All communicators of this process."""
+        return list(_alive)
+
+    @staticmethod
+    def a_rank_is_lost() -> bool:
+        """Whether a rank has died while the others went on."""
+        return _lost.is_set()
+
+    def world_ranks(self) -> list[int]:
+        """The ranks of its members among all that were started."""
+        everybody = mpi().COMM_WORLD.Get_group()
+        return list(self.handle.Get_group().Translate_ranks(None, everybody))
+
+    # --- helpers
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.blocked = time.monotonic()
+        try:
+            return function(*arguments)
+        except mpi().Exception as error:
+            raise self.failure(error) from error
+        finally:
+            self.blocked = None
+
+    def _count(self, moved: volume.Volume, buffer: np.ndarray) -> None:
+        self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
+        self.traffic.received(moved.received * buffer.itemsize)
+
+
+def _bytes_of(buffer: np.ndarray) -> list[Any]:
+    """A buffer as MPI takes it: it knows neither bfloat16 nor arrays without an axis."""
+    plain = buffer if buffer.dtype.char in _KNOWN_TO_MPI else buffer.reshape(-1).view(np.uint8)
+    return [plain, buffer.nbytes, mpi().BYTE]
+
+
+def _mpi_op(op: str) -> Any:
+    return getattr(mpi(), _OPS[op])
+
+
+def _library_reduces(buffer: np.ndarray, op: str) -> bool:
+    return buffer.dtype.char in _KNOWN_TO_MPI and not (op == "mean" and on_card(buffer))
+
+
+def _node_numbers(comm: MpiCommunicator) -> list[int]:
+    """For each rank the number of its machine, counted in the order of the ranks."""
+    names = comm.gather_objects(mpi().Get_processor_name())
+    order = list(dict.fromkeys(names))
+    return [order.index(name) for name in names]

@@ -1,0 +1,360 @@
+"""Collectives between cards through NCCL, one rank a card.
+
+NCCL has neither tags nor messages that wait for their receiver, and knows no host memory. So a
+communicator of the host stands behind it: messages, small values, groups and buffers on the host go
+through that one, collectives of buffers on a card through NCCL.
+
+A collective is put into the stream of the kernels that are being launched, if there are any: the
+host does not wait then, and the kernels after it see its result. What runs in the `background` has
+a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from caldera.comm.algorithms import volume
+from caldera.comm.algorithms.parts import bounds, even_counts
+from caldera.comm.interface import Communicator
+from caldera.comm.reduction import must_widen
+from caldera.comm.request import Request
+from caldera.comm.staging import on_card
+from caldera.errors import CommError
+from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.device_array import address_of
+from caldera.optional import optional_import
+
+PACKAGE = "caldera[cuda]"
+# The numbers that NCCL gives to dtypes and reductions.
+_DTYPES = {
+    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+_OPS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
+_BYTES = _DTYPES["uint8"]
+
+
+def nccl() -> Any:
+    """CuPy's NCCL, imported when the first communicator between cards is used."""
+    return optional_import("cupy.cuda.nccl", PACKAGE, "training on several cards")
+
+
+class _OnCard(Request):
+    """Work in a stream of a card that was put there and will run by itself."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        stream = launching_stream()
+        if stream:
+            # The kernels after this wait for it; the host need not.
+            cupy().cuda.runtime.streamWaitEvent(stream, self._event.ptr)
+        else:
+            self._event.synchronize()
+
+    def test(self) -> bool:
+        return bool(self._event.done)
+
+
+class NcclCommunicator(Communicator):
+    """Ranks that each have a card.
+
+    `host` is the communicator of the same ranks that everything else goes through.
+
+    >>> from caldera.comm import NcclCommunicator, world
+    >>> comm = NcclCommunicator(world(), card=0)
+    >>> comm.name, comm.size
+    ('NCCL', 1)
+    """
+
+    name = "NCCL"
+
+    def __init__(self, host: Communicator, card: int) -> None:
+        super().__init__(host.rank, host.size, host.traffic)
+        self.nodes = host.nodes
+        self.host = host
+        self.card = card
+        self._made: Any = None
+        self._own_stream: Any = None
+        self._deferred = False
+
+    # --- through the host
+
+    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
+        return self.host._start_send(buffer, dest, tag)
+
+    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
+        return self.host._start_receive(buffer, source, tag)
+
+    def _barrier(self) -> None:
+        self.host._barrier()
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        made = self.host.Split(color, key)
+        return None if made is None else NcclCommunicator(made, self.card)
+
+    def _twin(self) -> Communicator:
+        return self
+
+    def algorithms(self) -> Sequence[str]:
+        return self.host.algorithms()
+
+    def describe(self) -> str:
+        return f"{self.name} {nccl().get_version()} beside {self.host.describe()}"
+
+    def _reaches_message(self, buffer: np.ndarray) -> bool:
+        return self.host._reaches_message(buffer)
+
+    def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
+        # Whatever is only moved is bytes to NCCL.
+        return not on_card(buffer) or op is None or buffer.dtype.name in _DTYPES
+
+    def background(self, work: Callable[[Communicator], object]) -> Request:
+        """Work on a card runs beside the kernels in a stream of its own; work on the host runs at
+        once."""
+        with self._card():
+            self._wait_for_kernels()
+            self._deferred = True
+            try:
+                work(self)
+            finally:
+                self._deferred = False
+            after = cupy().cuda.Event(disable_timing=True)
+            after.record(self._stream())
+        return _OnCard(after)
+
+    # --- collectives
+
+    def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
+        if not _all_on_card(send, receive):
+            self.host.algorithm = self.algorithm
+            self.host._allreduce(send, receive, op)
+            return
+        self._count(volume.allreduce_volume(self.rank, self.size, send.size), send)
+        with self._launching() as stream:
+            if must_widen(send.dtype, op):
+                counts = even_counts(send.size, self.size)
+                part = self._sum_of_halves(send, counts, op, stream)
+                self._gather(part.data.ptr, receive, counts, stream)
+            else:
+                self._handle().allReduce(
+                    address_of(send), address_of(receive), send.size, _dtype(send), _OPS[op], stream
+                )
+
+    def _broadcast(self, buffer: np.ndarray, root: int) -> None:
+        if not on_card(buffer):
+            self.host._broadcast(buffer, root)
+            return
+        self._count(volume.broadcast_volume(self.rank, self.size, root, buffer.size), buffer)
+        with self._launching() as stream:
+            at = address_of(buffer)
+            self._handle().broadcast(at, at, buffer.nbytes, _BYTES, root, stream)
+
+    def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
+        if not _all_on_card(send, *([] if receive is None else [receive])):
+            self.host._reduce(send, receive, root, op)
+            return
+        self._count(volume.reduce_volume(self.rank, self.size, root, send.size), send)
+        with self._launching() as stream:
+            # Only the root writes; the others name some address.
+            to = address_of(send if receive is None else receive)
+            if must_widen(send.dtype, op):
+                counts = even_counts(send.size, self.size)
+                part = self._sum_of_halves(send, counts, op, stream)
+                leaving = [counts[self.rank] * (rank == root) for rank in range(self.size)]
+                arriving = counts if self.rank == root else [0] * self.size
+                self._exchange(part.data.ptr, leaving, to, arriving, send.itemsize, stream)
+            else:
+                self._handle().reduce(
+                    address_of(send), to, send.size, _dtype(send), _OPS[op], root, stream
+                )
+
+    def _reduce_scatter(
+        self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
+    ) -> None:
+        if not _all_on_card(send, receive):
+            self.host._reduce_scatter(send, receive, counts, op)
+            return
+        self._count(volume.reduce_scatter_volume(self.rank, counts), send)
+        at, to = address_of(send), address_of(receive)
+        with self._launching() as stream:
+            if must_widen(send.dtype, op):
+                part = self._sum_of_halves(send, counts, op, stream)
+                runtime = cupy().cuda.runtime
+                within = runtime.memcpyDeviceToDevice
+                runtime.memcpyAsync(to, part.data.ptr, receive.nbytes, within, stream)
+            elif len(set(counts)) == 1:
+                self._handle().reduceScatter(at, to, counts[0], _dtype(send), _OPS[op], stream)
+            else:
+                with _group():
+                    for rank, (begin, end) in enumerate(bounds(counts)):
+                        self._handle().reduce(
+                            at + begin * send.itemsize, to, end - begin,
+                            _dtype(send), _OPS[op], rank, stream,
+                        )  # fmt: skip
+
+    def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+        if not _all_on_card(send, receive):
+            self.host._allgather(send, receive, counts)
+            return
+        self._count(volume.allgather_volume(self.rank, counts), receive)
+        with self._launching() as stream:
+            self._gather(address_of(send), receive, counts, stream)
+
+    def _alltoall(
+        self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
+    ) -> None:
+        if not _all_on_card(send, receive):
+            self.host._alltoall(send, receive, leaving, arriving)
+            return
+        own = leaving[self.rank]
+        self.traffic.sent((send.size - own) * send.itemsize, self.size - 1)
+        self.traffic.received((receive.size - own) * send.itemsize)
+        at, to = address_of(send), address_of(receive)
+        with self._launching() as stream:
+            self._exchange(at, leaving, to, arriving, send.itemsize, stream)
+
+    # --- in a stream; addresses are those of the card
+
+    def _exchange(
+        self,
+        at: int,
+        leaving: Sequence[int],
+        to: int,
+        arriving: Sequence[int],
+        itemsize: int,
+        stream: int,
+    ) -> None:
+        """Part r of what is sent goes to rank r, part r of what is received comes from it; this
+        rank is one of them."""
+        handle = self._handle()
+        with _group():
+            for rank, (begin, end) in enumerate(bounds(leaving)):
+                if end > begin:
+                    nbytes = (end - begin) * itemsize
+                    handle.send(at + begin * itemsize, nbytes, _BYTES, rank, stream)
+            for rank, (begin, end) in enumerate(bounds(arriving)):
+                if end > begin:
+                    nbytes = (end - begin) * itemsize
+                    handle.recv(to + begin * itemsize, nbytes, _BYTES, rank, stream)
+
+    def _gather(self, at: int, receive: np.ndarray, counts: Sequence[int], stream: int) -> None:
+        """The parts of all ranks; that of this one lies at an address."""
+        handle, to, size = self._handle(), address_of(receive), receive.itemsize
+        if len(set(counts)) == 1:
+            handle.allGather(at, to, counts[0] * size, _BYTES, stream)
+            return
+        with _group():
+            for rank, (begin, end) in enumerate(bounds(counts)):
+                there = to + begin * size
+                given = at if rank == self.rank else there
+                handle.broadcast(given, there, (end - begin) * size, _BYTES, rank, stream)
+
+    def _sum_of_halves(self, send: np.ndarray, counts: Sequence[int], op: str, stream: int) -> Any:
+        """This rank's part of a sum of float16 or bfloat16: the parts of all ranks are brought
+        here, added in float32 in the order of the ranks, and rounded once."""
+        mine = counts[self.rank]
+        parts = cupy().empty((self.size, mine), np.uint16)
+        arriving = [mine] * self.size
+        self._exchange(address_of(send), counts, parts.data.ptr, arriving, send.itemsize, stream)
+        scale = 0.5 ** (self.size - 1).bit_length()
+        total = cupy().zeros(mine, np.float32)
+        for bits in parts:
+            total += _widened(bits, send.dtype.name) * np.float32(scale)
+        total *= np.float32(1 / scale / (self.size if op == "mean" else 1))
+        return _narrowed(total, send.dtype.name)
+
+    # --- helpers
+
+    def _handle(self) -> Any:
+        """NCCL's communicator, made at the first collective: all ranks come there together."""
+        if self._made is None:
+            name = nccl().get_unique_id() if self.rank == 0 else ()
+            with self.traffic.apart("NCCL starts"):
+                shared = self.host.bcast_object(list(name))
+            self._made = nccl().NcclCommunicator(self.size, tuple(shared), self.rank)
+        return self._made
+
+    def _stream(self) -> Any:
+        if self._own_stream is None:
+            self._own_stream = cupy().cuda.Stream(non_blocking=True)
+        return self._own_stream
+
+    def _wait_for_kernels(self) -> None:
+        """What is put into the own stream runs after all that was launched until now."""
+        if not launching_stream():
+            # Nobody says on which stream the buffers were written: it may be any of them.
+            cupy().cuda.runtime.deviceSynchronize()
+            return
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(cupy().cuda.ExternalStream(launching_stream()))
+        self._stream().wait_event(event)
+
+    def _card(self) -> Any:
+        return cupy().cuda.Device(self.card)
+
+    @contextmanager
+    def _launching(self) -> Iterator[int]:
+        """The stream to use. The host waits at the end unless kernels are being launched there,
+        or somebody else waits."""
+        with self._card():
+            kernels = launching_stream()
+            if kernels and not self._deferred:
+                with cupy().cuda.ExternalStream(kernels):
+                    yield kernels
+                return
+            if not self._deferred:
+                self._wait_for_kernels()
+            with self._stream():
+                yield int(self._stream().ptr)
+            if not self._deferred:
+                self._stream().synchronize()
+
+    def _count(self, moved: volume.Volume, buffer: np.ndarray) -> None:
+        self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
+        self.traffic.received(moved.received * buffer.itemsize)
+
+
+@contextmanager
+def _group() -> Iterator[None]:
+    """Calls that NCCL starts together, in whatever order they need."""
+    nccl().groupStart()
+    try:
+        yield
+    finally:
+        nccl().groupEnd()
+
+
+def _dtype(buffer: np.ndarray) -> int:
+    return _DTYPES[buffer.dtype.name]
+
+
+def _all_on_card(*buffers: np.ndarray) -> bool:
+    found = {on_card(buffer) for buffer in buffers}
+    if len(found) > 1:
+        raise CommError.build(
+            "NCCL", expected="both buffers on the card, or both on the host", got="one on each"
+        )
+    return found.pop()
+
+
+def _widened(bits: Any, name: str) -> Any:
+    """The float32 numbers of 16 bits each. CuPy knows no bfloat16, which is half a float32."""
+    if name == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _narrowed(total: Any, name: str) -> Any:
+    """The 16 bits of float32 numbers, rounded to the nearest, between two to the even one."""
+    if name == "float16":
+        return total.astype(np.float16).view(np.uint16)
+    bits = total.view(np.uint32)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + (even + np.uint32(0x7FFF))) >> np.uint32(16)
+    return cupy().where(cupy().isnan(total), np.uint32(0x7FC0), rounded).astype(np.uint16)

@@ -1,0 +1,140 @@
+"""What a communicator has sent and received, counted by operation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+
+@dataclass
+class Count:
+    """What one operation has cost one rank: `messages` are those it sent.
+
+    >>> Count(calls=2, messages=2, bytes_sent=80) - Count(calls=1, messages=1, bytes_sent=40)
+    Count(calls=1, messages=1, bytes_sent=40, bytes_received=0, seconds=0.0)
+    """
+
+    calls: int = 0
+    messages: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(
+            self.calls + other.calls,
+            self.messages + other.messages,
+            self.bytes_sent + other.bytes_sent,
+            self.bytes_received + other.bytes_received,
+            self.seconds + other.seconds,
+        )
+
+    def __sub__(self, other: Count) -> Count:
+        return self + Count(
+            -other.calls, -other.messages, -other.bytes_sent, -other.bytes_received, -other.seconds
+        )
+
+
+class Counts(dict[str, Count]):
+    """Counts by the name of an operation; one that never ran has zeros.
+
+    >>> counts = Counts(Send=Count(1, 1, 8), Allreduce=Count(1, 2, 16))
+    >>> counts.total.bytes_sent, counts["Bcast"].calls
+    (24, 0)
+    """
+
+    def __missing__(self, name: str) -> Count:
+        return Count()
+
+    @property
+    def total(self) -> Count:
+        """All operations together."""
+        return sum(self.values(), Count())
+
+
+class Traffic:
+    """Counters of one communicator, which any thread may add to.
+
+    What an operation sends while another one runs counts for the outer one: the messages that an
+    `Allreduce` consists of are its own.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     before = comm.traffic.mark()
+    ...     comm.Allreduce(np.ones(4), np.empty(4))
+    ...     return comm.traffic.since(before)["Allreduce"].bytes_sent
+    >>> run_virtual_ranks(2, work)
+    [32, 32]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._thread = threading.local()
+
+    def operation(self, name: str) -> AbstractContextManager[None]:
+        """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""
+        if getattr(self._thread, "count", None) is not None:
+            return _INSIDE
+        return _Operation(self, name)
+
+    def apart(self, name: str) -> AbstractContextManager[None]:
+        """Around something that does not belong to the operation it happens in: it counts under
+        `name`, and nothing of it under the other."""
+        return _Operation(self, name)
+
+    def sent(self, nbytes: int, messages: int = 1) -> None:
+        """Count messages that the running operation sent, with their bytes together."""
+        count: Count = self._thread.count
+        count.messages += messages
+        count.bytes_sent += nbytes
+
+    def received(self, nbytes: int) -> None:
+        """Count bytes that the running operation received."""
+        count: Count = self._thread.count
+        count.bytes_received += nbytes
+
+    def mark(self) -> Counts:
+        """The counts of all operations that have ended, for `since`."""
+        with self._lock:
+            return Counts(self._counts)
+
+    def since(self, mark: Counts) -> Counts:
+        """What was counted after a mark."""
+        now = self.mark()
+        return Counts((name, now[name] - mark[name]) for name in now if now[name] != mark[name])
+
+    @property
+    def total(self) -> Count:
+        """All operations together, from the beginning."""
+        return self.mark().total
+
+
+class _Operation(AbstractContextManager[None]):
+    """One operation of one thread, which adds what it counted when it ends."""
+
+    __slots__ = ("_began", "_count", "_name", "_outer", "_traffic")
+
+    def __init__(self, traffic: Traffic, name: str) -> None:
+        self._traffic = traffic
+        self._name = name
+        self._count = Count(calls=1)
+
+    def __enter__(self) -> None:
+        thread = self._traffic._thread
+        self._outer = getattr(thread, "count", None)
+        thread.count = self._count
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._count.seconds = time.perf_counter() - self._began
+        traffic = self._traffic
+        traffic._thread.count = self._outer
+        with traffic._lock:
+            traffic._counts[self._name] += self._count
+
+
+_INSIDE: AbstractContextManager[None] = nullcontext()

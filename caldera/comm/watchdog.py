@@ -1,0 +1,189 @@
+"""The thread that notices when a rank waits too long, and finds out who is missing.
+
+Each rank's watchdog has a channel of its own to the others. When its rank has been stuck in one
+message or collective for `settings.stall_s`, it asks the others where they are, and says so: who
+has not come, and at which line they are instead. After ten times as long it gives the job up. If a
+rank has left the program while others wait for it, they give up at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from caldera.comm.mpi import MpiCommunicator, mpi
+from caldera.comm.places import place_of_thread
+from caldera.config import settings
+
+LOOKS_EVERY_S = 0.2
+ANSWERS_WITHIN_S = 3.0
+GRACE_S = 2.0
+"""How long a rank may be stuck after another one has left before that is taken for the reason."""
+PATIENCE = 10
+"""After so many times `settings.stall_s` a job is given up."""
+_ASK, _ANSWER, _LEFT = 1, 2, 3
+
+
+class Watchdog:
+    """Watches the communicators of one rank; `channel` is for nobody else."""
+
+    def __init__(self, world: MpiCommunicator, give_up: Callable[[], None]) -> None:
+        self._world = world
+        self._channel = world.handle.Dup()
+        self._give_up = give_up
+        self._main = threading.get_ident()
+        self._left: dict[int, dict[str, int]] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._reported: dict[str, float] = {}
+        self._sending: list[Any] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """At the end of the program: tell the others, and wait for them to come to theirs."""
+        self._stop.set()
+        self._thread.join()
+        if MpiCommunicator.a_rank_is_lost():
+            # One will never come.
+            return
+        counts = {each.label: each.collectives for each in MpiCommunicator.relatives()}
+        try:
+            for rank in range(self._world.size):
+                if rank != self._world.rank:
+                    self._send(rank, _LEFT, counts)
+            all_here = self._channel.Ibarrier()
+            while not all_here.Test():
+                self._read(has_left=True)
+                time.sleep(0.005)
+        except mpi().Exception:
+            # A rank has died meanwhile.
+            return
+
+    # --- the thread
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOKS_EVERY_S):
+            try:
+                self._read()
+                for communicator in MpiCommunicator.relatives():
+                    self._look_at(communicator)
+            except mpi().Exception:
+                return
+
+    def _look_at(self, communicator: MpiCommunicator) -> None:
+        blocked = communicator.blocked
+        if blocked is None:
+            return
+        stuck = time.monotonic() - blocked
+        if communicator.operation and stuck > GRACE_S:
+            self._check_for_leavers(communicator)
+        if stuck > settings.stall_s and self._reported.get(communicator.label) != blocked:
+            self._reported[communicator.label] = blocked
+            self._report(communicator, stuck)
+        if stuck > PATIENCE * settings.stall_s:
+            _say(f"{_who(communicator)} gives up after {stuck:.0f} s")
+            self._give_up()
+
+    def _check_for_leavers(self, communicator: MpiCommunicator) -> None:
+        gone = [
+            rank
+            for rank in communicator.world_ranks()
+            if rank in self._left
+            and self._left[rank].get(communicator.label, 0) < communicator.collectives
+        ]
+        if gone:
+            names = ", ".join(f"rank {rank}" for rank in gone)
+            _say(
+                f"{_who(communicator)} waits in {communicator.operation} at "
+                f"{place_of_thread(self._main)}, but {names} has come to the end of the program; "
+                "every rank must call the same collectives"
+            )
+            self._give_up()
+
+    def _report(self, communicator: MpiCommunicator, stuck: float) -> None:
+        members = [rank for rank in communicator.world_ranks() if rank != self._world.rank]
+        self._answers = {}
+        for rank in members:
+            self._send(rank, _ASK, {"label": communicator.label})
+        until = time.monotonic() + ANSWERS_WITHIN_S
+        while len(self._answers) < len(members) and time.monotonic() < until:
+            self._read()
+            time.sleep(0.01)
+        here = [
+            rank
+            for rank, said in self._answers.items()
+            if said["blocked"] and said["collectives"] == communicator.collectives
+        ]
+        if any(rank < self._world.rank for rank in here):
+            # That one says it.
+            return
+        lines = [
+            f"{_who(communicator)} has waited {stuck:.0f} s in "
+            f"{communicator.operation or 'a message'} at {place_of_thread(self._main)}"
+        ]
+        for rank in members:
+            said = self._answers.get(rank)
+            if rank in self._left:
+                lines.append(f"  rank {rank} has come to the end of the program")
+            elif said is None:
+                lines.append(f"  rank {rank} does not answer")
+            elif rank in here:
+                lines.append(f"  rank {rank} waits as well, at {said['place']}")
+            elif communicator.operation and said["collectives"] < communicator.collectives:
+                lines.append(f"  rank {rank} has not come: it is at {said['place']}")
+            else:
+                lines.append(f"  rank {rank} is at {said['place']}")
+        _say("\n".join(lines))
+
+    # --- the channel
+
+    def _send(self, rank: int, tag: int, content: dict[str, Any]) -> None:
+        text = np.frombuffer(json.dumps(content).encode(), np.uint8)
+        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+        self._sending.append((self._channel.Isend(text, rank, tag), text))
+
+    def _read(self, has_left: bool = False) -> None:
+        """Take what others have sent, and answer those who ask."""
+        while (found := self._next()) is not None:
+            rank, tag, content = found
+            if tag == _LEFT:
+                self._left[rank] = content
+            elif tag == _ANSWER:
+                self._answers[rank] = content
+            else:
+                self._send(rank, _ANSWER, self._where(content["label"], has_left))
+
+    def _next(self) -> tuple[int, int, dict[str, Any]] | None:
+        status = mpi().Status()
+        if not self._channel.Iprobe(status=status):
+            return None
+        text = np.empty(status.Get_count(), np.uint8)
+        rank, tag = status.Get_source(), status.Get_tag()
+        self._channel.Recv(text, rank, tag)
+        return rank, tag, json.loads(text.tobytes())
+
+    def _where(self, label: str, has_left: bool) -> dict[str, Any]:
+        for communicator in MpiCommunicator.relatives():
+            if communicator.label == label:
+                counted, blocked = communicator.collectives, communicator.blocked is not None
+                break
+        else:
+            counted, blocked = 0, False
+        place = "the end of the program" if has_left else place_of_thread(self._main)
+        return {"collectives": counted, "blocked": blocked, "place": place}
+
+
+def _who(communicator: MpiCommunicator) -> str:
+    return f"caldera: rank {communicator.rank} of {communicator.size} ({communicator.label})"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

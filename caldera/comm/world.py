@@ -1,0 +1,60 @@
+"""All ranks of this program: those that mpiexec, srun or `caldera run` started together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from caldera.comm.abort import end_together
+from caldera.comm.interface import Communicator
+from caldera.comm.launch import RESTART
+from caldera.comm.mpi import MpiCommunicator, mpi
+from caldera.comm.single import SingleProcess
+from caldera.errors import CommError
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@cache
+def world() -> Communicator:
+    """The communicator of all ranks; one process if it was not started with others.
+
+    From then on a rank that fails ends all of them, and one that waits too long says for whom.
+
+    >>> from caldera.comm import world
+    >>> world().size
+    1
+    """
+    ranks = ranks_started(os.environ)
+    if ranks == 1:
+        return SingleProcess()
+    communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
+    if communicator.size != ranks:
+        raise CommError.build(
+            "world", expected=f"{ranks} ranks, as the environment says",
+            got=f"{communicator.size} from {mpi().Get_library_version().splitlines()[0]}",
+            hint="mpi4py uses another MPI than the one that started this program; "
+            "`caldera run` takes the right one",
+        )  # fmt: skip
+    end_together(communicator)
+    return communicator
+
+
+def ranks_started(environment: Mapping[str, str]) -> int:
+    """How many ranks were started together, as launchers say in the environment.
+
+    >>> ranks_started({"OMPI_COMM_WORLD_SIZE": "4"}), ranks_started({})
+    (4, 1)
+    """
+    return max((int(environment.get(name) or 1) for name in _SIZES), default=1)
+
+
+def restarted() -> bool:
+    """Whether `caldera run --restarts` started this program again after a failure.
+
+    >>> from caldera.comm import restarted
+    >>> restarted()
+    False
+    """
+    return int(os.environ.get(RESTART) or 0) > 0

@@ -1,0 +1,56 @@
+"""`caldera run`: starting, starting again, and passing on what the program says."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from caldera.cli.commands import run as command
+from caldera.comm.launch import Launch
+
+from .conftest import Caldera
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A program that fails until it was started twice again, in place of mpiexec."""
+    seen: list[str] = []
+    code = "import os, sys; sys.exit(0 if os.environ['CALDERA_RESTART'] == '2' else 5)"
+
+    def launch(ranks: int, program: list[str], **options: object) -> Launch:
+        seen.extend([str(ranks), *program, *(str(value) for value in options.values())])
+        return Launch([sys.executable, "-c", code], dict(os.environ))
+
+    monkeypatch.setattr(command, "launch", launch)
+    return seen
+
+
+def test_a_program_that_fails_is_started_again(caldera: Caldera, started: list[str]) -> None:
+    done = caldera("run", "-n", "4", "--restarts", "3", "train.py", "--epochs", "2")
+    assert done.status == 0
+    assert "restart 1 of 3" in done.err
+    assert "restart 2 of 3" in done.err
+    assert "restart 3 of 3" not in done.err
+    assert started == ["4", "train.py", "--epochs", "2", "None", "False"]
+
+
+@pytest.mark.usefixtures("started")
+def test_only_as_often_as_was_asked_for(caldera: Caldera) -> None:
+    assert caldera("run", "-n", "2", "--restarts", "1", "train.py").status == 5
+    assert caldera("run", "-n", "2", "train.py").status == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "0", "train.py"], "--ranks: expected a whole number of at least 1"),
+        (["-n", "2", "--restarts", "x", "train.py"], "--restarts: expected a whole number"),
+        (["train.py"], "-n/--ranks"),
+    ],
+)
+def test_wrong_usage_is_said(caldera: Caldera, words: list[str], said: str) -> None:
+    done = caldera("run", *words)
+    assert done.status == 2
+    assert said in done.err

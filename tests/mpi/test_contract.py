@@ -1,0 +1,26 @@
+"""MPI keeps the contract of communicators."""
+
+from __future__ import annotations
+
+from .conftest import Job
+
+
+def test_mpi_keeps_the_contract_at_1_2_3_4_and_8_ranks(job: Job) -> None:
+    done = job(8, "contract")
+    assert done.returncode == 0, done.stderr
+    found = sorted(line for line in done.stdout.splitlines() if line.startswith("kept"))
+    assert found == [f"kept by {ranks} ranks" for ranks in (1, 2, 2, 2, 2, 3, 4, 8)]
+
+
+def test_an_mpi_without_threads_does_what_is_asked_at_once(job: Job) -> None:
+    only = ("in_the_background", "reductions")
+    done = job(2, "contract", arguments=only, MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert done.returncode == 0, done.stderr
+    assert "kept by 2 ranks" in done.stdout
+
+
+def test_an_mpiexec_of_another_mpi_is_noticed(job: Job) -> None:
+    """Each process would otherwise believe that it is alone, and train a model of its own."""
+    done = job(1, "raises", PMI_SIZE="2")
+    assert done.returncode != 0
+    assert "world: expected 2 ranks, as the environment says, got 1" in done.stderr

@@ -1,0 +1,88 @@
+"""Who started this program, and with how many others; and how it is started."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from caldera.comm import SingleProcess, restarted, world
+from caldera.comm.launch import launch
+from caldera.comm.world import ranks_started
+from caldera.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, 8),
+        # A batch script of Slurm that starts one process by itself.
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, 1),
+    ],
+)
+def test_launchers_are_recognised(environment: dict[str, str], ranks: int) -> None:
+    assert ranks_started(environment) == ranks
+
+
+def test_alone_there_is_one_process_and_no_mpi() -> None:
+    assert isinstance(world(), SingleProcess)
+    assert world() is world()
+    assert "mpi4py" not in sys.modules
+
+
+def test_a_restart_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not restarted()
+    monkeypatch.setenv("CALDERA_RESTART", "2")
+    assert restarted()
+
+
+def starter(folder: Path, says: str) -> dict[str, str]:
+    """An environment whose mpiexec says that it is of some make."""
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return {"PATH": str(folder), "HOME": str(folder)}
+
+
+@pytest.fixture
+def _none_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+
+
+@pytest.mark.usefixtures("_none_beside_python")
+class TestLaunch:
+    def test_open_mpi(self, tmp_path: Path) -> None:
+        environment = starter(tmp_path, "mpiexec (Open MPI) 5.0.11")
+        made = launch(4, ["train.py", "--epochs", "2"], environment=environment)
+        assert made.command[:3] == [str(tmp_path / "mpiexec"), "-n", "4"]
+        assert "--oversubscribe" in made.command
+        assert made.command[-4:] == [sys.executable, "train.py", "--epochs", "2"]
+        assert made.environment["HOME"] == str(tmp_path)
+        assert made.environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+        assert int(made.environment["CALDERA_THREADS"]) >= 1
+
+    def test_ranks_on_other_machines_get_the_variables_they_need(self, tmp_path: Path) -> None:
+        environment = starter(tmp_path, "mpiexec (Open MPI) 5.0.11") | {"CALDERA_DATA": "/data"}
+        command = launch(2, ["train.py"], hosts="a:1,b:1", environment=environment).command
+        sent = [word for flag, word in pairwise(command) if flag == "-x"]
+        assert {"CALDERA_DATA", "CALDERA_THREADS", "CALDERA_RESTART"} <= set(sent)
+        assert "HOME" not in sent
+
+    def test_another_mpi_gets_no_options_it_does_not_know(self, tmp_path: Path) -> None:
+        environment = starter(tmp_path, "HYDRA build details")
+        environment["CALDERA_THREADS"] = "3"
+        made = launch(2, ["solver", "x"], hosts="a:1,b:1", environment=environment)
+        assert made.command[1:] == ["-n", "2", "-hosts", "a:1,b:1", "solver", "x"]
+        assert made.environment["CALDERA_THREADS"] == "3"
+        with pytest.raises(ConfigError, match="ULFM"):
+            launch(2, ["train.py"], survive=True, environment=environment)
+
+    def test_without_mpiexec_the_error_says_what_to_install(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"caldera\[mpi\]"):
+            launch(2, ["train.py"], environment={"PATH": str(tmp_path)})
