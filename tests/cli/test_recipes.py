@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from caldera.cli.build import make_optimizer, make_schedule, total_steps
 from caldera.cli.options import CONSTANT, OPTIONS
 from caldera.cli.recipe import complete, read_recipe, write_recipe
-from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number
+from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Texts
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.errors import ConfigError
 from caldera.nn import models
@@ -34,7 +34,8 @@ def _values(kind: Kind) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(sorted(kind.names())), min_size=1, max_size=3)
     if isinstance(kind, Choice):
         return st.sampled_from(sorted(kind.names()))
-    return st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+    texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+    return st.lists(texts, min_size=1, max_size=3) if isinstance(kind, Texts) else texts
 
 
 @given(st.fixed_dictionaries({}, optional={k: _values(o.kind) for k, o in OPTIONS.items()}))
