@@ -3,19 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup demo test test-cuda lint benchmark clean
+.PHONY: setup tools demo test test-cuda lint benchmark clean
 
 setup: $(VENV)/installed
+tools: $(VENV)/tools
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --editable .
+	touch $@
+
+# What only the tests need is larger than all the rest: the demo does without it.
+$(VENV)/tools: $(VENV)/installed
 	$(RUN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 demo: setup
 	$(RUN)/caldera train --data digits --out out
+	$(RUN)/caldera report out
 
-lint: setup
+lint: tools
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
@@ -27,7 +34,7 @@ test: lint
 test-cuda:
 	$(PYTHON) -m pytest tests/card
 
-benchmark: setup
+benchmark: tools
 	$(RUN)/python benchmarks/overhead.py
 	$(RUN)/python benchmarks/input.py
 	$(RUN)/python benchmarks/progress.py

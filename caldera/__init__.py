@@ -54,7 +54,7 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import data, io, nn, optim, testing
+    from caldera import data, io, nn, onnx, optim, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model, NeuralNetwork
     from caldera.train.run import Run
+    from caldera.train.runfolder import RunFolder
+    from caldera.train.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
 
@@ -78,14 +80,18 @@ _LATER: dict[str, tuple[str, str]] = {
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
     "Run": ("caldera.train.run", "Run"),
+    "RunFolder": ("caldera.train.runfolder", "RunFolder"),
     "Target": ("caldera.train.callbacks", "Target"),
+    "TensorBoard": ("caldera.train.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "check_model_gradients": ("caldera.train.gradient_check", "check_model_gradients"),
     "data": ("caldera.data", ""),
     "io": ("caldera.io", ""),
     "load": ("caldera.train.load", "load_model"),
     "nn": ("caldera.nn", ""),
+    "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
+    "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
 
@@ -133,9 +139,11 @@ __all__ = [
     "OutOfMemoryError",
     "Plan",
     "Run",
+    "RunFolder",
     "ShapeError",
     "Target",
     "Tensor",
+    "TensorBoard",
     "TimeLimit",
     "Variable",
     "check_model_gradients",
@@ -160,11 +168,13 @@ __all__ = [
     "nn",
     "normal",
     "one",
+    "onnx",
     "op",
     "optim",
     "orthogonal",
     "seed",
     "settings",
+    "sklearn",
     "tensor",
     "testing",
     "uniform",

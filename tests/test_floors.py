@@ -17,8 +17,8 @@ FLOORS = {
     5: ("plan",),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "dmath"),
-    9: ("search", "bench"),
+    8: ("train", "parallel", "dmath", "machine"),
+    9: ("search", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -89,6 +89,8 @@ def test_only_some_rooms_know_the_optional_libraries() -> None:
         "mpi4py": ("comm/mpi.py", "comm/abort.py"),
         "torch": ("bench/",),
         "jax": ("bench/",),
+        "onnx": ("onnx/",),
+        "onnxruntime": ("onnx/",),
     }
     for path in _files():
         name = path.relative_to(ROOT).as_posix()

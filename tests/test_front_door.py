@@ -19,6 +19,7 @@ HEAVY = (
     "mpi4py",
     "optuna",
     "matplotlib",
+    "onnx",
     "torch",
     "jax",
     "sklearn",
@@ -34,8 +35,10 @@ PUBLIC_ROOMS = (
     "caldera.io",
     "caldera.nn",
     "caldera.nn.models",
+    "caldera.onnx",
     "caldera.op",
     "caldera.optim",
+    "caldera.sklearn",
     "caldera.testing",
 )
 

@@ -1,4 +1,4 @@
-"""The command line: `caldera train`, `eval`, `predict`, `summary`, `graph`, `bench`, `info`.
+"""The command line: `caldera train`, `eval`, `report`, `predict`, `summary`, `graph` and others.
 
 A command is one file in `caldera/cli/commands`; `program` finds it there.
 """

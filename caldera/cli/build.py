@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from caldera import optim
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
@@ -43,8 +41,8 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)
-    outputs = found.classes or int(np.prod(found.train.batch(np.arange(1))[-1].shape[1:]))
-    return make_network(options, found.shape, outputs, total_steps(options, len(found.train)))
+    steps = total_steps(options, len(found.train))
+    return make_network(options, found.shape, found.outputs, steps)
 
 
 def make_network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,6 +34,8 @@ class Command:
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     order: int
+    words: Callable[[], Iterable[str]] = tuple
+    """What its first argument may be, beside files: for shells that complete it."""
 
 
 class Parser(argparse.ArgumentParser):

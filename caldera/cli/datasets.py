@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,16 @@ NAMED: Mapping[str, Source] = {
     "cifar100": Source(data.cifar100, _FOLDER),
 }
 BY_SUFFIX: Mapping[str, Source] = {
-    ".csv": Source(data.csv, {**_SPLIT, "target_column": "target", "targets": "classes"}),
+    ".csv": Source(
+        data.csv,
+        {
+            **_SPLIT,
+            "target_column": "target",
+            "columns": "columns",
+            "delimiter": "delimiter",
+            "targets": "classes",
+        },
+    ),
     ".npz": Source(data.npz, {**_SPLIT, "targets": "classes"}),
 }
 IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
@@ -61,6 +71,19 @@ def load_data(options: Mapping[str, Any]) -> Dataset:
             )  # fmt: skip
         arguments[source.options[option]] = _argument(option, options[option])
     return source.make(*leading, **arguments)
+
+
+def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
+    """The option that says which samples are set aside, if the data are split here.
+
+    >>> split_seed({"data": "digits"}), split_seed({"data": "mnist"})
+    ({'split_seed': 0}, {})
+    """
+    source, _ = _source(options["data"])
+    if "split_seed" not in source.options:
+        return {}
+    usual = inspect.signature(source.make).parameters["seed"].default
+    return {"split_seed": options.get("split_seed", usual)}
 
 
 def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
@@ -93,6 +116,10 @@ def column_of(text: str) -> int | str:
 def _argument(option: str, value: Any) -> Any:
     if option == "target_column":
         return column_of(value)
+    if option == "columns":
+        return [column_of(each) for each in value]
+    if option == "delimiter":
+        return "\t" if value in ("tab", "\\t") else value
     if option == "targets":
         return value == "classes"
     if option == "image_size":

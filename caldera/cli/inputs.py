@@ -52,7 +52,13 @@ def read_inputs(
 
 def _table(path: Path, target_column: str | None) -> np.ndarray:
     if target_column is None:
-        return io.read_csv(path).numpy()
+        try:
+            return io.read_csv(path).numpy()
+        except DataError as problem:
+            raise DataError.build(
+                str(problem).partition(";")[0],
+                hint="if that column has the answers, leave it out with --target-column",
+            ) from None
     return data.csv(path, column_of(target_column), test=0).train.x
 
 

@@ -1,28 +1,13 @@
-"""What this machine has, found without importing what is slow to import."""
+"""What Caldera can use beside what it needs, found without importing what is slow to import."""
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-
-import caldera
-from caldera.amounts import bytes_text
-from caldera.config import settings
-from caldera.data.places import ENVIRONMENT, cache_folder
-from caldera.kernels.native.blas import blas
-from caldera.kernels.native.machine import machine as target_of_kernels
-from caldera.kernels.remember import all_here, machine
-from caldera.optional import optional_import
 
 _SECONDS = 10
 """That another program may take to answer."""
@@ -50,52 +35,30 @@ class Package:
 
 
 CUDA = "pip install 'caldera[cuda]'"
+BENCH = "pip install 'caldera[bench]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
-    Package("sklearn", ("scikit-learn",), "the data set digits", "pip install scikit-learn"),
+    Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
+            "pip install scikit-learn"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
+    Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", "pip install mpi4py"),
+    Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
+            "pip install tensorboard"),
+    Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
+    Package("jax", ("jax",), "caldera bench beside JAX", BENCH),
+    Package("tensorflow", ("tensorflow",), "caldera bench beside TensorFlow",
+            "pip install tensorflow"),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
     Package("nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs",
             CUDA),
     Package("cudnn", ("nvidia-cudnn-frontend",), "convolutions on GPUs", CUDA),
 )  # fmt: skip
-
-
-def facts() -> dict[str, dict[str, Any]]:
-    """The machine, the software and Caldera itself, as what JSON can hold."""
-    total, available = _memory()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    target = target_of_kernels()
-    return {
-        "machine": {
-            "system": f"{platform.system()} {platform.release()}",
-            "cpu": str(machine()["cpu"]),
-            "vectors": f"{target.registers} registers of {8 * target.width} bits ({target.cpu})",
-            "cores": os.cpu_count(),
-            "cores this process may use": usable,
-            "memory": bytes_text(total) if total else "unknown",
-            "memory available": bytes_text(available) if available else "unknown",
-        },
-        "software": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "blas": _blas(),
-            "blas threads": _blas_threads(),
-        },
-        "caldera": {
-            "version": caldera.__version__,
-            "threads": settings.threads,
-            "cache folder": str(settings.cache_dir),
-            "kernel choices remembered": sum(1 for _ in all_here()),
-            "data folder": os.environ.get(ENVIRONMENT) or str(cache_folder()),
-        },
-    }
 
 
 def parts() -> list[Part]:
@@ -153,33 +116,3 @@ def _answer(program: str, *arguments: str) -> Sequence[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.splitlines()
-
-
-def _blas() -> str:
-    """The BLAS that products call; one that only NumPy can call is named by NumPy."""
-    known = blas()
-    if known is not None:
-        return known.name
-    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{built.get('name', 'unknown')} {built.get('version', '')}, through NumPy".strip()
-
-
-def _blas_threads() -> int | str:
-    if not _importable("threadpoolctl"):
-        return os.environ.get("OMP_NUM_THREADS", "unknown")
-    pools = optional_import("threadpoolctl", "threadpoolctl", "info").threadpool_info()
-    return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes in all, and those that are free or can be freed; 0 where that is not known."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-        table = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-        return tuple(int(table[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-    except (AttributeError, ValueError, OSError):
-        return 0, 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Text
+from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Text, Texts
 from caldera.cli.zoo import ZOO
 from caldera.nn.basic import activations
 from caldera.nn.losses import losses
@@ -58,6 +58,9 @@ DATA = (
     Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
     Option("split_seed", Count(), "which samples these are"),
     Option("target_column", Text("COLUMN"), "name or number of the CSV column to predict"),
+    Option("columns", Texts("COLUMN,..."), "names or numbers of the CSV columns to learn from "
+           "(all others)"),
+    Option("delimiter", Text("CHARACTER"), "what divides the columns of a CSV file (,)"),
     Option("targets", Choice("kind of target", lambda: ["classes", "values"]),
            "whether numbers to predict are classes or values"),
     Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),

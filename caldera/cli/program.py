@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
-    parser, parsers = _parsers(table)
+    parser, parsers = make_parsers(table)
     if name is not None and name not in table:
         raise UsageError.build(name, got="no command", hint=nearest(name, table))
     try:
@@ -89,7 +89,8 @@ def _run(words: list[str], name: str | None, table: dict[str, Command]) -> int:
     return table[name].run(given)
 
 
-def _parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
+def make_parsers(table: dict[str, Command]) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and that of each command by its name."""
     parser = Parser(
         prog="caldera",
         description="Caldera: deep learning for scientists.",
@@ -126,6 +127,10 @@ def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, CalderaError):
         return text
-    if isinstance(error, OSError | MemoryError):
-        return text or type(error).__name__
+    if isinstance(error, OSError):
+        # Without "[Errno 2]", which says nothing to most people.
+        said = f"{error.strerror}: {error.filename}" if error.filename else text
+        return f"{said or type(error).__name__}; is the path right, and may you use it?"
+    if isinstance(error, MemoryError):
+        return f"{text or 'not enough memory'}; try a smaller --batch-size"
     return f"{type(error).__name__}: {text}; this should not happen, --debug shows where it did"

@@ -38,6 +38,10 @@ def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:
     caldera.errors.ConfigError: recipe.toml: got unknown key 'epoch'; did you mean 'epochs'?
     """
     name = Path(path).name
+    if Path(path).suffix.lower() in (".csv", ".npz", ".caldera"):
+        kind = "a model" if Path(path).suffix.lower() == ".caldera" else "data"
+        hint = f"train on it with --data {path}" if kind == "data" else "see caldera eval --help"
+        raise ConfigError.build(name, expected="a recipe.toml", got=kind, hint=hint)
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -130,13 +130,31 @@ class Text(Kind):
     def expected(self) -> str:
         return "a text"
 
-    def read(self, text: str) -> str:
+    def read(self, text: str) -> Any:
         return text
 
-    def accept(self, value: Any) -> str:
+    def accept(self, value: Any) -> Any:
         if not isinstance(value, str) or not value:
             raise ValueError
         return value
+
+
+@dataclass(frozen=True)
+class Texts(Text):
+    """Texts with commas between them; a single one is a list of one.
+
+    >>> Texts("COLUMN,...").from_text("width,length", "--columns")
+    ['width', 'length']
+    """
+
+    def expected(self) -> str:
+        return "texts with commas between them"
+
+    def read(self, text: str) -> Any:
+        return text.split(",")
+
+    def accept(self, value: Any) -> Any:
+        return [super(Texts, self).accept(each) for each in _as_list(value)]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,16 @@ class Dataset:
         """The shape of one sample's x."""
         return self.train.shape
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network gives for a sample: one a class, or one a value.
+
+        >>> from caldera import data
+        >>> data.digits().outputs
+        10
+        """
+        return self.classes or int(np.prod(self.train.batch(np.arange(1))[-1].shape[1:]))
+
     def transformed(
         self, train: TransformLike | None = None, test: TransformLike | None = None
     ) -> Dataset:
@@ -204,6 +214,12 @@ def as_data(value: Any) -> Data | IterableData:
             "data.as_data", expected="samples", got="a data set", hint="take its .train or .test"
         )
     if isinstance(value, tuple):
+        for part in value[1:]:
+            if np.asarray(part).dtype.kind in _TEXT_KINDS:
+                raise DataError.build(
+                    "data.as_data", expected="targets that are numbers", got="texts",
+                    hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
+                )  # fmt: skip
         return ArrayData(*value)
     if isinstance(value, list):
         return ArrayData(value)

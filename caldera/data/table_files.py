@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from itertools import islice
@@ -16,15 +16,18 @@ from caldera.data.array_data import SCALE
 from caldera.data.dataset import Dataset, arrays
 from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, named, opened
+from caldera.registry import nearest
 
 # More different whole numbers than this are amounts rather than classes.
 _MOST_CLASSES = 20
+_DELIMITERS = (";", "\t", "|", ",")
 
 
 def csv(
     path: PathLike,
     target: int | str = -1,
     *,
+    columns: Sequence[int | str] | None = None,
     test: float = 0.2,
     seed: int = 0,
     classes: bool | None = None,
@@ -32,9 +35,10 @@ def csv(
 ) -> Dataset:
     """A data set from a table with one sample a line; the column `target` is to be predicted.
 
-    The other columns are numbers. A target whose first value is no number, or which has at most 20
-    different whole numbers, is a class; other numbers are values, of shape (samples, 1). `classes`
-    says which, where that is wrong. A first line without numbers holds the names of the columns.
+    The other columns, or those that `columns` names, are numbers. A target whose first value is no
+    number, or which has at most 20 different whole numbers, is a class; other numbers are values,
+    of shape (samples, 1). `classes` says which, where that is wrong. A first line without numbers
+    holds the names of the columns.
 
     >>> import pathlib, tempfile
     >>> from caldera import data
@@ -49,15 +53,17 @@ def csv(
     where = named("data.csv", path)
     table = _Table(path, delimiter, where)
     column = table.column(target)
-    others = [number for number in range(table.width) if number != column]
+    wanted = range(table.width) if columns is None else map(table.column, columns)
+    others = [number for number in wanted if number != column]
     if not others:
         raise DataError.build(where, expected="columns beside the target", got="none")
     x: Array
     y: Array
     if _is_number(table.first_row[column]):
         # float64 holds every whole number that can be the name of a class.
-        whole = io.read_csv(path, delimiter, table.has_names, dtype="float64").numpy()
-        x, y = whole[:, others].astype(np.float32), whole[:, column]
+        both = [*others, column]
+        whole = io.read_csv(path, delimiter, table.has_names, columns=both, dtype="float64").numpy()
+        x, y = whole[:, :-1].astype(np.float32), whole[:, -1]
         are_whole = bool((y == np.round(y)).all())
         if classes is None:
             classes = are_whole and len(np.unique(y)) <= _MOST_CLASSES
@@ -130,10 +136,19 @@ class _Table:
         self.first_row = rows[0] if rows else []
         if len(self.first_row) != self.width:
             raise DataError.build(
-                where,
-                expected=f"{self.width} columns after the line of names",
-                got=str(len(self.first_row)),
-            )
+                where, expected=f"{self.width} columns after the line of names",
+                got=str(len(self.first_row)), hint=self._other_delimiter(first_rows[0]),
+            )  # fmt: skip
+        if self.width == 1 and self._other_delimiter(first_rows[0]):
+            raise DataError.build(
+                where, expected=f"columns with {delimiter!r} between them", got="one column",
+                hint=self._other_delimiter(first_rows[0]),
+            )  # fmt: skip
+
+    def _other_delimiter(self, first_row: list[str]) -> str:
+        """The hint for a file whose columns are divided by something else."""
+        found = [each for each in _DELIMITERS if each != self._delimiter and each in first_row[0]]
+        return f"are they divided by {found[0]!r}? Pass it as the delimiter" if found else ""
 
     def column(self, wanted: int | str) -> int:
         """The number of a column."""
@@ -141,10 +156,10 @@ class _Table:
             if wanted in self._names:
                 return self._names.index(wanted)
             raise DataError.build(
-                self._where,
-                expected=f"a column named {wanted!r}",
+                self._where, expected=f"a column named {wanted!r}",
                 got=", ".join(self._names) or "no line of names",
-            )
+                hint=nearest(wanted, self._names) if self._names else "",
+            )  # fmt: skip
         if not -self.width <= wanted < self.width:
             raise DataError.build(
                 self._where, expected=f"column {wanted}", got=f"{self.width} columns"

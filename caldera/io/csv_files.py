@@ -187,11 +187,12 @@ class _Table:
                 expected = _problem(row[column], dtype)
                 if expected:
                     may_be_names = position == 0 and not self._has_header
+                    hint = "pass header=True if this line holds names" if may_be_names else ""
                     raise self._error(
                         line,
                         f"{expected} in column {self._label(column)}",
                         repr(row[column]),
-                        "pass header=True if this line holds names" if may_be_names else "",
+                        hint or _way_out(row[column]),
                     )
 
     def _column(self, wanted: int | str) -> int:
@@ -217,6 +218,13 @@ class _Table:
 
     def _error(self, line: int, expected: str, got: str, hint: str = "") -> DataError:
         return DataError.build(f"{self._where}, line {line}", expected=expected, got=got, hint=hint)
+
+
+def _way_out(text: str) -> str:
+    """What to do about a field that holds no number."""
+    if not text.strip():
+        return "fill it in, or leave the line out"
+    return "leave the column out with columns=, or turn it into numbers first"
 
 
 def _problem(text: str, dtype: DType) -> str:

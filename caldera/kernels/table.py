@@ -56,8 +56,8 @@ class Kernel:
     among equals the one that expects to take the fewest seconds by its own `estimate`.
     `in_place` says whether an output may share the memory of an input of its shape and dtype.
     `capturable` is false for one whose calls cannot be recorded and replayed by the device,
-    `measured` for one that made-up inputs say nothing about: positions that are not there, matrices
-    that have no inverse. Of such kernels the estimates choose.
+    `measured` for one that made-up inputs say nothing about (positions that are not there, matrices
+    that have no inverse), or that is known to be fast. Of such kernels the estimates choose.
     """
 
     op: str

@@ -1,8 +1,10 @@
-"""Families of devices on which all calls of a step can become one.
+"""Families of devices on which calls of a step can become one: all of them, or some.
 
-A joiner is given the calls of a step in order, each with the op its kernel is registered for, two
-counters on the device that are 0, and a way to ask whether an array is scratch memory. It gives
-back what makes any number of steps one launch, or None where it cannot, or where it would not pay.
+A grouper is given bound calls in order, and gives back what runs them: those that are alike and do
+not depend on each other at once, perhaps in another order, never with another result. A joiner is
+given the calls of a step in order, each with the op its kernel is registered for, two counters on
+the device that are 0, and a way to ask whether an array is scratch memory. It gives back what makes
+any number of steps one launch, or None where it cannot, or where it would not pay.
 """
 
 from __future__ import annotations
@@ -16,3 +18,8 @@ Joiner = Callable[[Sequence[tuple[str, Call]], Array, Callable[[Array], bool]], 
 
 JOINERS: dict[str, Joiner] = {}
 """By family; the rooms of kernels fill it when they are imported."""
+
+Grouper = Callable[[Sequence[tuple[Call, Runner]]], list[Runner]]
+
+GROUPERS: dict[str, Grouper] = {}
+"""By family, in the same way."""

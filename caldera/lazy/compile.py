@@ -99,12 +99,15 @@ def forget_plans() -> None:
 def _device_of(program: Program) -> Device:
     """Where the program's variables are; the default device if they are nowhere in particular."""
     found: dict[Device, Symbol] = {}
+    host: Device | None = None
     for node in program.order():
         symbol = node.attrs.get("symbol")
         # Inputs and constant arrays go wherever the plan is.
         if symbol is not None and symbol.role in ("variable", "tensor"):
             place = symbol.value.device
-            if not place.is_host:
+            if place.is_host:
+                host = place
+            else:
                 found.setdefault(place, symbol)
     if len(found) > 1:
         places = ", ".join(f"{symbol.name} on {place.name}" for place, symbol in found.items())
@@ -112,4 +115,4 @@ def _device_of(program: Program) -> Device:
             "eval", expected="all variables on one device", got=places,
             hint="move them with .to(device=...), or compile with device=",
         )  # fmt: skip
-    return next(iter(found), None) or find_device(None)
+    return next(iter(found), None) or host or find_device(None)

@@ -42,6 +42,17 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
     def __array__(self, *args: Any, **options: Any) -> NoReturn:
         raise _refused("numpy.asarray")
 
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        numbers = [isinstance(each, int | np.integer) for each in keys]
+        if len(keys) == self.ndim and all(numbers):
+            # NumPy would read it: at an address of the card.
+            raise _refused("an element")
+        for each, is_number in zip(keys, numbers, strict=True):
+            if not is_number and not (each is None or each is ... or isinstance(each, slice)):
+                raise _refused("a choice of elements")
+        return super().__getitem__(key)
+
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise _refused("an assignment")
 

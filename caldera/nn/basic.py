@@ -78,6 +78,11 @@ class Input(Layer):
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.shape, int):
+            raise ConfigError.build(
+                "Input", expected="the shape of a sample", got=repr(self.shape),
+                hint=f"write nn.Input(({self.shape},))",
+            )  # fmt: skip
         self.shape = tuple(self.shape)
 
     def forward(self, x: Expr) -> Expr:

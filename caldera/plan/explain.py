@@ -264,7 +264,7 @@ def _cells(row: Row, timed: bool) -> list[str]:
         "" if row.step is None else str(row.step),
         shortened(op, WIDEST_OP),
         _kernel_text(row),
-        _shapes_text(row),
+        shapes_text(row),
         shortened(row.target, WIDEST_TARGET),
         bytes_text(row.nbytes),
         flops_text(row.flops).removesuffix("FLOP").rstrip() if row.flops else "-",
@@ -286,7 +286,7 @@ def _kernel_text(row: Row) -> str:
     return f"{row.kernel} ({reason})" if reason else row.kernel
 
 
-def _shapes_text(row: Row) -> str:
+def shapes_text(row: Row) -> str:
     """`(6, 5), (5, 3) -> (6, 3) float32`: a dtype stands after the last shape that has it."""
     outputs = _specs_text(row.outputs, after=None)
     if not row.inputs:

@@ -1,13 +1,16 @@
-"""Plans of small networks as one launch a step, on devices that can do that."""
+"""Calls that become one: those that follow each other or are alike, and on devices that can do that
+all calls of a small network's step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from caldera.kernels.whole import JOINERS, Steps
+from caldera.kernels.native.program import joined_runs
+from caldera.kernels.table import Call, Runner
+from caldera.kernels.whole import GROUPERS, JOINERS, Steps
 from caldera.memory import Block, Device, Stream
 from caldera.memory.device_array import address_of
 from caldera.memory.interface import CapturedGraph
@@ -18,11 +21,19 @@ MOST_BYTES = 64 << 20
 """Of values between the calls, each of which has memory of its own here."""
 
 
+def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Runner]:
+    """What runs these calls, in as few pieces as a family of devices knows how to make."""
+    if family in GROUPERS:
+        return GROUPERS[family](bound)
+    return joined_runs(runner for _, runner in bound)
+
+
 class JoinedStep(CapturedGraph):
     """A step that is one launch."""
 
     def __init__(self, stream: Stream, steps: Steps, kept: object) -> None:
         self._stream = stream
+        self._steps = steps
         self._once = steps(1)
         self._kept = kept
 

@@ -16,6 +16,7 @@ from caldera.graph.order import laid_out
 from caldera.kernels.native.program import in_sequence
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan.arena import aligned
+from caldera.plan.joined import grouped
 from caldera.plan.schedule import Buffer, Chooser, Key, Root, Schedule
 
 
@@ -76,7 +77,7 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
                 return (arguments if kind == "argument" else results)[index]
             return _part(call.workspace, root.offset, buffer.spec)
 
-        calls.extend(schedule.bind(lookup, call.communicator))
+        calls.extend(grouped(schedule.family, schedule.bind(lookup, call.communicator)))
         current = following
     if length == 0:
         pairs = zip(call.outputs[:carries], current, strict=True)

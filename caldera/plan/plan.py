@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
@@ -12,26 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import DeviceError
+from caldera.errors import ConfigError, DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.order import Order, laid_out, stored_shape
 from caldera.graph.picture import save
 from caldera.graph.program import Program
 from caldera.kernels.cpu.blas import one_thread
-from caldera.kernels.native.program import joined_runs
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
+from caldera.kernels.whole import GROUPERS
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
+from caldera.plan.chrome import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.inputs import Inputs
-from caldera.plan.joined import can_join, joined_step
+from caldera.plan.joined import can_join, grouped, joined_step
 from caldera.plan.loop import LoopKernel, loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
-from caldera.plan.roofline import cpu_peaks_at_least
+from caldera.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
 from caldera.plan.shared import SharedArena
+from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
 
 MOST_KEPT = 4 << 20
@@ -153,12 +156,14 @@ class Plan:
         """
         return save(path, {"as written": self.original, "as it runs": self.optimised})
 
-    def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
+    def explain(
+        self, feeds: Mapping[str, Any] | None = None, *, time: bool = True, show: bool = True
+    ) -> Explanation:
         """Print a table of the steps: kernels, shapes, bytes, operations, times; and give it back.
 
         The times come from complete runs, after which the variables have their values again.
         Inputs keep what they were last fed unless `feeds` has something else. On several ranks
-        all of them must call this. `time=False` runs nothing.
+        all of them must call this. `time=False` runs nothing, `show=False` prints nothing.
 
         >>> import caldera as cd
         >>> from caldera import op
@@ -172,12 +177,52 @@ class Plan:
         peaks = None
         if seconds is not None and self.device.kernels == "cpu":
             peaks = cpu_peaks_at_least(fastest(self.schedule, seconds))
-        found = explained(self.schedule, self.original, self.optimised, self.device, seconds, peaks)
-        print(found)
+        found = self._explained(seconds, peaks)
+        if show:
+            print(found)
         return found
+
+    def _explained(
+        self, seconds: Sequence[float] | None = None, peaks: Peaks | None = None
+    ) -> Explanation:
+        return explained(self.schedule, self.original, self.optimised, self.device, seconds, peaks)
+
+    def trace(
+        self, path: str | PathLike[str], feeds: Mapping[str, Any] | None = None, *, runs: int = 3
+    ) -> Path:
+        """Write when each kernel ran, on which thread or stream, to a .json file; its path.
+
+        Beside the kernels it has the copies, and how much of the planned memory is in use. Open it
+        at ui.perfetto.dev or in chrome://tracing. As in `explain`, variables keep their values.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import caldera as cd
+        >>> from caldera import op
+        >>> x = op.var("x", (3,), fill=cd.constant(2.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cd.compile([op.exp(x)]).trace(Path(folder) / "step.json").name
+        'step.json'
+        """
+        if runs < 1:
+            raise ConfigError.build("trace", expected="runs >= 1", got=f"{runs}")
+        with self._rehearsed(feeds) as rehearsal:
+            seen = watch(rehearsal, self.schedule, self.device, runs)
+        return write_trace(path, seen, self._explained())
 
     def _seconds(self, feeds: Mapping[str, Any] | None) -> list[float]:
         """The time of each call; no run changes what the variables hold."""
+        with self._rehearsed(feeds) as rehearsal:
+
+            def prepare() -> Sequence[Runner]:
+                rehearsal.restore()
+                return rehearsal.prepare()
+
+            return seconds_of_calls(prepare, self.device)
+
+    @contextmanager
+    def _rehearsed(self, feeds: Mapping[str, Any] | None) -> Iterator[Rehearsal]:
+        """Runs that leave the variables as they were."""
         with self._lock:
             given = feeds
             if given is None:
@@ -188,13 +233,12 @@ class Plan:
             def restore() -> None:
                 for tensor, old in before:
                     tensor[...] = old.numpy()
-
-            def prepare() -> list[Runner]:
-                restore()
-                return self._prepare(given).steps
+                    if not self.device.is_host:
+                        # What is copied because of this is no part of a run.
+                        tensor.memory.on_device()
 
             try:
-                return seconds_of_calls(prepare, self.device)
+                yield Rehearsal(restore, lambda: self._prepare(given).steps)
             finally:
                 restore()
                 self._let_go()
@@ -253,7 +297,10 @@ class Plan:
 
     def _schedule(self, *, reuse: bool) -> Schedule:
         family = self.device.kernels
-        return Schedule(self._roots, self._choose, _symbol_of, self._in_place, family, reuse)
+        return Schedule(
+            self._roots, self._choose, _symbol_of, self._in_place, family, reuse,
+            spread=reuse and family in GROUPERS,
+        )  # fmt: skip
 
     def _joined(self) -> CapturedGraph | None:
         """All calls as one launch, where the device can do that for this plan."""
@@ -311,8 +358,9 @@ class Plan:
         for slot in held:
             slot.renew()
         bound.block = self._block
-        bound.steps = self.schedule.bind(self._lookup, self._communicator)
-        bound.calls = joined_runs(bound.steps)
+        steps = self.schedule.bind(self._lookup, self._communicator)
+        bound.steps = [runner for _, runner in steps]
+        bound.calls = grouped(self.device.kernels, steps)
         for slot in self._slots:
             slot.settle()
 

@@ -25,6 +25,8 @@ Key = Symbol | Node | tuple[str, int]
 """Whose memory it is: a symbol's, a constant node's, or a numbered place such as ("output", 0)."""
 Lookup = Callable[["Buffer"], Any]
 Chooser = Callable[[Node], Kernel]
+MOST_SPREAD = 8 << 20
+"""Bytes of a value that may be kept longer than it is needed."""
 
 
 @dataclass(eq=False)
@@ -92,6 +94,8 @@ class Schedule:
     """Steps and the layout of their arena. `family` is that of the kernels.
 
     Without `reuse` every value has memory of its own, so that steps need not wait for each other.
+    With `spread` that goes for the small ones that steps at either end of the run are made of,
+    which can then be moved there.
     """
 
     roots: Sequence[Root]
@@ -100,6 +104,7 @@ class Schedule:
     in_place: bool = True
     family: str = "cpu"
     reuse: bool = True
+    spread: bool = False
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     arena_bytes: int = 0
@@ -230,16 +235,29 @@ class Schedule:
             root.last = max(root.last, buffer.last)
         own = [b for b in self.buffers if b.place == "arena" and b.shared is None]
         end = len(self.steps)
+        early, late = self._spread() if self.spread else (set(), set())
         offsets, self.arena_bytes = arena.place(
             [b.spec.nbytes for b in own],
-            [b.first if self.reuse else 0 for b in own],
-            [b.last if self.reuse else end for b in own],
+            [b.first if self.reuse and b not in early else 0 for b in own],
+            [b.last if self.reuse and b not in late else end for b in own],
         )
         for buffer, offset in zip(own, offsets, strict=True):
             buffer.offset = offset
         self.naive_bytes = sum(
             arena.aligned(b.spec.nbytes) for b in self.buffers if b.place == "arena"
         )
+
+    def _spread(self) -> tuple[set[Buffer], set[Buffer]]:
+        """Small values that are made of nothing but what is there from the start, such as weights
+        in another precision, and those that what is left after the run is made of."""
+        early: set[Buffer] = set()
+        late: set[Buffer] = set()
+        for step in self.steps:
+            if all(value.buffer.root.place != "arena" for value in step.inputs):
+                early.update(buffer.root for buffer in step.outputs)
+            if any(buffer.root.place == "external" for buffer in step.outputs):
+                late.update(value.buffer.root for value in step.inputs)
+        return _small(early), _small(late)
 
     # --- using
 
@@ -251,9 +269,14 @@ class Schedule:
             workspace = None if step.workspace is None else lookup(step.workspace)
             yield step.kernel, Call(step.node, outputs, inputs, workspace, communicator)
 
-    def bind(self, lookup: Lookup, communicator: Any = None) -> list[Runner]:
+    def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
         """What runs the steps, one after the other."""
-        return [kernel.bind(call) for kernel, call in self.calls(lookup, communicator)]
+        calls = self.calls(lookup, communicator)
+        return [(call, kernel.bind(call)) for kernel, call in calls]
+
+
+def _small(buffers: set[Buffer]) -> set[Buffer]:
+    return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

@@ -24,8 +24,12 @@ def learning_curves(
     title: str,
 ) -> Path:
     """Write a chart of the loss and the metrics over the epochs."""
-    panels = [_panel(name, group, epochs, columns) for name, group in _groups(columns).items()]
-    return write_chart(path, panels, title)
+    return write_chart(path, curve_panels(epochs, columns), title)
+
+
+def curve_panels(epochs: Sequence[int], columns: Mapping[str, Sequence[float]]) -> list[Panel]:
+    """The loss and the metrics over the epochs."""
+    return [_panel(name, group, epochs, columns) for name, group in _groups(columns).items()]
 
 
 def _groups(columns: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ from caldera.train.run import Run
 from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
 from caldera.train.source import Fed, Source
 from caldera.train.step import Steps
+from caldera.train.targets import check_targets
 from caldera.train.weights import Weights
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def make_steps(
     """The plans for training a model on data like this, built for its shapes."""
     sample = sample_of(data)
     model.ensure_built(sample)
+    check_targets(model, data, sample, weighted=weighted)
     inputs = len(model.signature.inputs)
     return Steps(
         model,

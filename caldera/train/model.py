@@ -23,6 +23,7 @@ from caldera.nn.losses import Loss, losses
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
 from caldera.optim import Optimizer
+from caldera.plan.explain import Explanation
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
 from caldera.train.callbacks import Callback
@@ -30,6 +31,7 @@ from caldera.train.fit import evaluate, fit, make_steps
 from caldera.train.history import History
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.modelfile import load_weights, save_model
+from caldera.train.profile import profile
 from caldera.train.step import MAIN, Objective, Signature, Steps, main_output, named_outputs
 from caldera.train.summary import Summary, summarise
 
@@ -55,6 +57,9 @@ class Model(Layer):
     `forward` may take several inputs, and give back a tuple or a dict of outputs; `loss` is then a
     dict from output names to losses, and `loss_weights` their weights in the sum.
     """
+
+    samples_traced: int = 2
+    """How many samples a batch has when only shapes are asked for."""
 
     def __init__(
         self,
@@ -134,7 +139,8 @@ class Model(Layer):
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
         inputs = [
-            op.input(f"x{i}", (2, *shape), dtype=dtype) for i, (shape, dtype) in enumerate(specs)
+            op.input(f"x{i}", (self.samples_traced, *shape), dtype=dtype)
+            for i, (shape, dtype) in enumerate(specs)
         ]
         # Parameters take the model's seed, whatever was drawn before.
         op.seed(self.seed)
@@ -188,7 +194,7 @@ class Model(Layer):
     def fit(
         self,
         data: Any,
-        *,
+        *more: Any,
         validation: Any = None,
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -218,6 +224,11 @@ class Model(Layer):
         >>> history["accuracy"][-1] > 0.95
         True
         """
+        if more:
+            raise ConfigError.build(
+                "fit", expected="one argument with the data", got=f"{1 + len(more)}",
+                hint="write fit((x, y)), and options by name",
+            )  # fmt: skip
         if device is not None:
             self.to(device)
         return fit(
@@ -300,7 +311,7 @@ class Model(Layer):
         >>> cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).summary(show=False).parameters
         15
         """
-        batch = 2
+        batch = self.samples_traced
         inputs = [
             op.input(f"x{i}", (batch, *shape), dtype=dtype)
             for i, (shape, dtype) in enumerate(self.signature.inputs)
@@ -311,6 +322,25 @@ class Model(Layer):
         if show:
             print(found)
         return found
+
+    def profile(
+        self, data: Any, *, batch_size: int | None = None, trace: str | PathLike[str] | None = None
+    ) -> Explanation:
+        """Print where time and memory of a training step go, on a batch of these data.
+
+        The table is that of `Plan.explain`, and is given back. `trace` is a .json file for what
+        `Plan.trace` sees: every kernel, thread and copy on a time line. The model stays as it was.
+
+        >>> import numpy as np
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
+        >>> found = model.profile((np.zeros((4, 2), "float32"), np.zeros(4, "int64")))
+        step  op ...
+        >>> found.seconds > 0
+        True
+        """
+        return profile(self, data, batch_size or self.batch_size, trace)
 
     def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
         """Build the model for a batch (inputs, perhaps then targets), or check that it fits."""

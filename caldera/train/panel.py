@@ -33,6 +33,8 @@ class Line:
     points: Sequence[Point]
     colour: str
     dashed: bool = False
+    dots_only: bool = False
+    """Whether nothing connects the points."""
     last: str = ""
     """The text at its end."""
     ring: Point | None = None
@@ -187,8 +189,9 @@ def _line(line: Line, panel: Panel) -> str:
     runs = _runs(line, panel)
     for run in runs:
         route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
-        parts.append(_stroke(f"M{route}", line))
-    dots = len(line.points) <= _DOTS_UP_TO
+        if not line.dots_only:
+            parts.append(_stroke(f"M{route}", line))
+    dots = line.dots_only or len(line.points) <= _DOTS_UP_TO
     for run in runs:
         # A point between two gaps has no line: only a dot shows it.
         if dots or len(run) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,27 @@ from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.memory.cuda import card_count
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
+
+HERE = Path(__file__).parent
+
+
+STAND_INS = {"float16": "bfloat16", "float64": "float32"}
+"""Sources that differ in nothing but the type: where a card is played, one of the two is enough."""
+EVERY_TYPE = ("test_loops", "test_every_op")
+"""Files whose subject is the types."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what another type stands for: playing a card takes a C++ compiler for each."""
+    if card_count():
+        return
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is None or item.path.parent != HERE or item.path.name.startswith(EVERY_TYPE):
+            continue
+        for other in STAND_INS.keys() & {str(value) for value in given.params.values()}:
+            reason = f"without a card {STAND_INS[other]} stands for {other}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

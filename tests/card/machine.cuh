@@ -246,6 +246,31 @@ inline u16 double_to_half_bits(double x) {
     return sign | (u16)((exponent + 14) << 10) | (u16)(ldexp(fraction, 11) - 1024.0);
 }
 inline u16 float_to_half_bits(float x) { return double_to_half_bits(x); }
+inline u32 float_to_bfloat_bits(float x) {
+    u32 bits = float_to_bits(x);
+    return x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+inline u32 bfloat_pair(float low, float high) {
+    return float_to_bfloat_bits(low) | float_to_bfloat_bits(high) << 16;
+}
+
+inline float bfloat_bits_to_float(u16 bits) { return bits_to_float((u32)bits << 16); }
+template <float (*WIDE)(u16)> u32 two_above(u32 a, u32 b) {
+    u32 low = WIDE((u16)a) > WIDE((u16)b), high = WIDE((u16)(a >> 16)) > WIDE((u16)(b >> 16));
+    return low * 0xffffu | high * 0xffff0000u;
+}
+template <float (*WIDE)(u16)> u32 larger_bits(u16 a, u16 b) {
+    float x = WIDE(a), y = WIDE(b);
+    return x != x || y != y ? 0x7fffu : x > y || (x == y && !signbit(x)) ? a : b;
+}
+template <float (*WIDE)(u16)> u32 two_max(u32 a, u32 b) {
+    return larger_bits<WIDE>((u16)a, (u16)b) |
+           larger_bits<WIDE>((u16)(a >> 16), (u16)(b >> 16)) << 16;
+}
+inline u32 half_pair_above(u32 a, u32 b) { return two_above<half_bits_to_float>(a, b); }
+inline u32 bfloat_pair_above(u32 a, u32 b) { return two_above<bfloat_bits_to_float>(a, b); }
+inline u32 half_pair_max(u32 a, u32 b) { return two_max<half_bits_to_float>(a, b); }
+inline u32 bfloat_pair_max(u32 a, u32 b) { return two_max<bfloat_bits_to_float>(a, b); }
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
 // The fragments are spread over the lanes as on the card: put together, multiplied, spread again.
@@ -266,6 +291,73 @@ inline void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
             }
     emulated::meet_warp();
 }
+
+template <typename Wide> void mma_of_16_bits(float* c, const u32* a, u32 b0, u32 b1, Wide wide) {
+    emulated::Block& block = *emulated::current->block;
+    unsigned g = lane_of() / 4, t = lane_of() % 4, first = emulated::current->rank & ~31u;
+    u32* mine = block.fragments[emulated::current->rank];
+    for (unsigned i = 0; i < 4; i++) mine[i] = a[i];
+    mine[4] = b0;
+    mine[5] = b1;
+    emulated::meet_warp();
+    for (unsigned i = 0; i < 2; i++)
+        for (unsigned j = 0; j < 2; j++)
+            for (unsigned k = 0; k < 16; k++) {
+                u32 left = block.fragments[first + g * 4 + k % 8 / 2][i + k / 8 * 2];
+                u32 right = block.fragments[first + (2 * t + j) * 4 + k % 8 / 2][4 + k / 8];
+                c[2 * i + j] += wide((u16)(left >> k % 2 * 16)) * wide((u16)(right >> k % 2 * 16));
+            }
+    emulated::meet_warp();
+}
+inline void mma_half(float* c, const u32* a, u32 b0, u32 b1) {
+    mma_of_16_bits(c, a, b0, b1, half_bits_to_float);
+}
+inline void mma_bfloat(float* c, const u32* a, u32 b0, u32 b1) {
+    mma_of_16_bits(c, a, b0, b1, [](u16 bits) { return bits_to_float((u32)bits << 16); });
+}
+
+inline u32 half_pair(float low, float high) {
+    return (u32)float_to_half_bits(high) << 16 | float_to_half_bits(low);
+}
+
+typedef u64 SharedPlace;
+inline SharedPlace shared_place(const void* pointer) { return (SharedPlace)pointer; }
+// Matrix m of those whose rows the lanes say: where its row begins.
+inline const char* row_of(unsigned m, unsigned row) {
+    const emulated::Block& block = *emulated::current->block;
+    u64 place = block.exchange[(emulated::current->rank & ~31u) + m * 8 + row];
+    if (place % 16) abort();
+    return (const char*)place;
+}
+inline void mma_rows(u32* words, SharedPlace row) {
+    emulated::current->block->exchange[emulated::current->rank] = row;
+    emulated::meet_warp();
+    for (unsigned m = 0; m < 4; m++)
+        memcpy(words + m, row_of(m, lane_of() / 4) + lane_of() % 4 * 4, 4);
+    emulated::meet_warp();
+}
+inline void mma_columns(u32* words, SharedPlace row) {
+    emulated::current->block->exchange[emulated::current->rank] = row;
+    emulated::meet_warp();
+    for (unsigned m = 0; m < 4; m++) {
+        u16 both[2];
+        for (unsigned i = 0; i < 2; i++)
+            memcpy(both + i, row_of(m, lane_of() % 4 * 2 + i) + lane_of() / 4 * 2, 2);
+        memcpy(words + m, both, 4);
+    }
+    emulated::meet_warp();
+}
+template <int BYTES> void copy_now(void* to, const void* from, bool inside) {
+    if ((u64)to % BYTES || (inside && (u64)from % BYTES)) abort();
+    if (inside) memcpy(to, from, BYTES);
+    else memset(to, 0, BYTES);
+}
+inline void copy_ahead16(void* to, const void* from, bool inside) {
+    copy_now<16>(to, from, inside);
+}
+inline void copy_ahead4(void* to, const void* from, bool inside) { copy_now<4>(to, from, inside); }
+inline void copies_begun() {}
+template <int AFTER> void copies_done() {}
 
 inline u32 load_acquire(const u32* place) { return *(volatile const u32*)place; }
 inline void spin() { emulated::give_way(); }

@@ -12,6 +12,7 @@ from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import FLOATS, check, nodes_of_cases, run_kernel, same_bits, stand_ins
+from tests.unit.kernels.test_candidates import LAYOUTS
 
 BOTH = {"scanning", "sorting"}
 
@@ -20,7 +21,9 @@ BOTH = {"scanning", "sorting"}
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases({"scatter_add", "put_along_axis_add"}, dtype):
-        assert check(card, node, inputs) == BOTH
+        layouts = LAYOUTS if dtype == "float32" else ("dense",)
+        listing = {"listing"} if node.op.name == "scatter_add" else set()
+        assert check(card, node, inputs, layouts=layouts) == BOTH | listing
         found.add(node.op.name)
     assert found == {"scatter_add", "put_along_axis_add"}
 
@@ -35,7 +38,8 @@ def test_rows_of_an_embedding(card: Device, rows: int, dtype: str) -> None:
     positions = generator.integers(-rows, rows, (3, 900))
     updates = generator.integers(-9, 9, (3, 900, 24)).astype(kind)
     node = scatter_add(*stand_ins(x, positions, updates), axis=0)
-    assert check(card, node, (x, positions, updates), ["sorting"], layouts=["dense", "backwards"])
+    names = ["sorting", "listing"] if rows < 400 else ["sorting"]
+    assert check(card, node, (x, positions, updates), names, layouts=["dense", "backwards"])
 
 
 def test_few_updates_are_added_in_the_order_of_the_cpu(card: Device) -> None:
@@ -90,6 +94,7 @@ def test_the_better_way_is_tried_first() -> None:
 
     assert best(32_000, 512, 32_768) == "sorting"
     assert best(10, 8, 16) == "scanning"
+    assert best(128, 256, 2048) == best(64, 256, 8192) == "listing"
 
 
 def test_a_plan_chooses_without_trying_positions_out(card: Device) -> None:

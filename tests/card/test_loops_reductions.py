@@ -12,10 +12,12 @@ from caldera.graph.ops import elementwise, reduction
 from caldera.graph.ops.base import sum_
 from caldera.graph.ops.control import fused
 from caldera.kernels.cuda import reduction as cuda_reduction
+from caldera.kernels.cuda.driver import driver
 from caldera.kernels.cuda.operands import Numbers
 from caldera.memory import Device
 from caldera.tensor.dtype import ALL, BY_NAME, is_float
 from tests.card.candidates import check, run_kernel, stand_ins
+from tests.card.emulated import EmulatedDriver
 from tests.unit.kernels.test_candidates import LAYOUTS
 
 DTYPES = [dtype.name for dtype in ALL]
@@ -55,6 +57,16 @@ def test_sums(
     layouts = ["dense"] if keepdims else LAYOUTS
     node = OPS["sum"](*stand_ins(x), axis=axis, keepdims=keepdims)
     assert check(card, node, (x,), layouts=layouts)
+
+
+def test_narrow_blocks_do_without_parts(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_reduction, "NARROW_BLOCKS", 2)
+    x = _numbers((700, 6))
+    node = OPS["sum"](*stand_ins(x), axis=(0,), keepdims=False)
+    assert check(card, node, (x,), layouts=["dense"])
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        assert set(using.launches) == {"reduce"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

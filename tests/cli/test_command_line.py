@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,13 @@ from caldera.cli.program import find_commands
 
 from .conftest import Caldera
 
-COMMANDS = ["train", "eval", "predict", "summary", "graph", "run", "bench", "info"]
+COMMANDS = ["train", "eval", "report", "predict", "summary", "graph", "run", "bench", "info", "completion"]
 
 
 def test_help_names_every_command_and_has_examples(caldera: Caldera) -> None:
     done = caldera("--help")
     assert done.status == 0
-    assert all(f"\n    {name} " in done.out for name in COMMANDS)
+    assert all(re.search(rf"\n    {name}\s", done.out) for name in COMMANDS)
     assert "examples:" in done.out
 
 
@@ -71,6 +72,10 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
         ("summary lenet4", 2, "did you mean 'lenet5'?"),
         ("graph mlp --out graph.png", 2, "ends in .svg"),
         ("info --jsn", 2, "did you mean '--json'?"),
+        ("train mine.csv", 2, "train on it with --data mine.csv"),
+        ("train old.caldera", 2, "got a model; see caldera eval --help"),
+        ("train --data digits --columns a", 2, "data digits: expected an option it takes"),
+        ("train --quiet --epochs 0 --out /dev/null/out", 1, "is the path right"),
     ],
 )
 def test_mistakes_are_one_line_with_a_hint(

@@ -7,10 +7,12 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 import caldera as cd
 from caldera.cli import machine
@@ -40,9 +42,23 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     lines = caldera("info").out.splitlines()
     missing = lines[lines.index("not here, and how to get it") :]
-    assert any("pip install scikit-learn  (the data set digits)" in line for line in missing)
+    assert any(
+        "pip install scikit-learn  (the data set digits, caldera.sklearn)" in line
+        for line in missing
+    )
     assert any(line.split()[0] == "GPU" for line in missing[1:])
     assert len(missing) == 1 + len(machine.parts())
+
+
+def test_every_package_of_an_extra_is_named() -> None:
+    known = {name for package in machine.PACKAGES for name in package.distributions}
+    extras = [
+        Requirement(text)
+        for text in requires("caldera") or []
+        if "extra ==" in text and not Requirement(text).marker.evaluate({"extra": "dev"})  # type: ignore[union-attr]
+    ]
+    assert extras
+    assert {each.name for each in extras} <= known
 
 
 def test_programs_are_asked_for_what_they_know(

@@ -42,7 +42,9 @@ def _accuracy(text: str) -> float:
 
 def test_train_writes_all_that_came_of_it(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
-    assert names == {"digits.caldera", "curves.svg", "graph.svg", "history.json", "recipe.toml"}
+    assert names == {
+        "digits.caldera", "curves.svg", "graph.svg", "history.json", "recipe.toml", "run.json",
+    }  # fmt: skip
     for picture in ("curves.svg", "graph.svg"):
         assert "<svg" in (trained / picture).read_text()
     history = History.from_dict(json.loads((trained / "history.json").read_text()))

@@ -262,4 +262,5 @@ COMMAND = Command(
     add_flags=add_flags,
     run=run,
     order=55,
+    words=lambda: WORK,
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.cli.classes import read_class_names
 from caldera.cli.command import Command
 from caldera.cli.datasets import load_data
 from caldera.cli.options import OPTIONS, add_options, given_options
@@ -16,6 +15,7 @@ from caldera.cli.show import results_line, tables
 from caldera.cli.values import Count
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
+from caldera.train.classes import read_class_names
 from caldera.train.load import load_model
 
 

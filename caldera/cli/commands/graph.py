@@ -8,6 +8,7 @@ from pathlib import Path
 from caldera.cli.command import Command
 from caldera.cli.drawing import draw_training_step
 from caldera.cli.subject import add_subject, find_model
+from caldera.cli.zoo import ZOO
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,4 +40,5 @@ COMMAND = Command(
     add_flags=add_flags,
     run=run,
     order=50,
+    words=lambda: ZOO,
 )

@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 
 from caldera.cli.command import Command
-from caldera.cli.machine import Part, facts, parts
+from caldera.cli.machine import Part, parts
+from caldera.machine import facts
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

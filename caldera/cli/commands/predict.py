@@ -12,10 +12,10 @@ from typing import IO
 import numpy as np
 
 from caldera import io
-from caldera.cli.classes import read_class_names
 from caldera.cli.command import Command
 from caldera.cli.inputs import read_inputs
 from caldera.errors import ShapeError
+from caldera.train.classes import read_class_names
 from caldera.train.load import load_model
 from caldera.train.model import Model
 

@@ -6,6 +6,7 @@ import argparse
 
 from caldera.cli.command import Command
 from caldera.cli.subject import add_subject, find_model
+from caldera.cli.zoo import ZOO
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,4 +28,5 @@ COMMAND = Command(
     add_flags=add_subject,
     run=run,
     order=40,
+    words=lambda: ZOO,
 )

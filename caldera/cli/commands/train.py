@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import time
 from pathlib import Path
@@ -11,18 +10,17 @@ from typing import Any
 
 from caldera.amounts import bytes_text
 from caldera.cli.build import make_callbacks, make_model, resolved
-from caldera.cli.classes import write_class_names
 from caldera.cli.command import Command, UsageError
-from caldera.cli.datasets import augmented, load_data
-from caldera.cli.drawing import draw_training_step
+from caldera.cli.datasets import augmented, load_data, split_seed
 from caldera.cli.options import GROUPS, add_options, given_options
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.show import results_line
 from caldera.data import Dataset
 from caldera.train.folder import CheckpointFolder
-from caldera.train.history import History
 from caldera.train.model import NeuralNetwork
-from caldera.train.modelfile import save_model
+from caldera.train.runfolder import CURVES, GRAPH, HISTORY, RUN, RunFolder
+
+RECIPE = "recipe.toml"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     options = resolved(options, found)
     model = make_model(options, found)
     print(_described(options, found, model), flush=True)
-    folder = Path(arguments.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_recipe(folder / "recipe.toml", options)
+    kept = RunFolder(arguments.out)
+    kept.path.mkdir(parents=True, exist_ok=True)
+    write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
     history = model.fit(
         found.train,
@@ -74,13 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"stopped: {history.stopped}")
     status = _status(history.stopped)
     # Who ends a run does not want to wait.
-    if not status and len(found.test):
-        print(f"test    {results_line(model.evaluate(found.test))}  (trained for {seconds:.1f} s)")
-    paths = _written(folder, found, model, history)
-    if not status:
-        paths.append(draw_training_step(model, folder / "graph.svg"))
-    for path in [*paths, folder / "recipe.toml"]:
-        print(f"wrote   {path}")
+    settings = options | split_seed(options)
+    record = kept.write(model, history, found, settings=settings, measured=not status)
+    if record.results:
+        print(f"test    {results_line(record.results)}  (trained for {seconds:.1f} s)")
+    names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
+    for path in [kept.path / name for name in names]:
+        if path.is_file():
+            print(f"wrote   {path}")
+    print(f"report  caldera report {kept.path}")
     return status
 
 
@@ -114,17 +114,6 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
         f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
         f"seed {options['seed']}, on {model.device.name}"
     )
-
-
-def _written(folder: Path, found: Dataset, model: NeuralNetwork, history: History) -> list[Path]:
-    """Write the model and the history."""
-    paths = [save_model(model, folder / f"{found.name}.caldera")]
-    write_class_names(paths[0], found.class_names)
-    if history.epochs:
-        paths.append(history.plot(folder / "curves.svg", f"{found.name}: learning curves"))
-    paths.append(folder / "history.json")
-    paths[-1].write_text(json.dumps(history.to_dict(), indent=1) + "\n", encoding="utf-8")
-    return paths
 
 
 COMMAND = Command(

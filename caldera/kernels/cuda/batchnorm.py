@@ -12,7 +12,7 @@ from ctypes import c_double
 from caldera.graph.node import Node, Spec
 from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda.elements import computed_type
-from caldera.kernels.cuda.images import THREADS, TOTALS_THREADS, Sizes, layout_of
+from caldera.kernels.cuda.images import THREADS, TOTALS_THREADS, Layout, Sizes, layout_of
 from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.normalising import (
     HEADER,
@@ -29,16 +29,41 @@ _FACTORS = 5
 """Numbers a channel that the last kernel works with, at most."""
 
 
+# --- what becomes of the sums of a channel
+
+
+def statistics_of(layout: Layout, x: Array, scale: Array, kind: str) -> str:
+    """The declaration of `each`, which makes statistics and factors of sums."""
+    return (
+        f"BatchStatistics<{type_of(x)}, {type_of(scale)}, {kind}, {layout.integer}> each = {{"
+        "strided(x, x_step), channels, count, eps, strided(scale, scale_step), "
+        "strided(shift, shift_step), strided(mean, mean_step), strided(variance, variance_step), "
+        "factors};"
+    )
+
+
+def slopes_of(layout: Layout, scale: Array, mean: Array, factors: Array, *, relu: bool) -> str:
+    """The same for the gradient."""
+    kinds = f"{flags(relu)}, {type_of(scale)}, {type_of(mean)}, {type_of(factors)}"
+    return (
+        f"BatchSlopes<{kinds}, {layout.integer}> each = {{channels, count, eps, "
+        "strided(scale, scale_step), strided(shift, shift_step), strided(mean, mean_step), "
+        "strided(variance, variance_step), strided(for_scale, for_scale_step), "
+        "strided(for_shift, for_shift_step), factors};"
+    )
+
+
 # --- tying them to arrays
 
 
-def _bind(call: Call) -> Runner:
+def bind(call: Call) -> Runner:
+    """In three launches."""
     x, scale, shift, *more = call.inputs
     y, mean, variance = call.outputs
     layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False)
     if layout.sizes.channels == 0:
         return CudaRunner([])
-    partial, factors = _scratch(call)
+    partial, factors = scratch_of(call)
     kind, parameters = computed_type(x.dtype.name), f"const {type_of(scale)}"
     source = kernel_source(
         HEADER, "batch_statistics", TOTALS_THREADS,
@@ -47,18 +72,17 @@ def _bind(call: Call) -> Runner:
          *layout.vector_parameters(
              x=f"const {type_of(x)}", scale=parameters, shift=parameters, mean=kind, variance=kind
          )],
-        "block_batch_statistics(strided(x, x_step), partial, chunks, channels, count, eps, "
-        "strided(scale, scale_step), strided(shift, shift_step), strided(mean, mean_step), "
-        "strided(variance, variance_step), factors);",
+        f"{statistics_of(layout, x, scale, kind)}\n"
+        "    block_of_batch(partial, chunks, channels, each);",
     )  # fmt: skip
     statistics = over_channels(layout, source, "batch_statistics", [
         partial, layout.number(layout.chunks), layout.number(layout.sizes.channels),
-        c_double(layout.sizes.length), _eps(call.node), factors, x,
+        c_double(layout.sizes.length), eps_of(call.node), factors, x,
         layout.number(layout.channel[0]), *layout.vectors(scale, shift, mean, variance),
     ])  # fmt: skip
     calls = [image_sums(layout, x, partial), statistics]
     if x.size:
-        calls.append(normalise(layout, [x, y, *more], factors, 0, relu=_has_relu(call.node)))
+        calls.append(normalise(layout, [x, y, *more], factors, 0, relu=has_relu(call.node)))
     return CudaRunner(calls)
 
 
@@ -78,17 +102,18 @@ def _bind_given(call: Call) -> Runner:
          *layout.vector_parameters(
              scale=parameters, shift=parameters, mean=statistics, variance=statistics
          )],
-        f"normalise_given<{flags(_has_relu(call.node), bool(more))}, {layout.options}>("
+        f"normalise_given<{flags(has_relu(call.node), bool(more))}, {layout.options}>("
         "x, y, more, in, eps, strided(scale, scale_step), strided(shift, shift_step), "
         "strided(mean, mean_step), strided(variance, variance_step));",
     )  # fmt: skip
     return CudaRunner([over_elements(layout, source, "normalise_given_images", [
-        x, y, more[0] if more else x, layout.images(*range(len(arrays))), _eps(call.node),
+        x, y, more[0] if more else x, layout.images(*range(len(arrays))), eps_of(call.node),
         *layout.vectors(scale, shift, mean, variance),
     ])])  # fmt: skip
 
 
-def _bind_gradient(call: Call) -> Runner:
+def bind_gradient(call: Call) -> Runner:
+    """The same for the gradient."""
     g, x, scale, *shifts, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     relu = bool(shifts)
@@ -97,7 +122,7 @@ def _bind_gradient(call: Call) -> Runner:
     layout = layout_of([x, g, dx], call.node.attrs["axis"], by_image=False)
     if layout.sizes.channels == 0:
         return CudaRunner([])
-    partial, factors = _scratch(call)
+    partial, factors = scratch_of(call)
     parameters, statistics = f"const {type_of(scale)}", f"const {type_of(mean)}"
     integer = layout.integer
     vectors = layout.vector_parameters(
@@ -107,29 +132,28 @@ def _bind_gradient(call: Call) -> Runner:
         HEADER, "batch_slope_sums", THREADS,
         [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{layout.images_type(2)} in",
          "double eps", *vectors, "double* partial"],
-        f"Means<{type_of(mean)}, {integer}> means = {{mean, 0, mean_step, 1}};\n"
+        f"{layout.shared}\n"
+        f"    Means<{type_of(mean)}, {integer}> means = {{mean, 0, mean_step, 1}};\n"
         f"    block_slope_sums<{flags(relu)}, {layout.options}>(x, g, in, means, eps, "
         "strided(scale, scale_step), strided(shift, shift_step), strided(variance, variance_step), "
-        "partial);",
+        "partial, kept);",
     )  # fmt: skip
     totals = kernel_source(
         HEADER, "batch_slopes", TOTALS_THREADS,
         ["const double* partial", f"{integer} chunks", f"{integer} channels", "double count",
          "double eps", f"{type_of(factors)}* factors", *vectors,
          *layout.vector_parameters(for_scale=type_of(for_scale), for_shift=type_of(for_shift))],
-        f"block_batch_slopes<{flags(relu)}>(partial, chunks, channels, count, eps, "
-        "strided(scale, scale_step), strided(shift, shift_step), strided(mean, mean_step), "
-        "strided(variance, variance_step), strided(for_scale, for_scale_step), "
-        "strided(for_shift, for_shift_step), factors);",
+        f"{slopes_of(layout, scale, mean, factors, relu=relu)}\n"
+        "    block_of_batch(partial, chunks, channels, each);",
     )  # fmt: skip
     given = layout.vectors(scale, shift, mean, variance)
     calls = [
         over_elements(layout, sums, "batch_slope_sums", [
-            x, g, layout.images(0, 1), _eps(call.node), *given, partial,
+            x, g, layout.images(0, 1), eps_of(call.node), *given, partial,
         ]),
         over_channels(layout, totals, "batch_slopes", [
             partial, layout.number(layout.chunks), layout.number(layout.sizes.channels),
-            c_double(layout.sizes.length), _eps(call.node), factors, *given,
+            c_double(layout.sizes.length), eps_of(call.node), factors, *given,
             *layout.vectors(for_scale, for_shift),
         ]),
     ]  # fmt: skip
@@ -141,11 +165,13 @@ def _bind_gradient(call: Call) -> Runner:
 # --- what they need
 
 
-def _has_relu(node: Node) -> bool:
+def has_relu(node: Node) -> bool:
+    """Whether a relu follows."""
     return node.op.name.endswith("relu")
 
 
-def _eps(node: Node) -> c_double:
+def eps_of(node: Node) -> c_double:
+    """What keeps variances away from 0."""
     return c_double(node.attrs["eps"])
 
 
@@ -157,12 +183,14 @@ def _specs(node: Node) -> tuple[Spec, Spec]:
     return sizes.partial(), sizes.factors(node, _FACTORS)
 
 
-def _scratch(call: Call) -> list[Array]:
+def scratch_of(call: Call) -> list[Array]:
+    """Room for sums of chunks, and for factors."""
     scratch = Scratch(call.workspace)
     return [scratch.array(spec.shape, spec.dtype) for spec in _specs(call.node)]
 
 
-def _room(node: Node) -> int:
+def room_of(node: Node) -> int:
+    """Bytes of that."""
     return room_for(*_specs(node))
 
 
@@ -170,17 +198,18 @@ def _no_room(node: Node) -> int:
     return 0
 
 
-def _in_place(node: Node) -> bool:
+def in_place(node: Node) -> bool:
+    """Whether outputs may take the place of inputs."""
     # Every element is read before it is written, and vectors before any of them.
     return len(node.outputs[0].shape) > 1
 
 
 for _op, _its_bind, _its_room in (
-    ("batch_norm", _bind, _room),
-    ("batch_norm_relu", _bind, _room),
+    ("batch_norm", bind, room_of),
+    ("batch_norm_relu", bind, room_of),
     ("batch_norm_inference", _bind_given, _no_room),
     ("batch_norm_inference_relu", _bind_given, _no_room),
-    ("batch_norm_grad", _bind_gradient, _room),
-    ("batch_norm_relu_grad", _bind_gradient, _room),
+    ("batch_norm_grad", bind_gradient, room_of),
+    ("batch_norm_relu_grad", bind_gradient, room_of),
 ):
-    TABLE.add(Kernel(_op, "cuda", "chunks", _its_bind, workspace=_its_room, in_place=_in_place))
+    TABLE.add(Kernel(_op, "cuda", "chunks", _its_bind, workspace=_its_room, in_place=in_place))

@@ -25,12 +25,15 @@ from caldera.kernels.cuda.product import (
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.native.matrix import as_matrices
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import DType, float64
 
 MOST_CALLS = 16
 """Calls into which a product may be cut whose batch has several axes."""
 MOST_WORKSPACE = 32 << 20
 """What NVIDIA recommends for Hopper."""
+WORKSPACE_ALIGNMENT = 256
+"""Bytes: the library refuses a workspace at other addresses."""
 EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
 """The library's names for activations."""
 
@@ -111,13 +114,14 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
     if parts is None:
         return None
     calls: list[Any] = []
+    spare = _aligned_part(scratch.rest)
     for part in parts:
-        problem = problem_of(part, way.epilogue, scratch.rest.nbytes)
+        problem = problem_of(part, way.epilogue, spare.nbytes)
         found = None if problem is None else algorithms(problem, libraries.current_card())
         if problem is None or found is None or not len(found):
             return None
         last = min(rank + 1, len(found))
-        calls.append(LtCall(part, problem, found[last - 1 : last], scratch.rest))
+        calls.append(LtCall(part, problem, found[last - 1 : last], spare))
     if way.rest is not None:
         calls.append(tiles.ending_launch(way.rest, terms.reshape(1, -1)))
     return calls
@@ -148,13 +152,19 @@ def room(product: Multiplication) -> tuple[int, int]:
     found = algorithms(_aligned(problem), libraries.current_card())
     most = int(found["workspace"].max(initial=0))
     # 16 bytes more, as nvmath does: an epilogue has been seen to use them.
-    return terms + most + (16 if most else 0), len(found)
+    return terms + most + (16 + WORKSPACE_ALIGNMENT if most else 0), len(found)
 
 
 def _aligned(problem: Problem) -> Problem:
     """The operands as plans lay them out: what only describes them lies anywhere."""
     a, b, d = (replace(each, alignment=ALIGNMENT) for each in (problem.a, problem.b, problem.d))
     return replace(problem, a=a, b=b, d=d)
+
+
+def _aligned_part(workspace: Array) -> Array:
+    """The workspace from the first address on that the library takes."""
+    skipped = -address_of(workspace) % WORKSPACE_ALIGNMENT if workspace.size else 0
+    return workspace[skipped:]
 
 
 def _limit(taken: int) -> int:

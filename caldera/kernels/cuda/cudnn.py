@@ -8,9 +8,11 @@ nor are those that round more than they were asked to.
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -89,6 +91,18 @@ def _strides(spec: Spec) -> list[int]:
 
 # --- graphs
 
+_graphs: WeakSet[Graph] = WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """The library complains about every object that is still there when Python has ended."""
+    for graph in list(_graphs):
+        graph.close()
+    graph_of.cache_clear()
+    handle.cache_clear()
+    libraries.cudnn.cache_clear()
+
 
 class Graph:
     """A graph of one convolution, and those of its plans that can run, the best one first."""
@@ -99,6 +113,11 @@ class Graph:
         self._graph = self._made(question)
         self._plans: list[int] = []
         self._next = 0
+        _graphs.add(self)
+
+    def close(self) -> None:
+        """Let go of the library's objects."""
+        self._graph = self._handle = self._library = None
 
     def _made(self, question: Question) -> Any:
         library = self._library
@@ -271,6 +290,9 @@ def _is_rearranged(node: Node) -> bool:
 
 def _is_able(rank: int, node: Node) -> bool:
     if libraries.cudnn() is None or (rank and not libraries.may_measure()):
+        return False
+    if any(before != after for before, after in node.attrs["padding"]):
+        # Some of its engines then take the padding of one side for both, and give wrong results.
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -53,6 +54,12 @@ class Loop:
         """How many whole items there are."""
         return self.total // self.lanes
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether everything lies in a row, but for single numbers that are the same everywhere."""
+        modes = {each.mode for each in self.operands}
+        return not self.wide and len(self.lengths) == 1 and modes <= {"0", "1"}
+
 
 def loop_over(
     recipe: Recipe,
@@ -96,13 +103,40 @@ def loop_calls(
     return [launch_of([loop_over(recipe, shape, inputs, outputs)])]
 
 
+class LoopRunner:
+    """One loop. It is compiled when it first runs: a plan may have put it with others by then."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+
+    @cached_property
+    def launch(self) -> Launch:
+        """What runs it on its own; asking for it starts the compiler."""
+        return launch_of([self.loop])
+
+    def __call__(self) -> None:
+        self.launch()
+
+
+def loop_runner(
+    recipe: Recipe,
+    shape: Shape,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+) -> Runner:
+    """What computes a recipe without reductions."""
+    if not size(shape) or not outputs:
+        return CudaRunner([])
+    return LoopRunner(loop_over(recipe, shape, inputs, outputs))
+
+
 def launch_of(loops: Sequence[Loop]) -> Launch:
     """One launch for loops of one recipe that do not depend on each other."""
     numbers = Numbers(any(loop.wide for loop in loops))
     unroll = _unroll(loops)
     threads = _threads(max(-(-loop.items // unroll) for loop in loops))
     blocks = [max(-(-loop.items // (threads * unroll)), 1) for loop in loops]
-    texts = [_Text(loop, numbers, f"{k}_" if k else "") for k, loop in enumerate(loops)]
+    texts = [LoopText(loop, numbers, f"{k}_" if k else "") for k, loop in enumerate(loops)]
     functions = [text.items() for text in texts]
     calls = [text.call(unroll) for text in texts]
     pointers = ["const Numbers n", *(each for text in texts for each in text.pointers)]
@@ -128,9 +162,14 @@ def _unroll(loops: Sequence[Loop]) -> int:
     """How many items a thread takes: several if they are small and there are enough."""
     if not is_light(loops[0].recipe):
         return 1
-    if min(loop.items for loop in loops) < 2 * FULL * driver().multiprocessors:
+    if not are_many(min(loop.items for loop in loops)):
         return 1
     return 4 if any(loop.lanes == 1 for loop in loops) else 2
+
+
+def are_many(items: int) -> bool:
+    """Whether all threads of the card have something to do even if each takes several."""
+    return items >= 2 * FULL * driver().multiprocessors
 
 
 def is_light(recipe: Recipe) -> bool:
@@ -145,7 +184,7 @@ def _threads(items: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Text:
+class LoopText:
     """A loop in CUDA. Names start with a prefix, so that several loops can be in one kernel."""
 
     loop: Loop
@@ -232,8 +271,7 @@ class _Text:
 
 
 def _bind(call: Call) -> Runner:
-    shape = loop_shape(call.node)
-    return CudaRunner(loop_calls(recipe_of(call.node), shape, call.inputs, call.outputs))
+    return loop_runner(recipe_of(call.node), loop_shape(call.node), call.inputs, call.outputs)
 
 
 for _op in OPS.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldera.graph.body import Body
 from caldera.graph.node import Node
-from caldera.kernels.cuda.elementwise import loop_calls
+from caldera.kernels.cuda.elementwise import loop_runner
 from caldera.kernels.cuda.expression import is_known
 from caldera.kernels.cuda.launch import CudaRunner, Launch
 from caldera.kernels.cuda.reduction import (
@@ -40,7 +40,7 @@ def _bind(call: Call) -> Runner:
     ]
     groups = list(_by_axes(body).items())
     if not groups:
-        return CudaRunner(loop_calls(recipe_of(call.node), shape, call.inputs, outputs))
+        return loop_runner(recipe_of(call.node), shape, call.inputs, outputs)
     calls: list[Launch] = []
     for position, (axes, indices) in enumerate(groups):
         recipe = recipe_of(call.node, tuple(indices))

@@ -77,10 +77,11 @@ def _bind_gradient(call: Call) -> Runner:
         HEADER, "group_slope_sums", THREADS,
         [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{layout.images_type(2)} in",
          f"{integer} each", *vector, *statistics, "double* partial"],
-        f"Means<{type_of(mean)}, {integer}> means = {{mean, mean_image, mean_group, each}};\n"
+        f"{layout.shared}\n"
+        f"    Means<{type_of(mean)}, {integer}> means = {{mean, mean_image, mean_group, each}};\n"
         f"    block_slope_sums<{flags(False)}, {layout.options}>(x, g, in, means, 0.0, "
         "strided(scale, scale_step), strided(scale, scale_step), "
-        f"strided(variance, ({integer})1), partial);",
+        f"strided(variance, ({integer})1), partial, kept);",
     )  # fmt: skip
     groups = kernel_source(
         HEADER, "group_slopes", 32 * _WARPS,

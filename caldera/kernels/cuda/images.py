@@ -128,6 +128,11 @@ class Layout:
         return f"{flags(self.planes)}, {self.together}"
 
     @property
+    def shared(self) -> str:
+        """The declaration of the memory that sums of its blocks need."""
+        return f"__shared__ double kept[{2 * THREADS * self.together}];"
+
+    @property
     def integer(self) -> str:
         """The type of places and counts."""
         return index_type(self.large)

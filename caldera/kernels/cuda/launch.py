@@ -19,7 +19,8 @@ class Launch:
     """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
 
     Numbers are given as ctypes values, which say how wide they are. `together` says that all blocks
-    must be on the card at once, because they wait for each other.
+    must be on the card at once, because they wait for each other. `kept` are arrays that no
+    argument but an address in one of them speaks of.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Launch:
         shared: int = 0,
         *,
         together: bool = False,
+        kept: Sequence[np.ndarray[Any, np.dtype[Any]]] = (),
     ) -> None:
         self.name = name
         self._driver = driver()
@@ -40,7 +42,7 @@ class Launch:
         self._block = _three(block)
         self._shared = shared
         self._launch = self._driver.launch_together if together else self._driver.launch
-        self._kept = arguments
+        self._kept = (*arguments, *kept)
         self._values = [_value(each) for each in arguments]
         places = [ctypes.addressof(value) for value in self._values]
         self._places = (ctypes.c_void_p * max(len(places), 1))(*places)

@@ -33,8 +33,9 @@ from caldera.tensor.shape import Shape, size
 _HEADER = "layer.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
 """Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_MOST_BLOCKS = 528
-"""Blocks that share the rows of a gradient: 4 on each of 132 multiprocessors."""
+_MOST_BLOCKS = 264
+"""Blocks that share the rows of a gradient: 2 on each of 132 multiprocessors. More of them would
+leave more sums behind than the rows have numbers."""
 
 Axes = tuple[int, ...]
 

@@ -19,7 +19,7 @@ def image_sums(layout: Layout, x: Array, partial: Array) -> Launch:
     source = kernel_source(
         HEADER, "image_sums", THREADS,
         [f"const {type_of(x)}* x", f"{layout.images_type(1)} in", "double* partial"],
-        f"block_image_sums<{layout.options}>(x, in, partial);",
+        f"{layout.shared}\n    block_image_sums<{layout.options}>(x, in, partial, kept);",
     )  # fmt: skip
     return over_elements(layout, source, "image_sums", [x, layout.images(0), partial])
 

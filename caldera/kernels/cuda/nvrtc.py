@@ -62,7 +62,8 @@ def compile_source(source: str, headers: Mapping[str, str], architecture: str) -
         )
     )
     try:
-        options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+        # Up to CUDA 13.0 a generic lambda counts as a function of the host without the last one.
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
         given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         status = nvrtc.nvrtcCompileProgram(program, len(options), given)
         if status:

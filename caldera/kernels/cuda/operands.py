@@ -21,6 +21,18 @@ NARROW = 1 << 31
 """From so many elements or bytes on, indices take 64 bits."""
 
 
+def divisor(by: int) -> tuple[int, int, int]:
+    """The Divisor of divide.cuh, as signed numbers: what it divides by, a factor, a shift.
+
+    >>> divisor(8)
+    (8, 1, 3)
+    """
+    shift = (by - 1).bit_length()
+    factor = ((1 << 32) * ((1 << shift) - by)) // by + 1
+    # A factor may have its highest bit set, which a signed number keeps as a sign.
+    return by, factor - (1 << 32) if factor >= NARROW else factor, shift
+
+
 @dataclass
 class Numbers:
     """The numbers of a launch: one parameter, a struct of integers of one width."""
@@ -37,11 +49,7 @@ class Numbers:
         """Pass a number that indices are divided by."""
         if self.wide:
             return f"WideDivisor{{(u64){self.add(by)}}}"
-        shift = (by - 1).bit_length()
-        factor = ((1 << 32) * ((1 << shift) - by)) // by + 1
-        # A factor may have its highest bit set, which a signed number keeps as a sign.
-        signed = factor - (1 << 32) if factor >= NARROW else factor
-        names = ", ".join(f"(u32){self.add(each)}" for each in (by, signed, shift))
+        names = ", ".join(f"(u32){self.add(each)}" for each in divisor(by))
         return f"Divisor{{{names}}}"
 
     @property

@@ -1,70 +1,132 @@
-"""Pooling and its adjoints: one kernel each, a thread for each pixel (or a few of its channels)."""
+"""Pooling and its adjoints: one kernel each, a thread for a few channels of each window.
+
+Sizes of windows are part of the text: only then are there loops that can be unrolled, and all that
+a thread reads is on its way at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.launch import CudaRunner, Launch
+from caldera.kernels.cuda.operands import divisor
 from caldera.kernels.cuda.source import flags, kernel_source, type_of
 from caldera.kernels.cuda.strided import index_type, indices, is_large, neighbours, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
 _THREADS = 256
+_MOST_ELEMENTS = 16
+"""Elements of a window, or between the corners of two, that a thread looks at without a loop."""
+_MOST_HOLDING = 9
+"""Windows that hold an element, of which a thread keeps what it has read."""
+_BANDS = (4, 2)
+"""Rows of windows that a block may have together, so that it reads what they share once."""
 
 
-def _windows(node: Node, image: Shape, pooled: Shape) -> list[int]:
-    """What a kernel has to know about the windows, as pool.cuh wants it."""
+@dataclass(frozen=True)
+class _Axis:
+    """The windows along rows or along columns: as the Axis of pool.cuh, with the padding before."""
+
+    size: int
+    stride: int
+    dilation: int
+    before: int
+
+    @property
+    def text(self) -> str:
+        """Its type."""
+        return f"Axis<{self.size}, {self.stride}, {self.dilation}>"
+
+    @property
+    def holding(self) -> int:
+        """Windows that may hold an element."""
+        return -(-((self.size - 1) * self.dilation + 1) // self.stride)
+
+    def corners(self, length: int) -> int:
+        """Corners of windows before which elements of an image lie, or would if there were more."""
+        return (self.before + length - 1) // self.stride - self.before // self.stride + 1
+
+
+def _axes(node: Node) -> tuple[_Axis, _Axis]:
     attrs = node.attrs
-    (rows, columns), (top, left) = attrs["size"], (before for before, _ in attrs["padding"])
-    counted = rows * columns if attrs.get("count_padding") else 0
-    return [*image, *pooled[2:], rows, columns, *attrs["stride"], top, left,
-            *attrs.get("dilation", (1, 1)), counted]  # fmt: skip
+    dilation = attrs.get("dilation", (1, 1))
+    rows, columns = (
+        _Axis(attrs["size"][i], attrs["stride"][i], dilation[i], attrs["padding"][i][0])
+        for i in (0, 1)
+    )
+    return rows, columns
+
+
+def _is_small(rows: _Axis, columns: _Axis, *, adjoint: bool) -> bool:
+    if not adjoint:
+        return rows.size * columns.size <= _MOST_ELEMENTS
+    within = rows.stride * columns.stride <= _MOST_ELEMENTS
+    return within and rows.holding * columns.holding <= _MOST_HOLDING
+
+
+def _bands(places: int) -> int:
+    """How many rows are taken together: few of them may be missing at the end."""
+    return next((n for n in _BANDS if -(-places // n) * n * 8 <= places * 9), 1)
 
 
 def _launch(
     function: str, node: Node, arrays: Sequence[Array], outputs: int, *, adjoint: bool
 ) -> Runner:
-    """A function of pool.cuh on these arrays, the last `outputs` of which it writes.
-
-    Places are counted in the array that has the pixels that are written: the last one but for the
-    names of winners.
-    """
-    written = arrays[-outputs]
+    """A function of pool.cuh on these arrays, the last `outputs` of which it writes."""
+    written, read = arrays[-outputs], arrays[0]
     if written.size == 0:
         return CudaRunner([])
-    read = arrays[0]
     image, pooled = (written, read) if adjoint else (read, written)
     steps = [strides_of(array) for array in arrays]
     channels = written.shape[1]
-    dense = all(own[1] == 1 for own in steps)
     together = 1
-    if dense:
+    if all(own[1] == 1 for own in steps):
         beside = zip(arrays, steps, strict=True)
         together = neighbours(channels, [(each, (n, y, x)) for each, (n, _, y, x) in beside])
     last = channels > 1 and abs(written.strides[1]) < abs(written.strides[3])
-    columns = node.attrs["size"][1]
-    batch = 1 if adjoint else next(n for n in (3, 2, 1) if columns % n == 0)
+    rows, columns = _axes(node)
+    small = _is_small(rows, columns, adjoint=adjoint)
+    tall, wide = written.shape[2:]
+    if adjoint and small:
+        tall, wide = rows.corners(tall), columns.corners(wide)
+    bands = _bands(tall) if last else 1
     large = is_large(*arrays)
-    integer = index_type(large)
+    kinds = f"Window<{rows.text}, {columns.text}, {flags(small)}>, {together}, {flags(last)}"
     names = [f"a{i}" for i in range(len(arrays))]
     pointers = [
         f"{'' if i >= len(arrays) - outputs else 'const '}{type_of(array)}* {names[i]}"
         for i, array in enumerate(arrays)
     ]
+    integer = index_type(large)
     source = kernel_source(
-        "pool.cuh", f"{function}_pixels", _THREADS,
+        "pool_adjoints.cuh" if adjoint else "pool.cuh", f"{function}_pixels", _THREADS,
         [*pointers, *(f"Pixels<{integer}> p{i}" for i in range(len(arrays))),
          f"Windows<{integer}> in"],
-        f"{function}<{together}, {flags(last)}, {batch}>({', '.join(names)}, "
+        f"{function}<{kinds}, {bands}>({', '.join(names)}, "
         f"{', '.join(f'p{i}' for i in range(len(arrays)))}, in);",
     )  # fmt: skip
-    blocks = -(-written.size // (together * _THREADS))
-    return CudaRunner([Launch(source, f"{function}_pixels", blocks, _THREADS, [
-        *arrays, *(indices(own, large) for own in steps),
-        indices(_windows(node, image.shape, pooled.shape), large),
+    groups, down = channels // together, -(-tall // bands)
+    threads = written.shape[0] * groups * down * bands * wide
+    numbers = _windows(node, image.shape, pooled.shape, (rows.before, columns.before))
+    numbers += [threads, tall, *_divisors((groups, wide, down), large)]
+    return CudaRunner([Launch(source, f"{function}_pixels", -(-threads // _THREADS), _THREADS, [
+        *arrays, *(indices(own, large) for own in steps), indices(numbers, large),
     ])])  # fmt: skip
+
+
+def _windows(node: Node, image: Shape, pooled: Shape, before: tuple[int, int]) -> list[int]:
+    rows, columns = node.attrs["size"]
+    counted = rows * columns if node.attrs.get("count_padding") else 0
+    return [*image[2:], *pooled[2:], *before, counted]
+
+
+def _divisors(lengths: Sequence[int], large: bool) -> list[int]:
+    if large:
+        return list(lengths)
+    return [number for length in lengths for number in divisor(length)]
 
 
 def _bind(function: str, outputs: int, *, adjoint: bool) -> Callable[[Call], Runner]:

@@ -34,6 +34,9 @@ MOST_ROWS, FEWEST_ROWS = 512, 128
 """The same for rows that are taken together column by column."""
 COLUMNS = 32
 """Columns that a block takes."""
+NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
+"""Items side by side in blocks that have so many rows at most to themselves, and how many of these
+blocks are as good as more blocks and a second launch."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ def _parts(kept: int, reduced: int, *, along: bool) -> int:
     if reduced <= MOST_ROWS:
         return 1
     return min(-(-reduced // FEWEST_ROWS), max(ENOUGH_BLOCKS // -(-kept // COLUMNS), 1))
+
+
+def _is_narrow(kept: int, reduced: int) -> bool:
+    """Whether blocks of few columns do without parts; `kept` counts items."""
+    return MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
 
 
 def _room_of_total(op: str) -> int:
@@ -148,6 +156,8 @@ def _cut(loop: Loop, lanes: int) -> Cut:
     all_kept = prod(loop.lengths[axis] for axis in loop.kept)
     all_reduced = prod(loop.lengths[axis] for axis in loop.reduced)
     parts = _parts(all_kept, all_reduced, along=loop.along)
+    if not loop.along and _is_narrow(kept, reduced):
+        parts = 1
     unroll = 1
     if is_light(loop.recipe):
         unroll = 2 if loop.recipe.heavy or (lanes > 1 and len(loop.operands) > 2) else 4
@@ -173,6 +183,8 @@ def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
+    if _is_narrow(cut.kept, cut.chunk):
+        return NARROW, MOST_THREADS // NARROW
     width = min(COLUMNS, _above(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
     return width, max(min(sharing, most // width), 32 // width)

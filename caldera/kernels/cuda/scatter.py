@@ -1,9 +1,10 @@
 """Adding at computed positions: `scatter_add` and `put_along_axis_add`, the same bits every run.
 
-Two ways. "scanning" gives every element of the result a thread that looks at all updates of its
-column: one launch, good for few updates. "sorting" sorts the updates by the row they belong to and
-sums them in chunks of equal length, so that one row that is named thousands of times (the padding
-of a batch of texts) takes no longer than thousands of different ones.
+Two ways here, a third in listing.py. "scanning" gives every element of the result a thread that
+looks at all updates of its column: one launch, good for few updates. "sorting" sorts the updates by
+the row they belong to and sums them in chunks of equal length, so that one row that is named
+thousands of times (the padding of a batch of texts) takes no longer than thousands of different
+ones.
 
 A run on a card cannot stop at a position that is not there. Such an update is not added; instead
 what is added to becomes nan (integers stay as if it had not been there).
@@ -45,8 +46,8 @@ _VECTOR = 16
 """Bytes that a thread reads or writes at once, where it can."""
 _SCAN_SECONDS = 3e-13
 """What it takes to look at one update for one element."""
-_LAUNCH_SECONDS = 2.5e-6
-_BYTES_PER_SECOND = 3e12
+LAUNCH_SECONDS = 2.5e-6
+BYTES_PER_SECOND = 3e12
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _of_put_along(call: Call) -> _Geometry:
     axis = call.node.attrs["axis"]
     to, given, seen = (element_strides(each) for each in (out, updates, positions))
     every = axes_of(
-        out.shape, to, element_strides(x), _without(given, axis), _without(seen, axis),
+        out.shape, to, element_strides(x), without(given, axis), without(seen, axis),
         _unit(out.ndim, axis),
     )  # fmt: skip
     along = axes_of(positions.shape, given, seen)
@@ -107,7 +108,8 @@ def _unit(rank: int, axis: int) -> tuple[int, ...]:
     return tuple(int(i == axis) for i in range(rank))
 
 
-def _without(strides: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def without(strides: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Strides with none along one axis."""
     return tuple(0 if i == axis else step for i, step in enumerate(strides))
 
 
@@ -139,8 +141,8 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     axes = merged(shape.all_axes)
     steps = axes[-1].strides if axes else (1, 0, 0, 0, 0)
     # Neighbours that one thread looks after must have the same positions.
-    vector = _vector(out.itemsize, axes, [(out, 0)], most=1 if steps[3] else 4)
-    axes = _in_vectors(axes, vector)
+    vector = vector_of(out.itemsize, axes, [(out, 0)], most=1 if steps[3] else 4)
+    axes = in_vectors(axes, vector)
     count = elements(axes)
     index = index_type(count)
     source = _scanning_source(
@@ -155,7 +157,7 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     )])  # fmt: skip
 
 
-def _vector(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: int) -> int:
+def vector_of(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: int) -> int:
     """How many elements along the last axis can be read and written at once in these arrays,
     which are given with their places among the strides."""
     if not axes or any(axes[-1].strides[i] != 1 for _, i in arrays):
@@ -171,7 +173,8 @@ def _vector(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: 
     return vector
 
 
-def _in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
+def in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
+    """The same axes counted in vectors."""
     if vector == 1:
         return axes
     last = axes[-1]
@@ -272,7 +275,7 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
 def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> list[Launch]:
     out, dtype = shape.out, shape.out.dtype.name
     vector = _shared_vector(shape)
-    columns = _in_vectors(shape.columns, vector)
+    columns = in_vectors(shape.columns, vector)
     column_count = elements(columns)
     chunk = _chunk(additions)
     chunks = -(-additions // chunk)
@@ -298,7 +301,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
 def _shared_vector(shape: _Geometry) -> int:
     """Columns that a thread sums at once: rows and updates must begin where vectors do."""
     size = shape.out.itemsize
-    vector = _vector(size, shape.columns, [(shape.out, 0), (shape.updates, 1)], most=_VECTOR)
+    vector = vector_of(size, shape.columns, [(shape.out, 0), (shape.updates, 1)], most=_VECTOR)
     distances = [n for axis in shape.rows for n in axis.strides]
     distances += [axis.strides[0] for axis in shape.targets]
     while vector > 1 and any(n % vector for n in distances):
@@ -342,7 +345,7 @@ def _sorting_bytes(node: Node) -> int:
 
 def _scanning_seconds(node: Node) -> float:
     looks = node.spec.size * (_sizes(node)[3] + 1)
-    return _LAUNCH_SECONDS + looks * _SCAN_SECONDS + 2 * node.spec.nbytes / _BYTES_PER_SECOND
+    return LAUNCH_SECONDS + looks * _SCAN_SECONDS + 2 * node.spec.nbytes / BYTES_PER_SECOND
 
 
 def _sorting_seconds(node: Node) -> float:
@@ -350,10 +353,10 @@ def _sorting_seconds(node: Node) -> float:
     passes = len(merge_runs(additions))
     moved = 2 * node.spec.nbytes + 3 * additions * columns * node.dtype.itemsize
     moved += 2 * (passes + 1) * additions * _ITEM
-    return _LAUNCH_SECONDS * (4 + passes) + moved / _BYTES_PER_SECOND
+    return LAUNCH_SECONDS * (4 + passes) + moved / BYTES_PER_SECOND
 
 
-def _may_overwrite(node: Node) -> bool:
+def may_overwrite(node: Node) -> bool:
     """x may be written over, but what is added must not be."""
     x, positions, updates = node.inputs
     return x.spec not in (positions.spec, updates.spec)
@@ -362,9 +365,9 @@ def _may_overwrite(node: Node) -> bool:
 for _op, _geometry in (("scatter_add", _of_scatter_add), ("put_along_axis_add", _of_put_along)):
     TABLE.add(Kernel(
         _op, "cuda", "scanning", partial(_bind_scanning, _geometry), _can_scan,
-        in_place=_may_overwrite, estimate=_scanning_seconds, measured=False,
+        in_place=may_overwrite, estimate=_scanning_seconds, measured=False,
     ))  # fmt: skip
     TABLE.add(Kernel(
         _op, "cuda", "sorting", partial(_bind_sorting, _geometry), _can_sort, _sorting_bytes,
-        in_place=_may_overwrite, estimate=_sorting_seconds, measured=False,
+        in_place=may_overwrite, estimate=_sorting_seconds, measured=False,
     ))  # fmt: skip

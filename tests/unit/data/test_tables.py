@@ -167,3 +167,38 @@ def test_damaged_npz_files_are_survived(tmp_path: Path) -> None:
     np.savez_compressed(path, x=np.zeros((4, 1)), y=np.arange(4) % 2)
     content = path.read_bytes()
     survives_damage(content, path, lambda: data.npz(path), every=5)
+
+
+# --- files as people have them
+
+
+def test_only_the_columns_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "houses.csv"
+    path.write_text("city,rooms,area,price\n" + "Rome,3,70.5,900\nOslo,2,55,700\n" * 5)
+    found = data.csv(path, "price", columns=["area", 1], classes=False, test=0)
+    assert found.train.x[:2].tolist() == [[70.5, 3.0], [55.0, 2.0]]
+    assert found.train.y is not None
+    assert found.train.y[:2].tolist() == [[900.0], [700.0]]
+    # Also where the target is among them.
+    assert data.csv(path, "price", columns=["area", "price"], test=0).shape == (1,)
+    with pytest.raises(DataError, match="did you mean 'area'"):
+        data.csv(path, "price", columns=["aera"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a;b;name\n1;2;x\n", r"divided by ';'\? Pass it as the delimiter"),
+        ("a;b;name\n1,5;2;x\n", r"divided by ';'"),
+        ("a\tb\n1\t2\n", r"divided by '\\t'"),
+        ("a,b,name\n1,2,x\n,4,y\n", "line 3: .*'a'.* got ''; fill it in, or leave the line out"),
+        ("city,b,price\nRome,2,3.5\nOslo,1,2.5\n", "got 'Rome'; leave the column out"),
+        ("a,b,kind\n1,2,x\n", "did you mean 'kind'"),
+    ],
+)
+def test_what_is_wrong_comes_with_a_way_out(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    target = "kinds" if "kind" in text else -1
+    with pytest.raises(DataError, match=said):
+        data.csv(path, target)

@@ -60,23 +60,29 @@ template <typename Team, typename A> struct Columns {
     Kept<Team, A> products, plain;
 };
 
-// The columns of all teams of a block, one team after the other.
+// The columns of all teams of a block, added up in the order of the teams.
 template <typename Team, typename A>
 __device__ __forceinline__ void block_column_parts(
     const Columns<Team, A>& columns, int length, A* sums) {
-    for (int team = 0; team < Team::count(); team++) {
-        if (team == Team::index())
-            each<Team>(length, [&](int k, int index) {
+    // Twice as many as a warp keeps; a block that is one team has nothing to add up.
+    const int ROOM = Team::TEAMS > 1 ? 64 * Team::K * Team::V : 1;
+    __shared__ A kept[Team::TEAMS][ROOM];
+    A* own = Team::TEAMS > 1 ? kept[Team::index()] : sums;
+    each<Team>(length, [&](int k, int index) {
 #pragma unroll
-                for (int v = 0; v < Team::V; v++) {
-                    A* plain = sums + index + v;
-                    A* product = plain + length;
-                    *product = team ? *product + columns.products.at[k + v]
-                                    : columns.products.at[k + v];
-                    *plain = team ? *plain + columns.plain.at[k + v] : columns.plain.at[k + v];
-                }
-            });
+        for (int v = 0; v < Team::V; v++) {
+            own[index + v] = columns.plain.at[k + v];
+            own[length + index + v] = columns.products.at[k + v];
+        }
+    });
+    if constexpr (Team::TEAMS > 1) {
         __syncthreads();
+        for (int column = threadIdx.x; column < 2 * length; column += blockDim.x) {
+            A total = kept[0][column];
+#pragma unroll
+            for (int team = 1; team < Team::TEAMS; team++) total += kept[team][column];
+            sums[column] = total;
+        }
     }
 }
 

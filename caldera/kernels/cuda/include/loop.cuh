@@ -1,6 +1,6 @@
 // Walking over arrays: several elements at a time, and indices split without dividing.
 #pragma once
-#include "types.cuh"
+#include "divide.cuh"
 
 // Elements side by side, read and written at once.
 template <typename T, int N> struct __align__(sizeof(T) * N) Pack { T v[N]; };
@@ -40,16 +40,3 @@ __device__ __forceinline__ void put(T* place, const Pack<T, N>& given, O step) {
 
 // How many, as a type.
 template <int N> struct Size { enum { value = N }; };
-
-// Division by a number that is fixed at the launch, right for everything below 2^31: a product and a
-// shift (Granlund and Montgomery, 1994).
-struct Divisor {
-    u32 by, factor, shift;
-    __device__ __forceinline__ u32 quotient(u32 n) const {
-        return (__umulhi(n, factor) + n) >> shift;
-    }
-};
-struct WideDivisor {
-    u64 by;
-    __device__ __forceinline__ u64 quotient(u64 n) const { return n / by; }
-};

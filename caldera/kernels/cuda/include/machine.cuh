@@ -33,6 +33,41 @@ __device__ __forceinline__ u16 double_to_half_bits(double x) {
     return bits;
 }
 
+// Two floats as numbers in 16 bits, side by side.
+__device__ __forceinline__ u32 half_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ __forceinline__ u32 bfloat_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// Pairs of 16-bit floats. `above`: all bits set in the halves in which a > b, none where a nan is.
+// `max`: the larger one in each half, 0x7fff if one of them is a nan.
+__device__ __forceinline__ u32 half_pair_above(u32 a, u32 b) {
+    u32 mask;
+    asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+}
+__device__ __forceinline__ u32 bfloat_pair_above(u32 a, u32 b) {
+    u32 mask;
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+}
+__device__ __forceinline__ u32 half_pair_max(u32 a, u32 b) {
+    u32 larger;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+__device__ __forceinline__ u32 bfloat_pair_max(u32 a, u32 b) {
+    u32 larger;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 // The first 32 bits of the mantissa that a tensor core keeps of a float.
 __device__ __forceinline__ u32 tf32_bits(float x) {
     u32 bits;
@@ -47,6 +82,59 @@ __device__ __forceinline__ void mma_tf32(float* c, const u32* a, u32 b0, u32 b1)
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c (16x8) += a (16x16) b (16x8) of numbers in 16 bits, two in each register; sums are floats.
+__device__ __forceinline__ void mma_half(float* c, const u32* a, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bfloat(float* c, const u32* a, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Where something lies in shared memory: instructions that read it by warps want it so.
+typedef u32 SharedPlace;
+__device__ __forceinline__ SharedPlace shared_place(const void* pointer) {
+    return (SharedPlace)__cvta_generic_to_shared(pointer);
+}
+
+// Four matrices of 8 rows of 16 bytes: lane 8 m + i says where row i of matrix m begins, and lane
+// 4 i + w is given word w of row i of each of them.
+__device__ __forceinline__ void mma_rows(u32* words, SharedPlace row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(row));
+}
+// The same of numbers in 16 bits, transposed: lane 4 i + w is given number i of rows 2 w, 2 w + 1.
+__device__ __forceinline__ void mma_columns(u32* words, SharedPlace row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(row));
+}
+
+// A copy to shared memory that nobody waits for until `copies_done`; zeros if not `inside`.
+__device__ __forceinline__ void copy_ahead16(void* to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_place(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_ahead4(void* to, const void* from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared_place(to)), "l"(from), "r"(inside ? 4 : 0) : "memory");
+}
+// Ends a group of copies of this thread; `copies_done` waits for all groups but the last `AFTER`.
+__device__ __forceinline__ void copies_begun() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int AFTER> __device__ __forceinline__ void copies_done() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(AFTER) : "memory");
 }
 
 // A read that sees what other blocks wrote before their release.

@@ -62,8 +62,10 @@ template <typename A> __device__ __forceinline__ A finite_or_zero(A x) {
 
 // Two sums over the rows of a chunk for every channel; `add(row, one, two)` adds to them. They are
 // taken in the type of computation by a thread and in double between threads.
+// `kept` is shared memory for what 256 threads have.
 template <typename A, bool PLANES, int V, typename Place, typename Add>
-__device__ __forceinline__ void block_sums(const Place& here, double* partial, Add add) {
+__device__ __forceinline__ void block_sums(
+    const Place& here, double* partial, double* kept, Add add) {
     A one[V], two[V];
 #pragma unroll
     for (int v = 0; v < V; v++) one[v] = two[v] = (A)0;
@@ -84,19 +86,19 @@ __device__ __forceinline__ void block_sums(const Place& here, double* partial, A
             target[here.in.channels + here.channel] = both[1];
         }
     } else {
-        __shared__ double kept[2][256 * V];
         int across = blockDim.x * V, thread = thread_of_block();
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            kept[0][thread * V + v] = (double)one[v];
-            kept[1][thread * V + v] = (double)two[v];
+            kept[thread * V + v] = (double)one[v];
+            kept[(256 + thread) * V + v] = (double)two[v];
         }
         __syncthreads();
         auto first = here.channel - threadIdx.x * V;
         for (int i = thread; i < 2 * across; i += blockDim.x * blockDim.y) {
             int which = i / across, column = i % across;
             double total = 0.0;
-            for (int row = 0; row < blockDim.y; row++) total += kept[which][row * across + column];
+            for (int row = 0; row < blockDim.y; row++)
+                total += kept[which * 256 * V + row * across + column];
             if (first + column < here.in.channels)
                 target[which * here.in.channels + first + column] = total;
         }
@@ -107,14 +109,14 @@ __device__ __forceinline__ void block_sums(const Place& here, double* partial, A
 // the deviation costs no accuracy.
 template <bool PLANES, int V, typename T, int R, typename I>
 __device__ __forceinline__ void block_image_sums(
-    const T* x, const Images<R, 1, I>& in, double* partial) {
+    const T* x, const Images<R, 1, I>& in, double* partial, double* kept) {
     typedef typename Computed<T>::type A;
     Share<PLANES, V, R, 1, I> here(in);
     A pivot[V];
     if (in.length > 0) here.of_channels(x + here.image * in.image[0], in.channel[0], pivot);
 #pragma unroll
     for (int v = 0; v < V; v++) pivot[v] = finite_or_zero(pivot[v]);
-    block_sums<A, PLANES, V>(here, partial, [&](I row, A* one, A* two) {
+    block_sums<A, PLANES, V>(here, partial, kept, [&](I row, A* one, A* two) {
         I place[1];
         A values[V];
         here.places(row, place);
@@ -181,47 +183,59 @@ __device__ __forceinline__ void block_totals(
         }
 }
 
-// Of a batch: mean, variance, and the factors of y = (x - mean) * factor + shift.
-template <typename T, typename P, typename A, typename I>
-__device__ __forceinline__ void block_batch_statistics(
-    Strided<const T, I> x, const double* partial, I chunks, I channels, double count, double eps,
-    Strided<const P, I> scale, Strided<const P, I> shift, Strided<A, I> mean,
-    Strided<A, I> variance, A* factors) {
-    I channel = blockIdx.x * blockDim.x + threadIdx.x;
-    double both[2];
-    block_totals(partial, chunks, 2 * channels, channels, channel, both);
-    if (threadIdx.y || channel >= channels) return;
-    double pivot = count > 0.0 ? (double)finite_or_zero(wide(x[channel])) : 0.0;
-    Moments found = moments(both[0], both[1], pivot, count);
-    // The outputs may lie where scale and shift do: these are read first.
-    double gain = (double)wide(scale[channel]);
-    factors[2 * channels + channel] = (A)wide(shift[channel]);
-    mean[channel] = factors[channel] = (A)found.mean;
-    variance[channel] = (A)found.variance;
-    factors[channels + channel] = (A)(gain * inverse_deviation((double)(A)found.variance, eps));
-}
+// Of a batch: mean, variance, and the factors of y = (x - mean) * factor + shift, for a channel.
+template <typename T, typename P, typename A, typename I> struct BatchStatistics {
+    Strided<const T, I> x;
+    I channels;
+    double count, eps;
+    Strided<const P, I> scale, shift;
+    Strided<A, I> mean, variance;
+    A* factors;
+
+    __device__ __forceinline__ void operator()(I channel, const double* both) const {
+        double pivot = count > 0.0 ? (double)finite_or_zero(wide(x[channel])) : 0.0;
+        Moments found = moments(both[0], both[1], pivot, count);
+        // The outputs may lie where scale and shift do: these are read first.
+        double gain = (double)wide(scale[channel]);
+        factors[2 * channels + channel] = (A)wide(shift[channel]);
+        mean[channel] = factors[channel] = (A)found.mean;
+        variance[channel] = (A)found.variance;
+        factors[channels + channel] = (A)(gain * inverse_deviation((double)(A)found.variance, eps));
+    }
+};
 
 // The gradients of scale and shift, and the factors f, a, b and the mean of
 // dx = f * g - a - (x - mean) * b; with RELU also the shift that its mask depends on.
-template <bool RELU, typename P, typename M, typename A, typename I>
-__device__ __forceinline__ void block_batch_slopes(
-    const double* partial, I chunks, I channels, double count, double eps,
-    Strided<const P, I> scale, Strided<const P, I> shift, Strided<const M, I> mean,
-    Strided<const M, I> variance, Strided<P, I> for_scale, Strided<P, I> for_shift, A* factors) {
+template <bool RELU, typename P, typename M, typename A, typename I> struct BatchSlopes {
+    I channels;
+    double count, eps;
+    Strided<const P, I> scale, shift;
+    Strided<const M, I> mean, variance;
+    Strided<P, I> for_scale, for_shift;
+    A* factors;
+
+    __device__ __forceinline__ void operator()(I channel, const double* both) const {
+        double inverse = inverse_deviation((double)wide(variance[channel]), eps);
+        double factor = (double)wide(scale[channel]) * inverse;
+        // The outputs may lie where the inputs do, so all of these are read first.
+        if (RELU) factors[4 * channels + channel] = (A)wide(shift[channel]);
+        factors[channel] = (A)factor;
+        factors[channels + channel] = (A)(factor * both[0] / count);
+        factors[2 * channels + channel] = (A)(factor * both[1] * inverse * inverse / count);
+        factors[3 * channels + channel] = (A)wide(mean[channel]);
+        for_scale[channel] = Stored<P>::from((typename Computed<P>::type)(both[1] * inverse));
+        for_shift[channel] = Stored<P>::from((typename Computed<P>::type)both[0]);
+    }
+};
+
+// `each(channel, both sums)` for the channels of a block of TOTALS_BLOCK.
+template <typename Each, typename I>
+__device__ __forceinline__ void block_of_batch(
+    const double* partial, I chunks, I channels, const Each& each) {
     I channel = blockIdx.x * blockDim.x + threadIdx.x;
     double both[2];
     block_totals(partial, chunks, 2 * channels, channels, channel, both);
-    if (threadIdx.y || channel >= channels) return;
-    double inverse = inverse_deviation((double)wide(variance[channel]), eps);
-    double factor = (double)wide(scale[channel]) * inverse;
-    // The outputs may lie where the inputs do, so all of these are read first.
-    if (RELU) factors[4 * channels + channel] = (A)wide(shift[channel]);
-    factors[channel] = (A)factor;
-    factors[channels + channel] = (A)(factor * both[0] / count);
-    factors[2 * channels + channel] = (A)(factor * both[1] * inverse * inverse / count);
-    factors[3 * channels + channel] = (A)wide(mean[channel]);
-    for_scale[channel] = Stored<P>::from((typename Computed<P>::type)(both[1] * inverse));
-    for_shift[channel] = Stored<P>::from((typename Computed<P>::type)both[0]);
+    if (threadIdx.y == 0 && channel < channels) each(channel, both);
 }
 
 // Of an image's group, which a warp takes. `partial` has the sums of the image's chunks; where the

@@ -104,7 +104,7 @@ template <bool RELU, bool PLANES, int V, typename T, typename G, typename P, typ
 __device__ __forceinline__ void block_slope_sums(
     const T* x, const G* g, const Images<R, 2, I>& in, Means<M, I> means, double eps,
     Strided<const P, I> scale, Strided<const P, I> shift, Strided<const M, I> variance,
-    double* partial) {
+    double* partial, double* kept) {
     typedef typename Computed<T>::type A;
     Share<PLANES, V, R, 2, I> here(in);
     A mean[V], factor[V], offset[V];
@@ -118,7 +118,7 @@ __device__ __forceinline__ void block_slope_sums(
         here.of_channels(shift.first, shift.step, offset);
         given_factors(here, scale, variance, eps, factor);
     }
-    block_sums<A, PLANES, V>(here, partial, [&](I row, A* one, A* two) {
+    block_sums<A, PLANES, V>(here, partial, kept, [&](I row, A* one, A* two) {
         I places[2];
         A slope[V], centred[V];
         here.places(row, places);

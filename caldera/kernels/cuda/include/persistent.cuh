@@ -1,10 +1,9 @@
 // Parts of a whole training step in one kernel: blocks stay, and meet between phases.
-// Products go through tensor cores in tiles of 16 x 16 whose inner dimension is shared out among
-// the warps of a group; sums are added in a fixed order, so results do not change from run to run.
+// Products go through tensor cores; their operands are brought to shared memory first, all of a
+// tile's at once if they fit, because what counts here is how often one waits for memory. Sums are
+// added in a fixed order, so results do not change from run to run.
 #pragma once
 #include "math.cuh"
-
-#define TILE 16
 
 // How much of a float a tensor core sees: once, or in two parts that together keep 22 bits.
 template <bool EXACT> struct Fragment;
@@ -38,89 +37,152 @@ __device__ __forceinline__ void mma_add(float* c, const Fragment<true>* a, Fragm
     mma_tf32(c, high, b0.high, b1.high);
 }
 
-// A matrix of ROWS x COLUMNS whose rows (or, transposed, columns) lie LEAD apart. Beyond its edges
-// it is zero. Four neighbours along the inner dimension are read at once where they lie together.
-template <int ROWS, int COLUMNS, int LEAD, bool TRANSPOSED, bool ALIGNED> struct Matrix {
-    const float* place;
-
-    __device__ __forceinline__ float at(int row, int column) const {
-        if (row >= ROWS || column >= COLUMNS) return 0.0f;
-        return place[TRANSPOSED ? column * LEAD + row : row * LEAD + column];
-    }
-    // Elements (row, column) to (row, column + 3).
-    __device__ __forceinline__ float4 along(int row, int column) const {
-        if (ALIGNED && !TRANSPOSED && row < ROWS && column + 3 < COLUMNS)
-            return *(const float4*)(place + row * LEAD + column);
-        return make_float4(at(row, column), at(row, column + 1), at(row, column + 2),
-                           at(row, column + 3));
-    }
-    // Elements (row, column) to (row + 3, column).
-    __device__ __forceinline__ float4 down(int row, int column) const {
-        if (ALIGNED && TRANSPOSED && column < COLUMNS && row + 3 < ROWS)
-            return *(const float4*)(place + column * LEAD + row);
-        return make_float4(at(row, column), at(row + 1, column), at(row + 2, column),
-                           at(row + 3, column));
-    }
+// How a block of WARPS warps makes a tile of M x N sums: DOWN x ACROSS warps lie over the tile, and
+// as many as are left for each place share the inner dimension.
+template <int WARPS, int ROWS, int COLUMNS, int DOWN, int ACROSS, bool EXACT_> struct Tiling {
+    static const int M = ROWS, N = COLUMNS, PARTS = WARPS / (DOWN * ACROSS), THREADS = 32 * WARPS;
+    static const int WARP_M = ROWS / DOWN, WARP_N = COLUMNS / ACROSS, PLACES_DOWN = DOWN;
+    static const bool EXACT = EXACT_;
+    // Elements of the tile that a thread ends with.
+    static const int EACH = (M * N + THREADS - 1) / THREADS;
 };
 
-// c (16 x 16 at row, column) += A B over inner indices from first to last: a lane of a quad takes
-// four neighbours, and pairs of them feed two products of depth 8.
-template <bool EXACT, typename A, typename B>
-__device__ __forceinline__ void warp_tile(float* c, A a, B b, int row, int column, int first,
-                                          int last) {
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    for (int k = first; k < last; k += 16) {
-        float4 a0 = a.along(row + g, k + 4 * t), a1 = a.along(row + g + 8, k + 4 * t);
-        float4 b0 = b.down(k + 4 * t, column + g), b1 = b.down(k + 4 * t, column + 8 + g);
-        Fragment<EXACT> rows[4], left0, left1, right0, right1;
-        rows[0].set(a0.x); rows[1].set(a1.x); rows[2].set(a0.y); rows[3].set(a1.y);
-        left0.set(b0.x); left1.set(b0.y); right0.set(b1.x); right1.set(b1.y);
-        mma_add(c, rows, left0, left1);
-        mma_add(c + 4, rows, right0, right1);
-        rows[0].set(a0.z); rows[1].set(a1.z); rows[2].set(a0.w); rows[3].set(a1.w);
-        left0.set(b0.z); left1.set(b0.w); right0.set(b1.z); right1.set(b1.w);
-        mma_add(c, rows, left0, left1);
-        mma_add(c + 4, rows, right0, right1);
+// An operand whose lines lie LEAD apart. ALONG: a line runs along the inner dimension, and there is
+// one for each of the COUNT rows (columns) of the result; else there is a line for each inner index.
+// ALIGNED: four neighbours may be read at once.
+template <int LEAD_, int COUNT_, bool ALONG_, bool ALIGNED_> struct Operand {
+    static const int LEAD = LEAD_, COUNT = COUNT_;
+    static const bool ALONG = ALONG_, ALIGNED = ALIGNED_;
+    const float* place;
+};
+
+// A part of an operand in shared memory: WIDE rows (columns), DEPTH inner indices. Lines lie apart
+// so that no two lanes of a fragment want the same bank.
+template <typename O, int WIDE_, int DEPTH> struct Staged {
+    static const int WIDE = WIDE_, ROUNDED = (DEPTH + 7) / 8 * 8;
+    static const int STRIDE = O::ALONG ? (DEPTH + 31) / 32 * 32 + 4 : WIDE + 8;
+    static const int LINES = O::ALONG ? WIDE : ROUNDED, LENGTH = O::ALONG ? ROUNDED : WIDE;
+    static const int ROOM = STRIDE * LINES;
+    static const int DOWN = O::ALONG ? STRIDE : 1, DEEP = O::ALONG ? 1 : STRIDE;
+};
+
+// Start to bring rows from `first` on and inner indices from `begin` on to shared memory; there are
+// `depth` of these, and what lies beyond the edges is zero.
+template <typename S, typename T, typename O>
+__device__ __forceinline__ void stage(float* to, O from, int first, int begin, int depth) {
+    const int step = O::ALIGNED ? 4 : 1, across = S::LENGTH / step;
+    const float* start = from.place + (O::ALONG ? first * O::LEAD + begin : begin * O::LEAD + first);
+    int rows = min(O::COUNT - first, S::WIDE);
+    int lines = O::ALONG ? rows : depth, inside = O::ALONG ? depth : rows;
+#pragma unroll 4
+    for (int e = threadIdx.x; e < S::LINES * across; e += T::THREADS) {
+        int line = e / across, k = e % across * step;
+        if (line < lines && k + step <= inside) {
+            float* target = to + line * S::STRIDE + k;
+            const float* source = start + line * O::LEAD + k;
+            if (O::ALIGNED) copy_ahead16(target, source, true);
+            else copy_ahead4(target, source, true);
+        }
+    }
+    // Lines that are missing, then the ends of those that are too short.
+#pragma unroll 1
+    for (int e = lines * S::LENGTH + threadIdx.x; e < S::LINES * S::LENGTH; e += T::THREADS)
+        to[e / S::LENGTH * S::STRIDE + e % S::LENGTH] = 0.0f;
+    int whole = inside / step * step, rest = S::LENGTH - whole;
+#pragma unroll 1
+    for (int e = threadIdx.x; e < lines * rest; e += T::THREADS) {
+        int line = e / rest, k = whole + e % rest;
+        to[line * S::STRIDE + k] = k < inside ? start[line * O::LEAD + k] : 0.0f;
     }
 }
 
-// One unit of a product for a block of WARPS warps: WARPS / SPLIT tiles side by side, each by SPLIT
-// warps. `finish(row, column, sum)` is called once for each element inside the matrix.
-template <int WARPS, int SPLIT, bool EXACT, int M, int N, int K, typename A, typename B, typename F>
-__device__ void block_product(A a, B b, int unit, float* shared, F finish) {
-    const int down = (M + TILE - 1) / TILE, across = (N + TILE - 1) / TILE;
-    const int part_length = ((K + TILE - 1) / TILE + SPLIT - 1) / SPLIT * TILE;
+// A product of two operands over INNER indices, of which at most DEPTH_ are in shared memory at once.
+template <typename T_, typename A_, typename B_, int INNER_, int DEPTH_> struct Multiplication {
+    typedef T_ T;
+    typedef A_ A;
+    typedef B_ B;
+    static const int INNER = INNER_, DEPTH = DEPTH_ < INNER_ ? DEPTH_ : INNER_;
+    typedef Staged<A, T::M, DEPTH> LEFT;
+    typedef Staged<B, T::N, DEPTH> RIGHT;
+    A left;
+    B right;
+};
+
+template <typename P>
+__device__ __forceinline__ void block_begin(P product, int begin, int row, int column,
+                                            float* shared) {
+    int depth = min(P::DEPTH, P::INNER - begin);
+    stage<typename P::LEFT, typename P::T>(shared, product.left, row, begin, depth);
+    stage<typename P::RIGHT, typename P::T>(shared + P::LEFT::ROOM, product.right, column, begin,
+                                            depth);
+}
+
+// A warp's share of the products of what lies in shared memory, added to c.
+template <typename P, typename T = typename P::T>
+__device__ __forceinline__ void warp_products(float (&c)[T::WARP_M / 16][T::WARP_N / 8][4],
+                                              const float* shared, int depth) {
+    typedef typename P::LEFT L;
+    typedef typename P::RIGHT R;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int group = warp / SPLIT, part = warp % SPLIT;
-    int tile = unit * (WARPS / SPLIT) + group;
-    bool inside = tile < down * across;
-    int row = tile % down * TILE, column = tile / down * TILE;
-    float c[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    if (inside) {
-        int first = part * part_length;
-        warp_tile<EXACT>(c, a, b, row, column, first, min(K, first + part_length));
+    int place = warp / T::PARTS, part = warp % T::PARTS;
+    const float* a = shared + (place % T::PLACES_DOWN * T::WARP_M + g) * L::DOWN + t * L::DEEP;
+    const float* b = shared + L::ROOM + (place / T::PLACES_DOWN * T::WARP_N + g) * R::DOWN +
+                     t * R::DEEP;
+#pragma unroll 2
+    for (int k = part * 8; k < depth; k += 8 * T::PARTS) {
+        Fragment<T::EXACT> left[T::WARP_M / 16][4], right[T::WARP_N / 8][2];
+#pragma unroll
+        for (int i = 0; i < T::WARP_M / 16; i++)
+#pragma unroll
+            for (int h = 0; h < 4; h++)
+                left[i][h].set(a[(16 * i + h % 2 * 8) * L::DOWN + (k + h / 2 * 4) * L::DEEP]);
+#pragma unroll
+        for (int j = 0; j < T::WARP_N / 8; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                right[j][h].set(b[8 * j * R::DOWN + (k + h * 4) * R::DEEP]);
+#pragma unroll
+        for (int i = 0; i < T::WARP_M / 16; i++)
+#pragma unroll
+            for (int j = 0; j < T::WARP_N / 8; j++)
+                mma_add(c[i][j], left[i], right[j][0], right[j][1]);
     }
-    float* sums = shared + (group * SPLIT + part) * TILE * TILE;
-    for (int half = 0; half < 2; half++) {
-        float* place = sums + half * 8 + 2 * t;
-        place[g * TILE] = c[half * 4];
-        place[g * TILE + 1] = c[half * 4 + 1];
-        place[(g + 8) * TILE] = c[half * 4 + 2];
-        place[(g + 8) * TILE + 1] = c[half * 4 + 3];
+}
+
+// The sums of one tile, from `row` and `column` on, in shared memory: PARTS layers of M x N, which
+// `tile_sum` adds up. The first operands are on their way already, see `block_begin`.
+template <typename P, typename T = typename P::T>
+__device__ __forceinline__ void block_product(P product, int row, int column, float* shared) {
+    float c[T::WARP_M / 16][T::WARP_N / 8][4] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < P::INNER; begin += P::DEPTH) {
+        if (begin) block_begin(product, begin, row, column, shared);
+        copies_begun();
+        copies_done<0>();
+        __syncthreads();
+        warp_products<P>(c, shared, min(P::DEPTH, P::INNER - begin));
+        __syncthreads();
     }
-    __syncthreads();
-    if (inside) {
-        for (int e = part * 32 + lane; e < TILE * TILE; e += SPLIT * 32) {
-            int i = row + e / TILE, j = column + e % TILE;
-            if (i < M && j < N) {
-                float sum = 0.0f;
-                for (int p = 0; p < SPLIT; p++)
-                    sum += shared[(group * SPLIT + p) * TILE * TILE + e];
-                finish(i, j, sum);
-            }
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int place = warp / T::PARTS, part = warp % T::PARTS;
+    float* sums = shared + part * T::M * T::N + (place % T::PLACES_DOWN * T::WARP_M + g) * T::N +
+                  place / T::PLACES_DOWN * T::WARP_N + 2 * t;
+#pragma unroll
+    for (int i = 0; i < T::WARP_M / 16; i++)
+#pragma unroll
+        for (int j = 0; j < T::WARP_N / 8; j++) {
+            *(float2*)(sums + 16 * i * T::N + 8 * j) = make_float2(c[i][j][0], c[i][j][1]);
+            *(float2*)(sums + (16 * i + 8) * T::N + 8 * j) = make_float2(c[i][j][2], c[i][j][3]);
         }
-    }
     __syncthreads();
+}
+
+// Element e of the tile that `block_product` left in shared memory.
+template <typename T> __device__ __forceinline__ float tile_sum(const float* shared, int e) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < T::PARTS; part++) sum += shared[part * T::M * T::N + e];
+    return sum;
 }
 
 // Sums within a warp, the same in every lane.

@@ -56,6 +56,26 @@ __device__ __forceinline__ void store(T* place, const A* values) {
     }
 }
 
+// Bfloats are rounded in pairs: else that takes longer than everything else together.
+template <int V> __device__ __forceinline__ void store(bfloat_t* place, const float* values) {
+    if constexpr (V == 1) {
+        *place = Stored<bfloat_t>::from(*values);
+    } else {
+        const int PART = V > 8 ? 8 : V;
+#pragma unroll
+        for (int first = 0; first < V; first += PART) {
+            union {
+                typename Word<2 * PART>::type word;
+                u32 pair[PART / 2];
+            } pack;
+#pragma unroll
+            for (int k = 0; k < PART / 2; k++)
+                pack.pair[k] = bfloat_pair(values[first + 2 * k], values[first + 2 * k + 1]);
+            *(typename Word<2 * PART>::type*)(place + first) = pack.word;
+        }
+    }
+}
+
 // --- where elements lie
 
 // A arrays that are walked over together along R axes, the last of which turns fastest.
@@ -132,7 +152,8 @@ template <typename A> __device__ __forceinline__ A block_max(A value) {
 
 // Each thread takes V neighbours at a time. K > 0: at most K times, so that a row fits into
 // registers; K = 0: as often as it takes, and elements are read again when they are needed again.
-// A team has the number `index` among the `count` teams of its block.
+// A team has the number `index` among the `count` teams of its block; where the number of these does
+// not depend on the launch it is TEAMS.
 template <int K_, int V_> struct thread_team {
     static const int K = K_, V = V_;
     static __device__ __forceinline__ int lane() { return 0; }
@@ -144,7 +165,7 @@ template <int K_, int V_> struct thread_team {
 };
 
 template <int K_, int V_> struct warp_team {
-    static const int K = K_, V = V_;
+    static const int K = K_, V = V_, TEAMS = 4;
     static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
     static __device__ __forceinline__ int lanes() { return 32; }
     static __device__ __forceinline__ int index() { return threadIdx.x / 32; }
@@ -158,7 +179,7 @@ template <int K_, int V_> struct warp_team {
 };
 
 template <int K_, int V_> struct block_team {
-    static const int K = K_, V = V_;
+    static const int K = K_, V = V_, TEAMS = 1;
     static __device__ __forceinline__ int lane() { return threadIdx.x; }
     static __device__ __forceinline__ int lanes() { return blockDim.x; }
     static __device__ __forceinline__ int index() { return 0; }

@@ -123,6 +123,7 @@ def _follower(pieces: list[Any], index: int) -> int | None:
             and any(same(each, result) for each in piece.inputs)
             and all(same(each, result) or not meet([each], [result]) for each in piece.inputs)
             and not _overwrites(piece, producer)
+            and _fits_others(piece, producer)
         ):
             return place
         if conflict(producer, piece):
@@ -137,6 +138,18 @@ def _overwrites(loop: Loop, producer: Producer) -> bool:
         # What is added to is read for the same element alone.
         inputs = inputs[1:]
     return meet(loop.outputs, inputs)
+
+
+def _fits_others(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop shares only whole elements with the loops that follow already."""
+    return all(
+        same(one, other) or not meet([one], [other])
+        for earlier in producer.followers
+        for mine, theirs in ((loop.inputs, earlier.outputs), (loop.outputs, earlier.inputs),
+                             (loop.outputs, earlier.outputs))
+        for one in mine
+        for other in theirs
+    )  # fmt: skip
 
 
 def _is_wanted(pieces: list[Any], place: int, result: Array, is_scratch: Any) -> bool:

@@ -27,6 +27,7 @@ from caldera.kernels.cuda.persistent.followers import (
     same,
     with_followers,
 )
+from caldera.kernels.cuda.persistent.gathers import Gather, look_through
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
 from caldera.kernels.cuda.persistent.parts import SHARED_FLOATS, THREADS, Part
 from caldera.kernels.cuda.persistent.phases import in_phases
@@ -90,6 +91,7 @@ def persistent_step(
         if found is None:
             return None
         pieces += found
+    look_through(pieces)
     parts = [_part(piece, blocks) for piece in with_followers(pieces, is_scratch)]
     phases = in_phases(parts)
     places = Places()
@@ -102,6 +104,8 @@ def persistent_step(
 def _part(piece: Piece, blocks: int) -> Part:
     if isinstance(piece, Part):
         return piece
+    if isinstance(piece, Gather):
+        return piece.part()
     if isinstance(piece, Loop):
         return loop_part(piece)
     if isinstance(piece, Reduction):

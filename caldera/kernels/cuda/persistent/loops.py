@@ -20,6 +20,8 @@ from caldera.tensor.shape import Shape, size
 Array = np.ndarray[Any, np.dtype[Any]]
 _COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 LANES = 32
+MOST_AT_ONCE = 8
+"""Elements that a thread reads before it uses the first of them."""
 
 
 def loop_part(loop: Loop) -> Part:
@@ -123,8 +125,11 @@ class _Job:
         full = [array for array in self.reduction.given if array.shape == tuple(self.shape)]
         return self.results > 1 and any(array.strides[kept[-1]] == array.itemsize for array in full)
 
-    def step(self, places: Places) -> list[str]:
-        """Statements that add element `k` of `result` to `total`."""
+    def loop(self, places: Places, first: str, apart: int) -> list[str]:
+        """Statements that add elements `first`, first + apart, ... of `result` to `total`.
+
+        Several are read before the first of them is used, so that they come together.
+        """
         outer, outer_names = unravelled("result", [self.shape[a] for a in self.kept], "o")
         inner, inner_names = unravelled("k", [self.shape[a] for a in self.reduction.axes], "r")
         by_axis = zip((*self.kept, *self.reduction.axes), (*outer_names, *inner_names), strict=True)
@@ -132,8 +137,24 @@ class _Job:
         coordinates = [names[axis] for axis in range(len(self.shape))]
         recipe, given = self.reduction.recipe, self.reduction.given
         lines, found = _evaluated(places, recipe, given, coordinates, {})
-        value = f"({self.type_text}){found.reductions[0]}"
-        return [*outer, *inner, *lines, f"total = {self.combined}(total, {value});"]
+        at_once = min(MOST_AT_ONCE, units_of(self.length, apart))
+        return [
+            *outer,
+            f"for (i32 start = {first}; start < {self.length}; start += {apart * at_once}) {{",
+            f"    {self.type_text} found[{at_once}];",
+            "    #pragma unroll",
+            f"    for (i32 i = 0; i < {at_once}; i++) {{",
+            f"        i32 k = start + i * {apart};",
+            f"        found[i] = {self.start};",
+            f"        if (k < {self.length}) {{",
+            *(f"            {line}" for line in (*inner, *lines)),
+            f"            found[i] = ({self.type_text}){found.reductions[0]};",
+            "        }",
+            "    }",
+            "    #pragma unroll",
+            f"    for (i32 i = 0; i < {at_once}; i++) total = {self.combined}(total, found[i]);",
+            "}",
+        ]
 
     def end(self, places: Places) -> list[str]:
         """Statements for `total`, the value of `result`."""
@@ -161,9 +182,7 @@ def _rows(job: _Job, places: Places) -> list[str]:
         f"i32 result = unit * {WARPS} + (threadIdx.x >> 5);",
         f"if (result < {job.results}) {{",
         f"    {job.type_text} total = {job.start};",
-        f"    for (i32 k = threadIdx.x & 31; k < {job.length}; k += 32) {{",
-        *(f"        {line}" for line in job.step(places)),
-        "    }",
+        *(f"    {line}" for line in job.loop(places, "threadIdx.x & 31", 32)),
         f"    for (i32 mask = 16; mask; mask >>= 1) {total}",
         "    if ((threadIdx.x & 31) == 0) {",
         *(f"        {line}" for line in job.end(places)),
@@ -178,9 +197,7 @@ def _columns(job: _Job, places: Places) -> list[str]:
         f"i32 result = unit * {LANES} + (threadIdx.x & 31);",
         f"{kind} total = {job.start};",
         f"if (result < {job.results}) {{",
-        f"    for (i32 k = threadIdx.x >> 5; k < {job.length}; k += {WARPS}) {{",
-        *(f"        {line}" for line in job.step(places)),
-        "    }",
+        *(f"    {line}" for line in job.loop(places, "threadIdx.x >> 5", WARPS)),
         "}",
         f"{kind}* totals = ({kind}*)shared;",
         "totals[threadIdx.x] = total;",

@@ -14,8 +14,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WARPS = 16
 THREADS = 32 * WARPS
-SHARED_FLOATS = WARPS * 256
-"""Shared memory that a part may use: a tile of 16 x 16 sums for each warp."""
+SHARED_FLOATS = 55 << 10
+"""Shared memory that a part may use: most of what a multiprocessor has."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from caldera.graph.body import Body
 from caldera.kernels.cuda.expression import is_known
 from caldera.kernels.cuda.persistent.followers import Loop, Product, Reduction
+from caldera.kernels.cuda.persistent.gathers import Gather, gather
 from caldera.kernels.cuda.persistent.parts import Part
 from caldera.kernels.cuda.persistent.products import is_product, operands
 from caldera.kernels.cuda.persistent.rows import BUILDERS
@@ -19,7 +20,7 @@ from caldera.tensor.shape import size
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-Piece = Loop | Reduction | Product | Part
+Piece = Gather | Loop | Reduction | Product | Part
 
 
 def copy_piece(call: Call) -> Loop:
@@ -36,6 +37,9 @@ def pieces_of(call: Call) -> list[Piece] | None:
     node = call.node
     if is_product(node):
         return None if operands(call) is None else [Product(call.inputs, call.outputs[0], call)]
+    if node.op.name == "gather":
+        found = gather(call)
+        return None if found is None else [found]
     builder = BUILDERS.get(node.op.name)
     if builder is not None:
         part = builder(call)

@@ -1,4 +1,4 @@
-"""Nodes that look at whole rows: losses over classes, the largest element, rows by their number."""
+"""Nodes that look at whole rows: losses over classes, the largest element."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, Part, units_of
-from caldera.kernels.cuda.persistent.writer import Places, unravelled
+from caldera.kernels.cuda.persistent.parts import WARPS, Part, units_of
+from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.table import Call
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -126,34 +126,8 @@ def argmax(call: Call) -> Part | None:
     return _row_part(call, body, rows)
 
 
-def gather(call: Call) -> Part | None:
-    """Rows by their numbers: how a step fetches its batch from data that lie on the card."""
-    table, numbers = call.inputs
-    (output,) = call.outputs
-    if call.node.attrs["axis"] != 0 or not output.size:
-        return None
-
-    def code(places: Places) -> list[str]:
-        split, names = unravelled("e", output.shape, "i")
-        value = places.element(table, ["number", *names[numbers.ndim :]])
-        return [
-            f"i32 e = unit * {THREADS} + threadIdx.x;",
-            f"if (e < {output.size}) {{",
-            *(f"    {line}" for line in split),
-            f"    i64 number = (i64){places.load(numbers, names[: numbers.ndim])};",
-            f"    if (number < 0) number += {table.shape[0]};",
-            "    // A number that is no row must not be read.",
-            f"    number = max((i64)0, min(number, (i64){table.shape[0] - 1}));",
-            f"    {places.element(output, names)} = {value};",
-            "}",
-        ]
-
-    return Part("gather", units_of(output.size, THREADS), call.inputs, call.outputs, code)
-
-
 BUILDERS: dict[str, Builder] = {
     "argmax": argmax,
     "cross_entropy": cross_entropy,
     "cross_entropy_grad": cross_entropy_grad,
-    "gather": gather,
 }

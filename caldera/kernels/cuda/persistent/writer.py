@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.cuda.elements import STORED, computed_type
+from caldera.kernels.cuda.persistent.phases import meet
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,6 +46,50 @@ class Places:
         """The statement that writes an element."""
         kind = STORED[array.dtype.name]
         return f"{self.element(array, coordinates)} = Stored<{kind}>::from({value});"
+
+
+class Held(Places):
+    """Places whose elements are read ahead of their use, into registers.
+
+    What differs from one of a thread's elements to the next is held in arrays over `index`, the
+    rest is read once. What the thread writes before it reads it is not read ahead.
+    """
+
+    def __init__(self, places: Places, index: str) -> None:
+        self._names = places._names
+        self.arrays = places.arrays
+        self._index = index
+        self._each: dict[str, tuple[str, str]] = {}
+        self._once: dict[str, tuple[str, str]] = {}
+        self._written: list[Array] = []
+
+    def load(self, array: Array, coordinates: Sequence[str]) -> str:
+        value = super().load(array, coordinates)
+        if any(meet([array], [each]) for each in self._written):
+            return value
+        kind = computed_type(array.dtype.name)
+        if offset(array, coordinates) == "0":
+            return self._once.setdefault(value, (f"one{len(self._once)}", kind))[0]
+        name, _ = self._each.setdefault(value, (f"held{len(self._each)}", kind))
+        return f"{name}[{self._index}]"
+
+    def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        self._written.append(array)
+        return super().store(array, coordinates, value)
+
+    def declarations(self, count: str) -> list[str]:
+        """The registers for what differs."""
+        return [f"{kind} {name}[{count}];" for name, kind in self._each.values()]
+
+    @property
+    def once(self) -> list[str]:
+        """What reads the rest."""
+        return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
+
+    @property
+    def statements(self) -> list[str]:
+        """What reads the elements."""
+        return [f"{name}[{self._index}] = {value};" for value, (name, _) in self._each.items()]
 
 
 def offset(array: Array, coordinates: Sequence[str]) -> str:

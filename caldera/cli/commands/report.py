@@ -1,0 +1,49 @@
+"""`caldera report`: one page about a run, to read or to send to somebody."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from caldera.cli.command import Command, UsageError
+from caldera.report import page
+from caldera.train.runfolder import RunFolder
+
+PAGE = "report.html"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `report`."""
+    parser.add_argument(
+        "run", metavar="FOLDER", help="what `caldera train --out` or cd.RunFolder wrote"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.html", help=f"where to write it (default: FOLDER/{PAGE})"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page."""
+    folder = RunFolder(arguments.run)
+    target = Path(arguments.out) if arguments.out else folder.path / PAGE
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UsageError.build("--out", expected="a file that ends in .html", got=str(target))
+    text = page(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    print(f"wrote   {target}")
+    return 0
+
+
+COMMAND = Command(
+    name="report",
+    takes="FOLDER",
+    summary="Write one page about a run: curves, mistakes, graph, time, memory, settings.",
+    examples="""
+        caldera report out
+        caldera report out --out digits.html
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=25,
+)

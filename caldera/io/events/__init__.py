@@ -1,0 +1,12 @@
+"""TensorBoard's event files, written without TensorBoard or TensorFlow.
+
+`wire` writes Protocol Buffers, `records` frames and checks them, `messages` knows what TensorBoard
+reads, and `file` appends them to a file that TensorBoard finds.
+"""
+
+from __future__ import annotations
+
+from caldera.io.events.file import EventFile
+from caldera.io.events.messages import GraphNode
+
+__all__ = ["EventFile", "GraphNode"]

@@ -1,0 +1,16 @@
+"""Exchange with other frameworks through ONNX.
+
+    cd.onnx.export(model, "model.onnx")
+    model = cd.onnx.load("model.onnx")
+
+`Backend` is the interface through which ONNX's own tests run; `python -m caldera.onnx.score` runs
+them. Needs `pip install 'caldera[onnx]'`.
+"""
+
+from __future__ import annotations
+
+from caldera.onnx.backend import Backend
+from caldera.onnx.model import ImportedModel, load
+from caldera.onnx.writing import export
+
+__all__ = ["Backend", "ImportedModel", "export", "load"]

@@ -1,0 +1,179 @@
+"""`load`: a file of ONNX as a model that predicts, and that can be trained further."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.graph.node import Spec, Symbol
+from caldera.lazy import Expr, Variable
+from caldera.onnx.operators.values import NeedsValue, Value
+from caldera.onnx.reading import Declared, Graph, Program, read_model
+from caldera.onnx.translate import translate
+from caldera.tensor.dtype import DType, canonical, float32, is_float
+from caldera.train.model import Model
+
+
+def load(path: str | os.PathLike[str], **settings: Any) -> ImportedModel:
+    """The model in a file of ONNX, whose inputs have their samples on the first axis.
+
+    `settings` are those of `cd.Model` (loss, optimizer, batch_size, ...), for training it further:
+    arrays of the file that hold floating-point numbers are its parameters, and the statistics of
+    batch normalisation its states. Nothing of the file is run but operators that are known.
+
+    >>> load("no/such/model.onnx")
+    Traceback (most recent call last):
+    caldera.errors.DataError: onnx model.onnx: expected a model file, got no/such/model.onnx
+    """
+    return ImportedModel(read_model(path), **settings)
+
+
+class ImportedModel(Model):
+    """A model that a file of ONNX describes; made by `load`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = cd.onnx.load(cd.onnx.export(model, Path(folder) / "small.onnx"))
+    >>> x = np.ones((5, 4), np.float32)
+    >>> np.allclose(again.predict(x), model.predict(x))
+    True
+    """
+
+    def __init__(self, program: Program, **settings: Any) -> None:
+        self.program = program
+        graph = program.graph
+        self._fed = [each for each in graph.inputs if each.name not in graph.constants]
+        self._check_inputs()
+        fixed = {
+            each.shape[0] for each in self._fed if each.shape and isinstance(each.shape[0], int)
+        }
+        self.fixed_batch = fixed.pop() if len(fixed) == 1 else None
+        if self.fixed_batch:
+            self.samples_traced = self.fixed_batch
+            settings.setdefault("batch_size", self.fixed_batch)
+        self._file_dtype = _dtype_of(graph)
+        settings.setdefault("dtype", self._file_dtype.name)
+        loss = settings.get("loss", "cross_entropy")
+        if len(graph.outputs) > 1 and not isinstance(loss, Mapping):
+            settings["loss"] = {graph.outputs[0].name: loss}
+        super().__init__(**settings)
+        self._replaced: dict[str, Variable] = {}
+        specs = self.input_specs()
+        if specs is not None:
+            self._trace_once(specs)
+
+    def _check_inputs(self) -> None:
+        wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]
+        if wrong or not self._fed:
+            raise ConfigError.build(
+                "onnx load", expected="tensors with an axis of samples as inputs",
+                got=", ".join(wrong) or "none", hint="run it with caldera.onnx.Backend",
+            )  # fmt: skip
+
+    def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
+        found = [_spec(each) for each in self._fed]
+        if any(each is None for each in found):
+            return None
+        return tuple(each for each in found if each is not None)
+
+    def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
+        if self._signature is None:
+            self.build_for(*arrays[: len(self._fed)])
+        super().ensure_built(arrays)
+
+    def build(self, *inputs: Expr) -> None:
+        graph = self.program.graph
+        candidates = {
+            name: array
+            for name, array in graph.constants.items()
+            if array.dtype == self._file_dtype and array.ndim
+        }
+        for name in self._asked_for_now(inputs, candidates):
+            del candidates[name]
+        statistics = set(_statistics(graph))
+        for name, array in candidates.items():
+            make = self.state if name in statistics else self.parameter
+            self._replaced[name] = make(name, array.shape, array)
+
+    def _asked_for_now(
+        self, inputs: Sequence[Expr], candidates: Mapping[str, np.ndarray]
+    ) -> set[str]:
+        """Arrays that decide about shapes: they are read now, so training cannot change them."""
+        fixed: set[str] = set()
+        while True:
+            stand_ins = {
+                name: Variable(Symbol(name, Spec(array.shape, canonical(self.dtype)), "variable"))
+                for name, array in candidates.items()
+                if name not in fixed
+            }
+            try:
+                self._translated(inputs, stand_ins)
+            except NeedsValue as needed:
+                asked = {each.name for each in needed.symbols if each.name in stand_ins}
+                if not asked or any(each.role != "variable" for each in needed.symbols):
+                    raise ConfigError.build(
+                        "onnx load", expected="a model whose shapes do not depend on what is fed",
+                        got=str(needed), hint="run it with caldera.onnx.Backend",
+                    ) from None  # fmt: skip
+                fixed |= asked
+            else:
+                return fixed
+
+    def _translated(self, inputs: Sequence[Expr], arrays: Mapping[str, Value]) -> list[Value]:
+        fed = {each.name: value for each, value in zip(self._fed, inputs, strict=True)}
+        return translate(self.program, {**arrays, **fed}).outputs
+
+    def forward(self, *inputs: Expr) -> Any:
+        outputs = self._translated(inputs, self._replaced)
+        if len(outputs) == 1:
+            return outputs[0]
+        names = [each.name for each in self.program.graph.outputs]
+        return dict(zip(names, outputs, strict=True))
+
+    def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+        """What the model gives for each sample.
+
+        A model that was made for one number of samples gets exactly so many at a time.
+        """
+        if not self.fixed_batch:
+            return super().predict(*inputs, batch_size=batch_size)
+        arrays = [np.asarray(each) for each in inputs]
+        samples = len(arrays[0])
+        missing = -samples % self.fixed_batch if samples else 0
+        filled = [np.concatenate([each, each[-1:].repeat(missing, 0)]) for each in arrays]
+        return super().predict(*filled, batch_size=self.fixed_batch)[:samples]
+
+
+def _spec(declared: Declared) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of one sample, if the file says them."""
+    if declared.shape is None or declared.dtype is None:
+        return None
+    sizes = [size for size in declared.shape[1:] if isinstance(size, int)]
+    if len(sizes) != len(declared.shape) - 1:
+        return None
+    return tuple(sizes), canonical(declared.dtype).name
+
+
+def _dtype_of(graph: Graph) -> DType:
+    """The dtype that most of its numbers have."""
+    counts: dict[DType, int] = {}
+    for array in graph.constants.values():
+        if is_float(array.dtype):
+            counts[array.dtype] = counts.get(array.dtype, 0) + array.size
+    return max(counts, key=lambda dtype: counts[dtype]) if counts else float32
+
+
+def _statistics(graph: Graph) -> Iterator[str]:
+    """Means and variances that batch normalisation is given."""
+    for call in graph.calls:
+        if call.operator == "BatchNormalization":
+            yield from call.inputs[3:5]

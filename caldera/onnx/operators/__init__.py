@@ -1,0 +1,62 @@
+"""The operators of ONNX, by family. Importing this fills the table `OPERATORS`."""
+
+from __future__ import annotations
+
+from caldera.onnx.operators import (
+    activation,
+    arithmetic,
+    attention,
+    casting,
+    control,
+    convolution,
+    detection,
+    functions,
+    indexing,
+    learning,
+    logic,
+    loss,
+    movement,
+    normalisation,
+    pooling,
+    product,
+    quantise,
+    recurrent,
+    reduction,
+    resizing,
+    sampling,
+    sequence,
+    shape,
+    signal,
+    text,
+)
+from caldera.onnx.operators.registry import OPERATORS
+
+FAMILIES = (
+    activation,
+    arithmetic,
+    attention,
+    casting,
+    control,
+    convolution,
+    detection,
+    functions,
+    indexing,
+    learning,
+    logic,
+    loss,
+    movement,
+    normalisation,
+    pooling,
+    product,
+    quantise,
+    recurrent,
+    reduction,
+    resizing,
+    sampling,
+    sequence,
+    shape,
+    signal,
+    text,
+)
+
+__all__ = ["FAMILIES", "OPERATORS"]

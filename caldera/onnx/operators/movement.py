@@ -1,0 +1,225 @@
+"""Moving elements without computing: joining, cutting, repeating, turning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.onnx.operators.registry import operator
+from caldera.onnx.operators.values import Value, axis_of, expression, integers, known, numbers
+
+
+@operator("Concat", moves=True)
+def concat(*parts: Value, axis: int = 1) -> Expr:
+    """The parts one after the other along an axis."""
+    return op.concat(parts, axis)
+
+
+def pieces(x: Value, split: Value, count: int, axis: int) -> list[int]:
+    """The sizes of the pieces: those given, or `count` of which only the last may be smaller."""
+    length = x.shape[axis]
+    if split is not None:
+        return list(integers(split, "sizes"))
+    whole = -(-length // count)
+    return [whole] * (count - 1) + [length - whole * (count - 1)]
+
+
+@operator("Split", moves=True)
+def split(
+    x: Value, split: Value = None, *, axis: int = 0, num_outputs: int | None = None, wanted: int
+) -> tuple[Expr, ...]:
+    """x cut along an axis."""
+    position = axis_of(axis, len(x.shape))
+    sizes = pieces(x, split, num_outputs or wanted, position)
+    return op.split(x, sizes, position)
+
+
+@operator("Slice", moves=True)
+def slice_(x: Value, starts: Value, ends: Value, axes: Value = None, steps: Value = None) -> Expr:
+    """A regular part."""
+    first, last = integers(starts, "starts"), integers(ends, "ends")
+    chosen = range(len(first)) if axes is None else integers(axes, "axes")
+    strides = (1,) * len(first) if steps is None else integers(steps, "steps")
+    parts = [slice(None)] * len(x.shape)
+    for axis, begin, end, step in zip(chosen, first, last, strides, strict=True):
+        length = x.shape[axis]
+        # Going backwards, a number below the first index means that the first is part of it.
+        stop = None if step < 0 and end < -length else end
+        parts[axis] = slice(begin, stop, step)
+    return expression(x)[tuple(parts)]
+
+
+@operator("Transpose", moves=True)
+def transpose(x: Value, *, perm: tuple[int, ...] | None = None) -> Expr:
+    """The axes in another order."""
+    return op.transpose(x, perm)
+
+
+@operator("Tile", moves=True)
+def tile(x: Value, repeats: Value) -> Expr:
+    """Copies side by side."""
+    return op.tile(x, integers(repeats, "repeats"))
+
+
+@operator("Pad")
+def pad(
+    x: Value,
+    pads: Value = None,
+    constant_value: Value = None,
+    axes: Value = None,
+    *,
+    mode: str = "constant",
+    value: float = 0.0,
+    paddings: tuple[int, ...] | None = None,
+) -> Expr:
+    """x with something around it; negative widths cut."""
+    given = integers(pads if paddings is None else paddings, "widths")
+    chosen = range(len(x.shape)) if axes is None else integers(axes, "axes")
+    widths = [(0, 0)] * len(x.shape)
+    for i, axis in enumerate(chosen):
+        widths[axis] = (given[i], given[i + len(given) // 2])
+    if mode == "constant":
+        filler: Any = value if constant_value is None else known(constant_value).item()
+        return op.pad(_cut(x, widths), _positive(widths), filler)
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            places = _places(x.shape[axis], before, after, mode)
+            x = op.gather(x, places, axis)
+    return expression(x)
+
+
+def _cut(x: Value, widths: list[tuple[int, int]]) -> Expr:
+    parts = [
+        slice(max(-before, 0), n - max(-after, 0))
+        for n, (before, after) in zip(x.shape, widths, strict=True)
+    ]
+    return expression(x)[tuple(parts)]
+
+
+def _positive(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(max(before, 0), max(after, 0)) for before, after in widths]
+
+
+def _places(length: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Which element stands at each place of a padded axis."""
+    wanted = np.arange(-before, length + after)
+    if mode == "edge":
+        return np.clip(wanted, 0, length - 1)
+    if mode == "wrap":
+        return wanted % length
+    if mode == "reflect":
+        period = max(2 * (length - 1), 1)
+        wanted = wanted % period
+        return np.minimum(wanted, period - wanted) if length > 1 else wanted * 0
+    raise ConfigError.build("onnx Pad", expected="constant, reflect, edge or wrap", got=repr(mode))
+
+
+@operator("DepthToSpace", moves=True)
+def depth_to_space(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
+    """Channels spread over blocks of the image."""
+    count, channels, height, width = x.shape
+    inner = channels // blocksize**2
+    if mode == "DCR":
+        parts = op.reshape(x, (count, blocksize, blocksize, inner, height, width))
+        order = (0, 3, 4, 1, 5, 2)
+    else:
+        parts = op.reshape(x, (count, inner, blocksize, blocksize, height, width))
+        order = (0, 1, 4, 2, 5, 3)
+    shape = (count, inner, height * blocksize, width * blocksize)
+    return op.reshape(op.transpose(parts, order), shape)
+
+
+@operator("SpaceToDepth", moves=True)
+def space_to_depth(x: Value, *, blocksize: int, mode: str = "DCR") -> Expr:
+    """Blocks of the image gathered into channels."""
+    count, channels, height, width = x.shape
+    rows, columns = height // blocksize, width // blocksize
+    parts = op.reshape(x, (count, channels, rows, blocksize, columns, blocksize))
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    shape = (count, channels * blocksize**2, rows, columns)
+    return op.reshape(op.transpose(parts, order), shape)
+
+
+@operator("ReverseSequence", moves=True)
+def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Expr:
+    """The first steps of each sequence in reverse order, as many as it has."""
+    steps = x.shape[time_axis]
+    real = op.cast(lengths, "int64")
+    shape = [1] * len(x.shape)
+    shape[time_axis] = steps
+    time = np.arange(steps).reshape(shape)
+    shape[time_axis], shape[batch_axis] = 1, x.shape[batch_axis]
+    real = op.reshape(real, shape)
+    places = op.where(op.less(time, real), op.sub(op.sub(real, 1), time), time)
+    return op.take_along_axis(x, places, time_axis)
+
+
+@operator("CenterCropPad")
+def center_crop_pad(x: Value, shape: Value, *, axes: tuple[int, ...] | None = None) -> Expr:
+    """Cut, or padded with zeros, to these sizes around its middle."""
+    sizes = integers(shape, "sizes")
+    chosen = range(len(x.shape)) if axes is None else axes
+    widths = [(0, 0)] * len(x.shape)
+    for axis, size in zip(chosen, sizes, strict=True):
+        more = size - x.shape[axis]
+        # The odd one is cut from the right side, or added there.
+        before = more // 2 if more > 0 else -(-more // 2)
+        widths[axis] = (before, more - before)
+    return op.pad(_cut(x, widths), _positive(widths))
+
+
+@operator("Upsample")
+def upsample(x: Value, scales: Value, *, mode: str = "nearest") -> Expr:
+    """Elements repeated; only whole factors (it was replaced by Resize)."""
+    factors = numbers(scales, "scales")
+    if mode != "nearest" or any(each != int(each) for each in factors):
+        raise ConfigError.build("onnx Upsample", expected="nearest, by whole factors", got=mode)
+    for axis, factor in enumerate(factors):
+        x = op.repeat(x, int(factor), axis)
+    return x
+
+
+@operator("Einsum")
+def einsum(*operands: Value, equation: str) -> Expr:
+    """Products summed over the axes that share a letter."""
+    plain = equation.replace(" ", "")
+    given, arrow, result = plain.partition("->")
+    parts = given.split(",")
+    for i, letters in enumerate(parts):
+        parts[i], operands = _without_diagonals(letters, i, operands)
+    return op.einsum(",".join(parts) + arrow + result, *operands)
+
+
+def _without_diagonals(
+    letters: str, number: int, operands: tuple[Value, ...]
+) -> tuple[str, tuple[Value, ...]]:
+    """An operand with a letter twice (at its end) becomes its diagonal."""
+    found = list(operands)
+    while len(letters) > 1 and letters[-1] == letters[-2]:
+        found[number] = op.diagonal(found[number])
+        letters = letters[:-1]
+    return letters, tuple(found)
+
+
+@operator("TensorScatter")
+def tensor_scatter(
+    past: Value, update: Value, write_indices: Value = None, *, axis: int = -2, mode: str = "linear"
+) -> Expr:
+    """A cache with new steps written to it, from a place of its own in each sample."""
+    position = axis_of(axis, len(past.shape))
+    length, steps = past.shape[position], update.shape[position]
+    first = np.zeros(past.shape[0], np.int64) if write_indices is None else write_indices
+    shape = [1] * len(past.shape)
+    shape[0] = past.shape[0]
+    start = op.reshape(op.cast(first, "int64"), shape)
+    shape[0], shape[position] = 1, length
+    step = op.sub(np.arange(length).reshape(shape), start)
+    if mode == "circular":
+        step = op.mod(step, length)
+    is_new = op.logical_and(op.greater_equal(step, 0), op.less(step, steps))
+    places = op.clip(step, 0, steps - 1)
+    return op.where(is_new, op.take_along_axis(update, places, position), past)

@@ -1,0 +1,172 @@
+"""Normalisation by batch, layer, group, instance, and over neighbouring channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.nn.context import context
+from caldera.onnx.dtypes import dtype_of
+from caldera.onnx.operators.registry import operator
+from caldera.onnx.operators.values import Value, axis_of, known
+from caldera.tensor.dtype import DType
+
+
+@operator("BatchNormalization")
+def batch_normalization(
+    x: Value,
+    scale: Value,
+    shift: Value,
+    mean: Value,
+    variance: Value,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    spatial: int = 1,
+    is_test: int = 1,
+    consumed_inputs: tuple[int, ...] = (),
+) -> Any:
+    """By given statistics or, in training, by those of the batch.
+
+    A model that is trained further keeps running statistics, as `nn.BatchNorm` does.
+    """
+    if training_mode:
+        y, own_mean, own_variance = op.batch_norm(x, scale, shift, eps=epsilon)
+        return y, *[
+            op.cast(op.add(op.mul(old, momentum), op.mul(new, 1 - momentum)), old.dtype)
+            for old, new in ((mean, own_mean), (variance, own_variance))
+        ]
+    now = context()
+    if not now.training or not isinstance(mean, Variable) or not isinstance(variance, Variable):
+        return op.batch_norm(x, scale, shift, mean, variance, epsilon)
+    y, own_mean, own_variance = op.batch_norm(x, scale, shift, eps=epsilon)
+    count = math.prod(x.shape) // x.shape[1]
+    unbiased = own_variance * (count / max(count - 1, 1))
+    for kept, new in ((mean, own_mean), (variance, unbiased)):
+        old = now.latest(kept)
+        now.update(kept, old + (1 - momentum) * (op.stop_gradient(new) - old))
+    return y
+
+
+def _over_last(x: Value, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis_of(axis, len(x.shape)), len(x.shape)))
+
+
+def _working(x: Value, stash_type: int) -> DType:
+    """The dtype of the first stage: that which is asked for, but never less than x has."""
+    asked = dtype_of(stash_type)
+    return x.dtype if x.dtype.itemsize > asked.itemsize else asked
+
+
+@operator("LayerNormalization")
+def layer_normalization(
+    x: Value,
+    scale: Value,
+    bias: Value = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[Expr, Expr, Expr]:
+    """Over all axes from `axis` on, with the mean and the inverse deviation."""
+    axes = _over_last(x, axis)
+    wide = op.cast(x, _working(x, stash_type))
+    mean = op.mean(wide, axes, keepdims=True)
+    centred = op.sub(wide, mean)
+    inverse = op.rsqrt(op.add(op.mean(op.square(centred), axes, keepdims=True), epsilon))
+    y = op.mul(op.cast(op.mul(centred, inverse), x.dtype), scale)
+    return y if bias is None else op.add(y, bias), mean, inverse
+
+
+@operator("RMSNormalization")
+def rms_normalization(
+    x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Expr:
+    """Divided by the root of the mean square over all axes from `axis` on."""
+    wide = op.cast(x, _working(x, stash_type))
+    mean = op.mean(op.square(wide), _over_last(x, axis), keepdims=True)
+    return op.mul(op.cast(op.mul(wide, op.rsqrt(op.add(mean, epsilon))), x.dtype), scale)
+
+
+@operator("GroupNormalization")
+def group_normalization(
+    x: Value,
+    scale: Value,
+    bias: Value,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    opset: int,
+) -> Expr:
+    """Over groups of channels; before version 21 with one scale a group."""
+    if opset < 21:
+        width = x.shape[1] // num_groups
+        scale, bias = op.repeat(scale, width, 0), op.repeat(bias, width, 0)
+    return op.group_norm(x, num_groups, scale, bias, epsilon)
+
+
+@operator("InstanceNormalization")
+def instance_normalization(
+    x: Value, scale: Value, bias: Value, *, epsilon: float = 1e-5, consumed_inputs: Any = None
+) -> Expr:
+    """Each channel of each sample."""
+    return op.group_norm(x, x.shape[1], scale, bias, epsilon)
+
+
+@operator("MeanVarianceNormalization")
+def mean_variance_normalization(x: Value, *, axes: tuple[int, ...] = (0, 2, 3)) -> Expr:
+    """To mean 0 and variance 1."""
+    centred = op.sub(x, op.mean(x, axes, keepdims=True))
+    deviation = op.sqrt(op.mean(op.square(centred), axes, keepdims=True))
+    return op.div(centred, op.add(deviation, 1e-9))
+
+
+@operator("LpNormalization")
+def lp_normalization(x: Value, *, axis: int = -1, p: int = 2) -> Expr:
+    """Divided by the norm along an axis; 0 where that is 0."""
+    length = op.norm(x, p, axis, keepdims=True)
+    is_zero = op.equal(length, 0.0)
+    return op.where(is_zero, 0.0, op.div(x, op.where(is_zero, 1.0, length)))
+
+
+@operator("LRN")
+def lrn(x: Value, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Expr:
+    """Divided by a power of the squares of neighbouring channels.
+
+    Of an even number of neighbours, ONNX has one more above; Caldera has it below.
+    """
+    if size % 2:
+        return op.local_response_norm(x, size, alpha, beta, bias)
+    turned = op.local_response_norm(op.flip(x, 1), size, alpha, beta, bias)
+    return op.flip(turned, 1)
+
+
+@operator("Dropout")
+def dropout(
+    x: Value,
+    ratio: Value = None,
+    training_mode: Value = None,
+    *,
+    seed: int | None = None,
+    is_test: int = 1,
+    consumed_inputs: Any = None,
+) -> tuple[Value, np.ndarray]:
+    """Nothing at all, and a mask that says so: only training would drop anything."""
+    _refuse_training(ratio, training_mode)
+    return x, np.ones(x.shape, np.bool_)
+
+
+def _refuse_training(ratio: Value, training_mode: Value) -> None:
+    is_training = training_mode is not None and bool(known(training_mode).item())
+    if is_training and (ratio is None or float(known(ratio).item()) != 0):
+        raise ConfigError.build(
+            "onnx Dropout", expected="a model for inference", got="training_mode",
+            hint="random numbers of ONNX are not defined; use nn.Dropout to train",
+        )  # fmt: skip

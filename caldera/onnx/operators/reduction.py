@@ -1,0 +1,137 @@
+"""Reductions, running sums and products, places of extremes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.lazy import Expr
+from caldera.onnx.operators.registry import operator
+from caldera.onnx.operators.values import Value, axis_of, integer, integers
+from caldera.tensor.dtype import HALVES, bool_, float32, int8, is_float
+
+Axes = tuple[int, ...]
+
+
+def _reduction(function: Any) -> Any:
+    """Axes are an attribute or, in later versions, an input; none at all means every axis."""
+
+    def translate(
+        x: Value, axes: Value = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Value:
+        chosen = integers(axes, "axes") if axes is not None else ()
+        if not chosen and noop_with_empty_axes:
+            return op.cast(function(op.unsqueeze(x, 0), (0,), False), x.dtype)
+        every = tuple(range(len(x.shape)))
+        over = tuple(axis_of(axis, len(every)) for axis in chosen) or every
+        wide = op.cast(x, float32) if x.dtype in HALVES else x
+        return op.cast(function(wide, over, bool(keepdims)), x.dtype)
+
+    return translate
+
+
+def _mean(x: Value, axes: Axes, keepdims: bool) -> Expr:
+    return op.mean(x, axes, keepdims)
+
+
+def _l1(x: Value, axes: Axes, keepdims: bool) -> Expr:
+    return op.sum(op.abs(x), axes, keepdims)
+
+
+def _l2(x: Value, axes: Axes, keepdims: bool) -> Expr:
+    return op.sqrt(op.sum(op.square(x), axes, keepdims))
+
+
+def _log_sum(x: Value, axes: Axes, keepdims: bool) -> Expr:
+    return op.log(op.sum(x, axes, keepdims))
+
+
+def _sum_square(x: Value, axes: Axes, keepdims: bool) -> Expr:
+    return op.sum(op.square(x), axes, keepdims)
+
+
+def _extreme(function: Any, is_max: bool) -> Any:
+    def reduce(x: Value, axes: Axes, keepdims: bool) -> Expr:
+        if 0 not in [x.shape[axis] for axis in axes]:
+            wide = op.cast(x, int8) if x.dtype == bool_ else x
+            return op.cast(function(wide, axes, keepdims), x.dtype)
+        # Of no elements it is the number that any other one would replace.
+        shape = op.sum(np.zeros(x.shape, np.int8), axes, keepdims).shape
+        return op.broadcast(op.cast(_neutral(x.dtype, is_max), x.dtype), shape)
+
+    return reduce
+
+
+def _neutral(dtype: Any, is_max: bool) -> Any:
+    if dtype == bool_:
+        return not is_max
+    if is_float(dtype):
+        return -np.inf if is_max else np.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min if is_max else limits.max)
+
+
+for _name, _function in {
+    "ReduceSum": op.sum,
+    "ReduceMean": _mean,
+    "ReduceProd": op.prod,
+    "ReduceMax": _extreme(op.max, True),
+    "ReduceMin": _extreme(op.min, False),
+    "ReduceL1": _l1,
+    "ReduceL2": _l2,
+    "ReduceLogSum": _log_sum,
+    "ReduceLogSumExp": op.logsumexp,
+    "ReduceSumSquare": _sum_square,
+}.items():
+    operator(_name)(_reduction(_function))
+
+
+def _place(function: Any) -> Any:
+    def translate(
+        x: Value, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Expr:
+        if not select_last_index:
+            return function(x, axis, bool(keepdims))
+        position = axis_of(axis, len(x.shape))
+        from_the_end = function(op.flip(x, position), position, bool(keepdims))
+        return op.sub(x.shape[position] - 1, from_the_end)
+
+    return translate
+
+
+operator("ArgMax")(_place(op.argmax))
+operator("ArgMin")(_place(op.argmin))
+
+
+@operator("CumSum")
+def cumsum(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Expr:
+    """The running sum, with or without the element itself."""
+    position = axis_of(integer(axis, "axis"), len(x.shape))
+    forward = op.flip(x, position) if reverse else x
+    if exclusive:
+        forward = _later(forward, position, 1, 0)
+    total = op.cumsum(forward, position)
+    return op.cast(op.flip(total, position) if reverse else total, x.dtype)
+
+
+@operator("CumProd")
+def cumprod(x: Value, axis: Value, *, exclusive: int = 0, reverse: int = 0) -> Value:
+    """The running product, in log2(n) doubling steps."""
+    position = axis_of(integer(axis, "axis"), len(x.shape))
+    result = op.flip(x, position) if reverse else x
+    if exclusive:
+        result = _later(result, position, 1, 1)
+    step = 1
+    while step < x.shape[position]:
+        result = op.mul(result, _later(result, position, step, 1))
+        step *= 2
+    return op.flip(result, position) if reverse else result
+
+
+def _later(x: Value, axis: int, by: int, value: int) -> Expr:
+    """Moved to higher indices, with `value` in the places that come free."""
+    widths = [(by, 0) if each == axis else (0, 0) for each in range(len(x.shape))]
+    kept = [None] * axis + [x.shape[axis] - by]
+    return op.pad(op.slice(x, [None] * (axis + 1), kept), widths, value)

@@ -1,0 +1,131 @@
+"""Shapes, constants, and values that follow from shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.lazy import Expr
+from caldera.onnx.dtypes import STRING, dtype_of
+from caldera.onnx.operators.registry import operator
+from caldera.onnx.operators.values import Value, axis_of, check_size, integer, integers, known
+from caldera.tensor.dtype import float32
+
+
+@operator("Shape", numpy=lambda x, **bounds: shape(x, **bounds))
+def shape(x: Value, *, start: int = 0, end: int | None = None) -> np.ndarray:
+    """The sizes of x, or those of some axes."""
+    return np.array(x.shape[start:end], np.int64)
+
+
+@operator("Size", numpy=lambda x: size(x))
+def size(x: Value) -> np.ndarray:
+    """The number of elements."""
+    return np.array(np.prod(x.shape, dtype=np.int64))
+
+
+@operator("Identity", moves=True)
+def identity(x: Value) -> Value:
+    """The same."""
+    return x
+
+
+@operator("Constant")
+def constant(
+    *,
+    value: np.ndarray | None = None,
+    sparse_value: np.ndarray | None = None,
+    value_int: int | None = None,
+    value_ints: tuple[int, ...] | None = None,
+    value_float: float | None = None,
+    value_floats: tuple[float, ...] | None = None,
+    value_string: str | None = None,
+    value_strings: tuple[str, ...] | None = None,
+) -> np.ndarray:
+    """What the attribute says."""
+    for given, dtype in (
+        (value, None), (sparse_value, None), (value_int, np.dtype(np.int64)),
+        (value_ints, np.dtype(np.int64)), (value_float, float32), (value_floats, float32),
+        (value_string, STRING), (value_strings, STRING),
+    ):  # fmt: skip
+        if given is not None:
+            return np.array(given, dtype)
+    raise ValueError("a constant without a value")
+
+
+@operator("ConstantOfShape")
+def constant_of_shape(sizes: Value, *, value: np.ndarray | None = None) -> np.ndarray:
+    """One value everywhere; 0 in float32 if none is given."""
+    found = np.zeros(1, np.float32) if value is None else value
+    wanted = integers(sizes, "a shape")
+    check_size(wanted)
+    return np.full(wanted, found.reshape(-1)[0], found.dtype)
+
+
+@operator("Range", numpy=lambda start, limit, delta: np.arange(start, limit, delta))
+def range_(start: Value, limit: Value, delta: Value) -> np.ndarray:
+    """From start to limit in steps of delta."""
+    first, last, step = (known(each, "a bound").reshape(()) for each in (start, limit, delta))
+    count = max(int(np.ceil((last.astype(np.float64) - first) / step)), 0)
+    check_size((count,))
+    return (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)
+
+
+@operator("EyeLike")
+def eye_like(x: Value, *, dtype: int | None = None, k: int = 0) -> np.ndarray:
+    """Ones on a diagonal."""
+    rows, columns = x.shape
+    check_size(x.shape)
+    return np.eye(rows, columns, k, x.dtype if dtype is None else dtype_of(dtype))
+
+
+@operator("Expand", moves=True)
+def expand(x: Value, shape: Value) -> Expr:
+    """x in a larger shape; sizes of 1 in the shape leave those of x."""
+    return op.broadcast(x, np.broadcast_shapes(x.shape, integers(shape, "a shape")))
+
+
+@operator("Reshape", moves=True)
+def reshape(x: Value, shape: Value, *, allowzero: int = 0) -> Expr:
+    """x in another shape; 0 keeps a size and -1 takes what is left."""
+    wanted = list(integers(shape, "a shape"))
+    if not allowzero:
+        wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
+    if -1 in wanted and 0 in wanted:
+        wanted[wanted.index(-1)] = 0
+    return op.reshape(x, wanted)
+
+
+@operator("Flatten", moves=True)
+def flatten(x: Value, *, axis: int = 1) -> Expr:
+    """The axes before `axis` as one, the others as another."""
+    before = x.shape[: axis_of(axis, len(x.shape))]
+    rows = int(np.prod(before, dtype=np.int64))
+    columns = int(np.prod(x.shape[len(before) :], dtype=np.int64))
+    return op.reshape(x, (rows, columns))
+
+
+@operator("Squeeze", moves=True)
+def squeeze(x: Value, axes: Value = None) -> Expr:
+    """Without these axes of size 1."""
+    return op.squeeze(x, None if axes is None else integers(axes, "axes"))
+
+
+@operator("Unsqueeze", moves=True)
+def unsqueeze(x: Value, axes: Value) -> Expr:
+    """With new axes of size 1."""
+    return op.unsqueeze(x, integers(axes, "axes"))
+
+
+def _triangle(x: np.ndarray, k: Any = None, *, upper: int = 1) -> np.ndarray:
+    offset = 0 if k is None else int(k)
+    return np.triu(x, offset) if upper else np.tril(x, offset)
+
+
+@operator("Trilu", numpy=_triangle)
+def trilu(x: Value, k: Value = None, *, upper: int = 1) -> Expr:
+    """The upper or lower triangle."""
+    offset = 0 if k is None else integer(k, "a diagonal")
+    return op.triu(x, offset) if upper else op.tril(x, offset)

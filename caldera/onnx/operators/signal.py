@@ -1,0 +1,129 @@
+"""Fourier transforms, windows and mel scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.lazy import Expr
+from caldera.onnx.dtypes import dtype_of
+from caldera.onnx.operators.registry import operator
+from caldera.onnx.operators.values import Value, axis_of, integer, numbers
+
+
+def _length_changed(x: Value, axis: int, length: int) -> Value:
+    """Cut, or padded with zeros at the end."""
+    kept = op.slice(x, [None] * (axis + 1), [None] * axis + [length])
+    widths = [(0, 0)] * len(x.shape)
+    widths[axis] = (0, length - kept.shape[axis])
+    return op.pad(kept, widths)
+
+
+def _complex(x: Value) -> Value:
+    """Numbers as pairs, with 0 as imaginary part if they have none."""
+    if x.shape[-1] == 2:
+        return x
+    return op.pad(x, [(0, 0)] * (len(x.shape) - 1) + [(0, 1)])
+
+
+@operator("DFT")
+def dft(
+    x: Value,
+    dft_length: Value = None,
+    axis: Value = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+    opset: int,
+) -> Expr:
+    """The Fourier transform along an axis; the last axis holds real and imaginary parts."""
+    default = -2 if opset >= 20 else 1
+    given = default if axis is None else integer(axis, "an axis")
+    position = axis_of(given, len(x.shape))
+    length = x.shape[position]
+    if dft_length is not None:
+        length = integer(dft_length, "a length")
+    if inverse and onesided:
+        length = length if dft_length is not None else 2 * (x.shape[position] - 1)
+        half = _length_changed(_complex(x), position, length // 2 + 1)
+        return op.unsqueeze(op.irfft(half, length, position), -1)
+    signal = _complex(_length_changed(x, position, length))
+    if inverse:
+        return op.ifft(signal, position)
+    spectrum = op.fft(signal, position)
+    return _length_changed(spectrum, position, length // 2 + 1) if onesided else spectrum
+
+
+@operator("STFT")
+def stft(
+    signal: Value,
+    frame_step: Value,
+    window: Value = None,
+    frame_length: Value = None,
+    *,
+    onesided: int = 1,
+) -> Expr:
+    """The transforms of pieces of a signal (N, L, 1 or 2), one every `frame_step` elements."""
+    step = integer(frame_step, "a step")
+    if frame_length is not None:
+        length = integer(frame_length, "a length")
+    else:
+        length = signal.shape[1] if window is None else window.shape[0]
+    count = (signal.shape[1] - length) // step + 1
+    places = np.arange(count)[:, None] * step + np.arange(length)
+    frames = op.gather(signal, places, axis=1)
+    if window is not None:
+        frames = op.mul(frames, op.reshape(window, (length, 1)))
+    spectrum = op.fft(_complex(frames), 2)
+    return _length_changed(spectrum, 2, length // 2 + 1) if onesided else spectrum
+
+
+def _cosines(terms: tuple[float, ...]) -> Any:
+    """A window that is a sum of cosines."""
+
+    def translate(size: Value, *, output_datatype: int = 1, periodic: int = 1) -> np.ndarray:
+        length = integer(size, "a length")
+        angle = 2 * np.pi * np.arange(length) / max(length if periodic else length - 1, 1)
+        total = sum(share * np.cos(k * angle) for k, share in enumerate(terms))
+        return np.asarray(total).astype(dtype_of(output_datatype))
+
+    return translate
+
+
+operator("HannWindow")(_cosines((0.5, -0.5)))
+operator("HammingWindow")(_cosines((25 / 46, -21 / 46)))
+operator("BlackmanWindow")(_cosines((0.42, -0.5, 0.08)))
+
+
+@operator("MelWeightMatrix")
+def mel_weight_matrix(
+    num_mel_bins: Value,
+    dft_length: Value,
+    sample_rate: Value,
+    lower_edge_hertz: Value,
+    upper_edge_hertz: Value,
+    *,
+    output_datatype: int = 1,
+) -> np.ndarray:
+    """Triangles that are equally wide on the mel scale, over the frequencies of a transform."""
+    bands, length = integer(num_mel_bins, "a number"), integer(dft_length, "a length")
+    rate = integer(sample_rate, "a rate")
+    edges = np.array([*numbers(lower_edge_hertz), *numbers(upper_edge_hertz)])
+    low, high = 2595 * np.log10(1 + edges / 700)
+    points = low + np.arange(bands + 2) * (high - low) / (bands + 2)
+    hertz = 700 * (10 ** (points / 2595) - 1)
+    bins = np.floor((length + 1) * hertz / rate).astype(np.int64)
+    matrix = np.zeros((length // 2 + 1, bands))
+    for band in range(bands):
+        start, peak, end = bins[band : band + 3]
+        if peak == start:
+            matrix[peak, band] = 1
+        else:
+            rising = np.arange(start, peak + 1)
+            matrix[rising, band] = (rising - start) / (peak - start)
+        falling = np.arange(peak, end)
+        if end > peak:
+            matrix[falling, band] = (end - falling) / (end - peak)
+    return matrix.astype(dtype_of(output_datatype))

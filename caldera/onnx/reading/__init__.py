@@ -1,0 +1,18 @@
+"""From a file of ONNX to plain values: calls of operators, and arrays. Nothing is run."""
+
+from __future__ import annotations
+
+from caldera.onnx.reading.files import read_model
+from caldera.onnx.reading.parse import parse
+from caldera.onnx.reading.structure import Call, Declared, Function, Graph, Program, Reference
+
+__all__ = [
+    "Call",
+    "Declared",
+    "Function",
+    "Graph",
+    "Program",
+    "Reference",
+    "parse",
+    "read_model",
+]

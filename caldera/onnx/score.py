@@ -1,0 +1,185 @@
+"""ONNX's own backend node tests, run on Caldera: how many of how many pass, and which do not.
+
+    python -m caldera.onnx.score
+    python -m caldera.onnx.score --call-by-call            # without compiling: seconds
+    python -m caldera.onnx.score --backend onnxruntime     # the same tests on another backend
+
+The exit status is 0 if exactly the tests fail that are listed here with a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.onnx.backend import Backend, Prepared
+from caldera.onnx.library import PACKAGE, WHERE, onnx
+from caldera.onnx.operators import OPERATORS
+from caldera.onnx.reading.parse import plain_domain
+from caldera.optional import optional_import
+
+EXCLUDED: dict[str, str] = {
+    r"test_bernoulli.*": "random numbers, which ONNX does not define",
+    r"test_training_dropout(_default)?(_mask)?": "random numbers, which ONNX does not define",
+    r"test_loop16_seq_none": (
+        "the values agree; ONNX's comparison takes the length of a scalar inside a sequence"
+    ),
+    r"test_attention_4d_causal_fp16_expanded": (
+        "written out in float16, whose last digit is more than the tolerance; "
+        "Caldera's result is nearer to that in float64"
+    ),
+    r"test_dft_inverse(_opset19)?": (
+        "zeros are expected as 1.9e-7, the rounding of float32, with a tolerance of 1e-7"
+    ),
+}
+"""Tests that do not pass, as patterns of their names, and why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one test."""
+
+    name: str
+    operators: frozenset[tuple[str, str]]
+    problem: str = ""
+    was_compiled: bool = False
+    in_numpy: frozenset[str] = frozenset()
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the results agreed."""
+        return not self.problem
+
+    @property
+    def reason(self) -> str:
+        """Why it is known not to pass, if it is."""
+        found = [why for pattern, why in EXCLUDED.items() if re.fullmatch(pattern, self.name)]
+        return found[0] if found else ""
+
+
+def cases(pattern: str = "") -> list[Any]:
+    """The node tests whose names contain a match of the pattern."""
+    loader = optional_import("onnx.backend.test.loader", PACKAGE, WHERE)
+    with warnings.catch_warnings():
+        # Making them overflows here and there, as it should.
+        warnings.simplefilter("ignore")
+        return [
+            case for case in loader.load_model_tests(kind="node") if re.search(pattern, case.name)
+        ]
+
+
+def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> Outcome:
+    """One test, compared as ONNX's own runner compares."""
+    runner = optional_import("onnx.backend.test.runner", PACKAGE, WHERE).Runner
+    operators = frozenset(
+        (plain_domain(node.domain), node.op_type) for node in case.model.graph.node
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prepared = backend.prepare(case.model, device, **options)
+            for inputs, expected in case.data_sets:
+                outputs = prepared.run([_array(each) for each in inputs])
+                runner.assert_similar_outputs(
+                    [_array(each) for each in expected], list(outputs), case.rtol, case.atol
+                )
+    # Whatever another backend, or we, may raise: the test has not passed.
+    except Exception as problem:
+        text = " ".join(str(problem).split())[:200]
+        return Outcome(case.name, operators, f"{type(problem).__name__}: {text}")
+    if not isinstance(prepared, Prepared):
+        return Outcome(case.name, operators)
+    session = prepared.session
+    return Outcome(case.name, operators, "", session.was_compiled, session.in_numpy)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return np.array(onnx.numpy_helper.to_array(value))
+    return value
+
+
+def report(outcomes: Sequence[Outcome], title: str) -> str:
+    """The counts, and every test that did not pass with the reason."""
+    passed = [each for each in outcomes if each.has_passed]
+    ours = [each for each in outcomes if _is_ours(each.operators)]
+    names = {operator for each in outcomes for operator in each.operators}
+    lines = [
+        title,
+        "",
+        f"passed {len(passed)} of {len(outcomes)} node tests ({len(names)} operators)",
+    ]
+    if any(each.was_compiled for each in passed):
+        lines.append(f"  {sum(each.was_compiled for each in passed):5} as one compiled plan")
+        stepwise = sum(not each.was_compiled for each in passed)
+        lines.append(
+            f"  {stepwise:5} call by call: shapes or branches follow from values that are fed, or "
+            "Caldera has no such dtype"
+        )
+    in_numpy = Counter(name for each in passed for name in each.in_numpy)
+    if in_numpy:
+        some = sum(bool(each.in_numpy) for each in passed)
+        lines += [
+            f"  {some:5} of all with an operator that NumPy computes ({len(in_numpy)} operators)",
+            "of the tests of operators that are written with Caldera's ops alone, "
+            f"{sum(each.has_passed for each in ours)} of {len(ours)} pass",
+        ]
+    failed = [each for each in outcomes if not each.has_passed]
+    if failed:
+        lines += ["", f"{len(failed)} do not pass:"]
+        lines += [f"  {each.name}: {each.reason or each.problem}" for each in failed]
+    if in_numpy:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(in_numpy.items()))
+        lines += ["", f"tests in which NumPy computes an operator: {counts}"]
+    return "\n".join(lines)
+
+
+def _is_ours(operators: Iterable[tuple[str, str]]) -> bool:
+    return all(each in OPERATORS and not OPERATORS[each].in_numpy for each in operators)
+
+
+def surprises(outcomes: Sequence[Outcome]) -> list[str]:
+    """Tests that fail without a reason, and those that pass in spite of one."""
+    found = [
+        f"{each.name}: {each.problem}" for each in outcomes if each.problem and not each.reason
+    ]
+    found += [f"{each.name} passes" for each in outcomes if each.has_passed and each.reason]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tests and print the count."""
+    parser = argparse.ArgumentParser(prog="python -m caldera.onnx.score", description=__doc__)
+    parser.add_argument("pattern", nargs="?", default="", help="only tests whose names match")
+    parser.add_argument("--call-by-call", action="store_true", help="compute without compiling")
+    parser.add_argument("--backend", choices=("caldera", "onnxruntime"), default="caldera")
+    parser.add_argument("--device", default="CPU", help="CPU, or CUDA with a card")
+    chosen = parser.parse_args(arguments)
+    title = f"onnx {onnx.__version__}"
+    if chosen.backend == "caldera":
+        how = {"compiled": not chosen.call_by_call}
+        outcomes = [run_case(each, Backend, chosen.device, **how) for each in cases(chosen.pattern)]
+    else:
+        other = optional_import("onnxruntime.backend", "onnxruntime", WHERE)
+        version = optional_import("onnxruntime", "onnxruntime", WHERE).__version__
+        title += f", on onnxruntime {version}"
+        outcomes = [run_case(each, other, chosen.device) for each in cases(chosen.pattern)]
+    print(report(outcomes, title))
+    if chosen.backend != "caldera":
+        return 0
+    unexpected = surprises(outcomes)
+    if unexpected:
+        print("\nnot as expected:", *unexpected, sep="\n  ")
+    return 1 if unexpected else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

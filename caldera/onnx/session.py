@@ -1,0 +1,129 @@
+"""Running a model: as a plan for each set of shapes, or call by call where that is not possible."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.graph.node import Symbol
+from caldera.lazy import Expr, compile
+from caldera.memory import Device
+from caldera.onnx.dtypes import is_ours
+from caldera.onnx.operators.values import NeedsValue, Value, all_known
+from caldera.onnx.reading import Program
+from caldera.onnx.translate import translate
+from caldera.plan.plan import Plan
+
+_SMALL = 64
+"""Elements: an input of so many may be part of what a plan is made for."""
+_REMEMBERED = 64
+"""Plans kept for the next time."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan, and the model's outputs, in which numbers stand for those of the plan."""
+
+    plan: Plan
+    outputs: list[Value]
+    in_numpy: frozenset[str]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> list[Value]:
+        """The outputs for these inputs."""
+        needed = {name: feeds[name] for name in self.plan.inputs}
+        found = [tensor.numpy().copy() for tensor in self.plan.run(needed)]
+        return [_filled(each, found) for each in self.outputs]
+
+
+def _filled(value: Value, found: Sequence[np.ndarray]) -> Value:
+    if isinstance(value, list):
+        return [_filled(each, found) for each in value]
+    return found[value] if isinstance(value, int) else value
+
+
+def _is_small(symbol: Symbol, feeds: Mapping[str, np.ndarray]) -> bool:
+    return symbol.role == "input" and feeds[symbol.name].size <= _SMALL
+
+
+class Session:
+    """A model that can be run.
+
+    Shapes are fixed in a plan, so each set of shapes gets a plan of its own. A small input on whose
+    values shapes depend (axes, sizes) counts as a shape. Where they depend on larger inputs, or the
+    dtype of one is none of Caldera's, the calls are computed one after the other, with Caldera's
+    reference functions; so they are with `compiled=False`. `in_numpy` names the operators that
+    NumPy computed in the last run, and `was_compiled` says whether it was a plan.
+    """
+
+    def __init__(
+        self, program: Program, *, compiled: bool = True, device: Device | str | None = None
+    ) -> None:
+        self.program = program
+        self.compiled = compiled
+        self.device = device
+        self.in_numpy: frozenset[str] = frozenset()
+        self.was_compiled = False
+        self._by_value: set[str] = set()
+        self._plans: OrderedDict[Hashable, Compiled | None] = OrderedDict()
+        constants = program.graph.constants
+        self.names = [each.name for each in program.graph.inputs if each.name not in constants]
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Value]:
+        """The outputs for these inputs."""
+        compiled = self._compiled_for(feeds) if self.compiled else None
+        self.was_compiled = compiled is not None
+        if compiled is not None:
+            self.in_numpy = compiled.in_numpy
+            return compiled.run(feeds)
+        translation = translate(self.program, feeds)
+        self.in_numpy = translation.in_numpy
+        return [all_known(each) for each in translation.outputs]
+
+    def _compiled_for(self, feeds: Mapping[str, Any]) -> Compiled | None:
+        if not all(isinstance(each, np.ndarray) and is_ours(each.dtype) for each in feeds.values()):
+            return None
+        while True:
+            key = tuple(
+                (name, each.shape, each.dtype, each.tobytes() if name in self._by_value else b"")
+                for name, each in feeds.items()
+            )
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
+            try:
+                self._plans[key] = self._compile(feeds)
+            except NeedsValue as needed:
+                if all(_is_small(each, feeds) for each in needed.symbols):
+                    self._by_value |= {each.name for each in needed.symbols}
+                    continue
+                self._plans[key] = None
+            while len(self._plans) > _REMEMBERED:
+                self._plans.popitem(last=False)
+
+    def _compile(self, feeds: Mapping[str, np.ndarray]) -> Compiled | None:
+        """A plan for inputs like these; None if there is nothing left to compute."""
+        inputs = {
+            name: each if name in self._by_value else op.input(name, each.shape, dtype=each.dtype)
+            for name, each in feeds.items()
+        }
+        translation = translate(self.program, inputs)
+        expressions: list[Expr] = []
+
+        def numbered(value: Value) -> Value:
+            if isinstance(value, list):
+                return [numbered(each) for each in value]
+            if not isinstance(value, Expr):
+                return value
+            expressions.append(value)
+            return len(expressions) - 1
+
+        outputs = [numbered(each) for each in translation.outputs]
+        if not expressions:
+            return None
+        plan = compile(expressions, device=self.device, remember=False)
+        return Compiled(plan, outputs, translation.in_numpy)

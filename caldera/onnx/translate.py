@@ -1,0 +1,136 @@
+"""Writing a model down as a graph of Caldera: each call of an operator, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caldera.errors import ConfigError, DataError
+from caldera.graph.opdef import scope as error_scope
+from caldera.onnx.operators import OPERATORS
+from caldera.onnx.operators.registry import Circumstances, apply
+from caldera.onnx.operators.values import Value
+from caldera.onnx.reading import Call, Function, Graph, Program, Reference
+
+
+@dataclass
+class Scope:
+    """The values that calls can name: those of a graph, and of the graphs around it.
+
+    `in_numpy` collects the operators that NumPy computed, over the whole model.
+    """
+
+    program: Program
+    versions: Mapping[str, int]
+    values: dict[str, Value]
+    outer: Scope | None = None
+    in_numpy: set[str] = field(default_factory=set)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The attributes of the function that this is the inside of."""
+
+    def value(self, name: str) -> Value:
+        """What a name stands for here; "" is an input that is left out."""
+        if not name:
+            return None
+        here: Scope | None = self
+        while here is not None:
+            if name in here.values:
+                return here.values[name]
+            here = here.outer
+        raise DataError.build("onnx", expected="names that are defined before", got=repr(name))
+
+    def run(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
+        """The outputs of a graph that stands inside this one (the body of a loop, a branch)."""
+        if len(inputs) > len(graph.inputs):
+            raise DataError.build(
+                f"onnx graph {graph.name!r}", expected=f"at most {len(graph.inputs)} inputs",
+                got=f"{len(inputs)}",
+            )  # fmt: skip
+        values: dict[str, Value] = dict(graph.constants)
+        values |= {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
+        inside = Scope(self.program, self.versions, values, self, self.in_numpy, self.given)
+        inside.perform(graph.calls)
+        return [inside.value(each.name) for each in graph.outputs]
+
+    def perform(self, calls: Sequence[Call]) -> None:
+        """Add the outputs of these calls."""
+        for call in calls:
+            attributes = _resolved(call.attributes, self.given)
+            inputs = [self.value(name) for name in call.inputs]
+            # What is left out at the end may come as an attribute, as in older versions.
+            while inputs and inputs[-1] is None:
+                inputs.pop()
+            with error_scope(f"onnx {call}"):
+                outputs = self._outputs(call, inputs, attributes)
+            for name, value in zip(call.outputs, outputs, strict=False):
+                if name:
+                    self.values[name] = value
+
+    def _outputs(
+        self, call: Call, inputs: list[Value], attributes: dict[str, Any]
+    ) -> Sequence[Value]:
+        function = self.program.functions.get((call.domain, call.operator))
+        if function is not None:
+            return self._call_function(function, inputs, attributes)
+        found = OPERATORS.get((call.domain, call.operator))
+        if found is None:
+            raise ConfigError.build(
+                f"onnx {call}", expected="an operator that Caldera translates",
+                got=f"{call.domain or 'ai.onnx'} {call.operator}",
+            )  # fmt: skip
+        now = Circumstances(self.versions.get(call.domain, 1), len(call.outputs), self)
+        outputs, in_numpy = apply(found, inputs, attributes, now)
+        if in_numpy:
+            self.in_numpy.add(call.operator)
+        if any(call.outputs[len(outputs) :]):
+            raise DataError.build(
+                f"onnx {call}", expected=f"at most {len(outputs)} outputs",
+                got=f"{len(call.outputs)}",
+            )  # fmt: skip
+        return outputs
+
+    def _call_function(
+        self, function: Function, inputs: list[Value], attributes: dict[str, Any]
+    ) -> list[Value]:
+        values: dict[str, Value] = dict.fromkeys(function.inputs)
+        values |= dict(zip(function.inputs, inputs, strict=False))
+        given = {**function.defaults, **attributes}
+        inside = Scope(self.program, function.versions, values, None, self.in_numpy, given)
+        inside.perform(function.calls)
+        return [inside.value(name) for name in function.outputs]
+
+
+def _resolved(attributes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes with those of the function around in place of references to them."""
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if not isinstance(value, Reference):
+            found[name] = value
+        elif value.name in given:
+            found[name] = given[value.name]
+    return found
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The outputs of a model, and the operators among it that NumPy computed."""
+
+    outputs: list[Value]
+    in_numpy: frozenset[str]
+
+
+def translate(program: Program, values: Mapping[str, Value]) -> Translation:
+    """The outputs of a model; `values` are its inputs, and whatever replaces its arrays."""
+    graph = program.graph
+    scope = Scope(program, program.versions, {**graph.constants, **values})
+    missing = [each.name for each in graph.inputs if each.name not in scope.values]
+    if missing:
+        raise DataError.build(
+            f"onnx graph {graph.name!r}", expected="a value for each input",
+            got="none for " + ", ".join(missing),
+        )  # fmt: skip
+    scope.perform(graph.calls)
+    return Translation(
+        [scope.value(each.name) for each in graph.outputs], frozenset(scope.in_numpy)
+    )

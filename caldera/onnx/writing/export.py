@@ -1,0 +1,101 @@
+"""`export`: a model as a file of ONNX."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.context import trace
+from caldera.onnx.library import helper, onnx
+from caldera.onnx.reading.files import LARGEST_FILE
+from caldera.onnx.writing.pairs import FIRST, SECOND, Pair
+from caldera.onnx.writing.writer import OPSET, Writer, as_proto
+from caldera.train.model import Model
+from caldera.train.step import named_outputs
+
+_IR_VERSION = 8
+"""The oldest form of the file that has all of these operators."""
+
+
+def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None = None) -> Path:
+    """Write a model, as it is in evaluation, to a file of ONNX; gives back the path.
+
+    The number of samples stays open unless `batch_size` fixes it. Parameters and running statistics
+    keep their names. The file says what the outputs are called; with auxiliary heads it holds the
+    main output alone, as `predict` gives it.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3, activation="relu")])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = cd.onnx.export(model, Path(folder) / "small.onnx")
+    ...     again = cd.onnx.load(path)
+    >>> [p.name for p in again.parameters()]
+    ['1-Dense/weight', '1-Dense/bias']
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError.build(
+            "onnx export", expected="a file in a folder that exists", got=repr(str(target))
+        )
+    raw = to_proto(model, batch_size).SerializeToString()
+    # ONNX's own check, of what will really be in the file.
+    onnx.checker.check_model(raw)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(raw)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def to_proto(model: Model, batch_size: int | None = None) -> Any:
+    """A model as a ModelProto."""
+    counts = (FIRST, SECOND) if batch_size is None else (batch_size, batch_size)
+    first, second = (_traced(model, count) for count in counts)
+    write = Writer()
+    sources = {}
+    for i, (a, b) in enumerate(zip(first[0], second[0], strict=True)):
+        name = "input" if len(first[0]) == 1 else f"input{i}"
+        pair = Pair(a.node, b.node)
+        write.names[pair] = (write.unique(name),)
+        sources[write.name(pair)] = pair
+    roots = {name: Pair(first[1][name].node, second[1][name].node) for name in first[1]}
+    write.write(list(roots.values()))
+    outputs = []
+    for name, pair in roots.items():
+        own = write.unique(name)
+        write.nodes.append(helper.make_node("Identity", [write.name(pair)], [own], name=own))
+        outputs.append(write.declared(own, pair))
+    held = sum(array.nbytes for array in write.arrays.values())
+    if held > LARGEST_FILE:
+        raise ConfigError.build(
+            "onnx export", expected=f"at most {LARGEST_FILE} bytes of arrays", got=f"{held}",
+            hint="one file of ONNX cannot be larger",
+        )  # fmt: skip
+    graph = helper.make_graph(
+        write.nodes, model.name or type(model).__name__,
+        [write.declared(name, pair) for name, pair in sources.items()], outputs,
+        [as_proto(name, array) for name, array in write.arrays.items()],
+    )  # fmt: skip
+    return helper.make_model(
+        graph, producer_name="caldera", ir_version=_IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )  # fmt: skip
+
+
+def _traced(model: Model, count: int) -> tuple[list[Expr], dict[str, Expr]]:
+    inputs: list[Expr] = [
+        op.input(f"x{i}", (count, *shape), dtype=dtype)
+        for i, (shape, dtype) in enumerate(model.signature.inputs)
+    ]
+    with trace(dtype=model.dtype, device=model.device):
+        outputs = named_outputs(model(*inputs))
+    return inputs, outputs

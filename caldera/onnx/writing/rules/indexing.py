@@ -1,0 +1,51 @@
+"""Reading and adding at positions, sorting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.onnx.writing.rules.registry import inputs, writes
+from caldera.tensor.dtype import int32, int64
+
+
+def _as_index(write: Any, pair: Any) -> str:
+    """Positions: ONNX takes int32 and int64 only."""
+    name = write.name(pair)
+    if pair.spec.dtype in (int32, int64):
+        return name
+    return write.add("Cast", name, to=write.element_type(int64))
+
+
+@writes("gather")
+def _gather(write: Any, pair: Any) -> str:
+    x, indices = pair.inputs
+    return write.add("Gather", write.name(x), _as_index(write, indices), axis=pair.attrs["axis"])
+
+
+@writes("take_along_axis")
+def _take_along_axis(write: Any, pair: Any) -> str:
+    x, indices = pair.inputs
+    axis = pair.attrs["axis"]
+    return write.add("GatherElements", write.name(x), _as_index(write, indices), axis=axis)
+
+
+@writes("put_along_axis_add")
+def _put_along_axis_add(write: Any, pair: Any) -> str:
+    x, indices, updates = pair.inputs
+    names = write.name(x), _as_index(write, indices), write.name(updates)
+    return write.add("ScatterElements", *names, axis=pair.attrs["axis"], reduction="add")
+
+
+@writes("sort")
+def _sort(write: Any, pair: Any) -> tuple[str, ...]:
+    (x,) = inputs(write, pair)
+    axis = pair.attrs["axis"]
+    length = write.add("Shape", x, start=axis, end=axis + 1)
+    largest = int(pair.attrs["descending"])
+    names = write.add("TopK", x, length, outputs=2, axis=axis, largest=largest, sorted=1)
+    return tuple(names)
+
+
+@writes("determinant")
+def _determinant(write: Any, pair: Any) -> str:
+    return write.add("Det", *inputs(write, pair))

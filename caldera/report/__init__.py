@@ -1,0 +1,11 @@
+"""A run as one HTML page that needs nothing else: `caldera report FOLDER`.
+
+Everything on the page comes from the folder of a run, which is not trusted: texts are escaped, the
+picture of the graph is taken apart and put together again, and only our own script may run.
+"""
+
+from __future__ import annotations
+
+from caldera.report.page import page
+
+__all__ = ["page"]

@@ -1,0 +1,192 @@
+"""The whole page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+
+from caldera.amounts import bytes_text, flops_text, seconds_text
+from caldera.report.charts import curves_section
+from caldera.report.confusion import predictions_section
+from caldera.report.costs import memory_section, time_section
+from caldera.report.graph import graph_section
+from caldera.report.html import Safe, card, facts, folded, join, section, table, tag
+from caldera.report.script import SCRIPT
+from caldera.report.style import STYLE
+from caldera.train.history import History, shown_number
+from caldera.train.record import RunRecord
+from caldera.train.runfolder import RunFolder
+
+_INDEX = {
+    "curves": "Curves",
+    "predictions": "Predictions",
+    "network": "Network",
+    "graph": "Graph",
+    "time": "Time",
+    "memory": "Memory",
+    "settings": "Settings",
+}
+
+
+def page(run: RunFolder) -> str:
+    """The text of the page about a run; nothing is computed anew."""
+    record, history = run.record(), run.history()
+    body = join(
+        [
+            _header(),
+            tag(
+                "main",
+                *_top(record, history),
+                curves_section(history),
+                _epochs(history),
+                predictions_section(record),
+                _network(record),
+                graph_section(record, run.graph()),
+                time_section(record.profile, history),
+                memory_section(record.profile),
+                _settings(record),
+                _footer(record),
+            ),
+            Safe(f"<script>{SCRIPT}</script>"),
+        ]
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{tag('title', f'{record.name}: a run of Caldera')}<style>{STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def _policy() -> str:
+    """Nothing is loaded from anywhere, and no script runs but the one that is meant."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _header() -> Safe:
+    links = [tag("a", title, href=f"#{anchor}") for anchor, title in _INDEX.items()]
+    inside = [
+        tag("span", "Caldera", class_="brand"),
+        tag("nav", *links, aria_label="parts of this page"),
+        tag("button", "Dark", type="button", id="theme", hidden="hidden"),
+    ]
+    return tag("header", tag("div", *inside))
+
+
+def _top(record: RunRecord, history: History) -> Iterator[Safe]:
+    yield tag("h1", record.name)
+    model = record.settings.get("model")
+    shape = " \u00d7 ".join(map(str, record.data.shape)) or "1"
+    yield tag(
+        "p",
+        f"{f'{model}, ' if model else ''}trained on {record.data.train:,} samples of {shape}, "
+        f"{_time(record.started)}",
+        class_="quiet",
+    )
+    if record.stopped:
+        yield tag("div", f"The run was ended: {record.stopped}.", class_="card note")
+    yield tag("div", *[_tile(value, name) for name, value in _tiles(record, history)],
+              class_="tiles")  # fmt: skip
+
+
+def _tile(value: str, name: str) -> Safe:
+    return tag("div", tag("b", value), tag("span", name), class_="tile")
+
+
+def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:
+    for name, value in _results_first(record.results):
+        shown = f"{value:.2%}" if name == "accuracy" else shown_number(value)
+        yield f"{name} on test data", shown
+    planned = record.settings.get("epochs")
+    done = len(history.epochs)
+    yield "epochs", f"{done} of {planned}" if isinstance(planned, int) else str(done)
+    yield "training time", seconds_text(record.seconds)
+    yield "parameters", f"{record.network.parameters:,}"
+    if record.profile is not None and record.profile.seconds:
+        yield "a training step", seconds_text(record.profile.seconds)
+
+
+def _results_first(results: dict[str, float]) -> list[tuple[str, float]]:
+    """The accuracy, if there is one, before everything else; not more than fit in a row."""
+    return sorted(results.items(), key=lambda each: each[0] != "accuracy")[:4]
+
+
+def _time(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M:%S %Z").strip()
+    except ValueError:
+        return text
+
+
+def _epochs(history: History) -> Safe:
+    if not history.epochs:
+        return Safe("")
+    names = history.numbers()
+    rows = [
+        [str(row["epoch"] + 1), *(shown_number(row[name]) for name in names)]
+        for row in history.rows
+    ]
+    whole = table(["epoch", *names], rows, numbers=range(len(names) + 1))
+    return folded("All epochs", whole)
+
+
+def _network(record: RunRecord) -> Safe:
+    network = record.network
+    rows = [
+        (
+            layer.path,
+            layer.kind,
+            " \u00d7 ".join(map(str, layer.shape)) or "1",
+            f"{layer.parameters:,}",
+            flops_text(layer.flops) if layer.flops else "\u2013",
+            bytes_text(layer.nbytes),
+        )
+        for layer in network.layers
+    ]
+    head = ("layer", "kind", "output", "parameters", "work", "memory")
+    note = (
+        f"{network.parameters:,} parameters, {network.trainable:,} of them trained; "
+        f"{flops_text(network.flops)} forward for one sample."
+    )
+    return section(
+        "network", "Network", card("Layers, for one sample", table(head, rows, numbers=(3, 4, 5))),
+        note=note,
+    )  # fmt: skip
+
+
+def _settings(record: RunRecord) -> Safe:
+    data = record.data
+    given = {
+        "name": data.name,
+        "samples to train": f"{data.train:,}",
+        "samples to test": f"{data.test:,}",
+        "shape of a sample": tuple(data.shape),
+        "classes": len(data.class_names) or "values are predicted",
+    }
+    cards = [
+        card("Settings", facts({k: _shown(v) for k, v in record.settings.items()})),
+        card("Seeds", facts(record.seeds)),
+        card("Data", facts(given)),
+        *(card(title.capitalize(), facts(rows)) for title, rows in record.machine.items()),
+    ]
+    return section("settings", "Settings, seeds and versions", tag("div", *cards, class_="masonry"))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _footer(record: RunRecord) -> Safe:
+    version = record.machine.get("caldera", {}).get("version", "")
+    return tag("footer", f"Written by caldera report. The run was made with Caldera {version}.")

@@ -1,0 +1,14 @@
+"""Estimators for scikit-learn: networks in pipelines, grid searches and cross-validation.
+
+    from caldera.sklearn import CalderaClassifier
+    search = GridSearchCV(CalderaClassifier(random_state=0), {"hidden": [(32,), (64, 64)]})
+
+They pass every one of scikit-learn's own checks of an estimator.
+"""
+
+from __future__ import annotations
+
+from caldera.sklearn.classifier import CalderaClassifier
+from caldera.sklearn.regressor import CalderaRegressor
+
+__all__ = ["CalderaClassifier", "CalderaRegressor"]

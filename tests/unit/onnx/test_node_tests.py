@@ -1,0 +1,41 @@
+"""ONNX's own node tests. Compiling all of them takes a minute: `python -m caldera.onnx.score`."""
+
+from __future__ import annotations
+
+from caldera.onnx import score
+
+EVERY = 20
+
+
+def test_the_node_tests_of_onnx_pass_but_those_with_a_reason() -> None:
+    # One test, because the cases take seconds to make.
+    cases = score.cases()
+    outcomes = [score.run_case(case, compiled=False) for case in cases]
+    assert score.surprises(outcomes) == []
+    assert sum(each.has_passed for each in outcomes) >= 1870
+    compiled = [score.run_case(case) for case in cases[::EVERY]]
+    assert score.surprises(compiled) == []
+    assert sum(each.was_compiled for each in compiled) > 0.7 * len(compiled)
+
+
+def test_the_report_says_what_passes_and_why_the_rest_does_not() -> None:
+    exp = frozenset({("", "Exp")})
+    outcomes = [
+        score.Outcome("test_exp", exp, was_compiled=True),
+        score.Outcome(
+            "test_nonzero", frozenset({("", "NonZero")}), in_numpy=frozenset({"NonZero"})
+        ),
+        score.Outcome("test_bernoulli", frozenset({("", "Bernoulli")}), "AssertionError: differ"),
+        score.Outcome("test_exp_example", exp, "AssertionError: differ"),
+    ]
+    text = score.report(outcomes, "title")
+    assert "passed 2 of 4 node tests (3 operators)" in text
+    assert "1 as one compiled plan" in text
+    assert "test_bernoulli: random numbers" in text
+    assert "written with Caldera's ops alone, 1 of 2 pass" in text
+    assert score.surprises(outcomes) == ["test_exp_example: AssertionError: differ"]
+
+
+def test_an_excluded_test_that_passes_is_a_surprise() -> None:
+    passing = score.Outcome("test_bernoulli", frozenset({("", "Bernoulli")}))
+    assert score.surprises([passing]) == ["test_bernoulli passes"]

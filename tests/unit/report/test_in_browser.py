@@ -1,0 +1,152 @@
+"""The page of a run in a real browser: it is quiet, self-contained, light and dark, and usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import caldera as cd
+from caldera.report import page
+from tests.browser import Browser, find_browser
+
+from .conftest import written
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(digits_run: cd.RunFolder) -> str:
+    return written(digits_run, page(digits_run)).as_uri()
+
+
+def mean_brightness(path: Path) -> float:
+    with Image.open(path) as picture:
+        grey = picture.convert("L").resize((1, 1))
+        return float(grey.getpixel((0, 0)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["digits_run", "values_run", "ended_run"])
+def test_nothing_is_loaded_and_nobody_complains(
+    browser: Browser, name: str, request: pytest.FixtureRequest
+) -> None:
+    run: cd.RunFolder = request.getfixturevalue(name)
+    address = written(run, page(run)).as_uri()
+    browser.open(address)
+    assert browser.requests() == [address]
+    assert browser.complaints() == []
+    assert browser.value("document.title").endswith("a run of Caldera")
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280, 1920])
+def test_it_fits_every_width(browser: Browser, address: str, width: int) -> None:
+    browser.open(address, width=width)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    # Whatever is wider than its place can be scrolled there.
+    wide = browser.value(
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('svg') &&"
+        " !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1).length"
+    )
+    assert wide == 0
+
+
+def test_charts_and_tables_are_really_drawn(browser: Browser, address: str) -> None:
+    browser.open(address)
+    sizes = browser.value(
+        "[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect())"
+        ".map(r => [r.width, r.height])"
+    )
+    assert len(sizes) == 5
+    assert all(width > 300 and height > 150 for width, height in sizes)
+    # A path without length would be a curve without points.
+    assert browser.value(
+        "[...document.querySelectorAll('.chart path[stroke-width=\"2\"]')]"
+        ".every(e => e.getTotalLength() > 10)"
+    )
+    overlap = browser.value(
+        "(() => { const cells = [...document.querySelectorAll('.tile')]"
+        ".map(e => e.getBoundingClientRect());"
+        " return cells.some((a, i) => cells.some((b, j) => i < j && a.left < b.right - 1 &&"
+        " b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)); })()"
+    )
+    assert overlap is False
+
+
+def test_light_and_dark(browser: Browser, address: str, tmp_path: Path) -> None:
+    seen = {}
+    for scheme in ("dark", "light"):
+        browser.colours(scheme)
+        browser.open(address)
+        seen[scheme] = mean_brightness(browser.picture(tmp_path / f"{scheme}.png"))
+    assert seen["dark"] < 60
+    assert seen["light"] > 200
+    browser.value("document.getElementById('theme').click()")
+    switched = mean_brightness(browser.picture(tmp_path / "switched.png"))
+    assert switched == pytest.approx(seen["dark"], abs=5)
+    assert browser.value("document.getElementById('theme').textContent") == "Light"
+
+
+def test_no_mark_of_the_graph_keeps_a_light_colour_in_the_dark(
+    browser: Browser, address: str
+) -> None:
+    browser.colours("dark")
+    browser.open(address)
+    fixed = browser.value(
+        "[...new Set([...document.querySelectorAll('svg [fill], svg [stroke]')]"
+        ".flatMap(e => [e.getAttribute('fill'), e.getAttribute('stroke')])"
+        ".filter(v => v && v.startsWith('#')))]"
+    )
+    browser.colours("light")
+    assert fixed == []
+
+
+def test_the_graph_can_be_moved_about(browser: Browser, address: str) -> None:
+    browser.open(address)
+    view = "document.querySelector('.graph svg').getAttribute('viewBox').split(' ').map(Number)"
+    whole = browser.value(view)
+    browser.value("document.querySelector('[data-panel=\"1\"]').click()")
+    right = browser.value(view)
+    assert right[0] > whole[0] + 100
+    assert right[2] < whole[2]
+    browser.value("document.querySelector('[data-zoom=in]').click()")
+    assert browser.value(view)[2] == pytest.approx(0.7 * right[2], rel=0.01)
+    browser.value("document.querySelector('[data-panel=\"-1\"]').click()")
+    assert browser.value(view) == whole
+    # Dragging moves it, by as much as the hand moves.
+    x, y = browser.value(
+        "(() => { const r = document.querySelector('.graph').getBoundingClientRect();"
+        " scrollBy({top: r.top - 200, behavior: 'instant'}); return [r.left + 300, 400]; })()"
+    )
+    for kind, dx in (("mousePressed", 0), ("mouseMoved", 40), ("mouseReleased", 40)):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x + dx, y=y, button="left",
+                     buttons=1, clickCount=1)  # fmt: skip
+    assert browser.value(view)[0] < whole[0]
+    assert browser.complaints() == []
+
+
+def test_a_dashed_mark_leads_to_where_its_value_is_made(browser: Browser, address: str) -> None:
+    browser.open(address)
+    assert browser.value(
+        "(() => { const link = document.querySelector('.graph a');"
+        " location.hash = link.getAttribute('href'); return true; })()"
+    )
+    found = browser.value(
+        "getComputedStyle(document.querySelector('.mark:target .shape')).strokeWidth"
+    )
+    assert found == "4px"
+
+
+def test_tables_unfold(browser: Browser, address: str) -> None:
+    browser.open(address)
+    closed = browser.value("document.documentElement.scrollHeight")
+    browser.value("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert browser.value("document.documentElement.scrollHeight") > closed + 100
