@@ -15,7 +15,18 @@ from caldera.cli.program import find_commands
 
 from .conftest import Caldera
 
-COMMANDS = ["train", "eval", "report", "predict", "summary", "graph", "run", "bench", "info", "completion"]
+COMMANDS = [
+    "train",
+    "eval",
+    "report",
+    "predict",
+    "summary",
+    "graph",
+    "run",
+    "bench",
+    "info",
+    "completion",
+]
 
 
 def test_help_names_every_command_and_has_examples(caldera: Caldera) -> None:
