@@ -54,12 +54,13 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import data, io, nn, onnx, optim, sklearn, testing
+    from caldera import compress, data, io, nn, onnx, optim, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
     from caldera.train.history import History
     from caldera.train.load import load_model as load
+    from caldera.train.low_precision import RoundWeights
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model, NeuralNetwork
     from caldera.train.run import Run
@@ -79,12 +80,14 @@ _LATER: dict[str, tuple[str, str]] = {
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
+    "RoundWeights": ("caldera.train.low_precision", "RoundWeights"),
     "Run": ("caldera.train.run", "Run"),
     "RunFolder": ("caldera.train.runfolder", "RunFolder"),
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "check_model_gradients": ("caldera.train.gradient_check", "check_model_gradients"),
+    "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
     "io": ("caldera.io", ""),
     "load": ("caldera.train.load", "load_model"),
@@ -138,6 +141,7 @@ __all__ = [
     "NonFiniteError",
     "OutOfMemoryError",
     "Plan",
+    "RoundWeights",
     "Run",
     "RunFolder",
     "ShapeError",
@@ -149,6 +153,7 @@ __all__ = [
     "check_model_gradients",
     "choices",
     "compile",
+    "compress",
     "constant",
     "data",
     "device",

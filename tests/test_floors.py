@@ -14,7 +14,7 @@ FLOORS = {
     2: ("memory",),
     3: ("tensor", "comm", "graph", "io"),
     4: ("passes", "kernels"),
-    5: ("plan",),
+    5: ("plan", "compress"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
     8: ("train", "parallel", "dmath", "machine"),

@@ -31,6 +31,7 @@ HEAVY = (
 PUBLIC_ROOMS = (
     "caldera",
     "caldera.comm",
+    "caldera.compress",
     "caldera.data",
     "caldera.io",
     "caldera.nn",

@@ -40,7 +40,7 @@ def _build(k: Emitter, dtype: str) -> None:
     lanes = max(natural_lanes(I32), _WORDS_IN_BLOCK)
     numbers = lanes * _WORDS_IN_BLOCK // words_each
     first = offset.load()
-    philox = _Philox(k, lanes, state.load(0), state.load(apart), stream)
+    philox = Philox(k, lanes, state.load(0), state.load(apart), stream)
     aside = k.stack(kind, numbers)
     begin, end = k.share(count)
     # Whole blocks are computed: the first and the last may reach beyond what is wanted.
@@ -59,8 +59,8 @@ def _build(k: Emitter, dtype: str) -> None:
                     out.store(i, aside.load(i - place))
 
 
-class _Philox:
-    """The generator for one (seed, step, stream)."""
+class Philox:
+    """The generator for one (seed, step, stream), as other kernels use it as well."""
 
     def __init__(self, k: Emitter, lanes: int, seed: Value, step: Value, stream: Value) -> None:
         self.k = k

@@ -1,0 +1,38 @@
+"""Compression: gradients and weights of many ranks with fewer bytes on the wire.
+
+A compressor sums gradients over ranks in place; what it leaves out it keeps and adds to the next
+ones, so that nothing is lost. `Compressor` says what they have in common.
+"""
+
+from __future__ import annotations
+
+from caldera.compress._base import Compressor, compressors
+from caldera.compress.factors import factors_are_smaller, sum_by_factors
+from caldera.compress.feedback import redistribute
+from caldera.compress.power_sgd import PowerSGD
+from caldera.compress.quantisers import QSGD, Cast, Lossless, OneBit, TernGrad
+from caldera.compress.random_k import RandomK
+from caldera.compress.sparse import Link, SparseVector, predicted_seconds, sparse_allreduce
+from caldera.compress.topk import TopK
+from caldera.compress.weights import LowPrecisionWeights
+
+__all__ = [
+    "QSGD",
+    "Cast",
+    "Compressor",
+    "Link",
+    "Lossless",
+    "LowPrecisionWeights",
+    "OneBit",
+    "PowerSGD",
+    "RandomK",
+    "SparseVector",
+    "TernGrad",
+    "TopK",
+    "compressors",
+    "factors_are_smaller",
+    "predicted_seconds",
+    "redistribute",
+    "sparse_allreduce",
+    "sum_by_factors",
+]

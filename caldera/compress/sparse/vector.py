@@ -1,0 +1,61 @@
+"""Sparse vectors: places in order, and their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.errors import ShapeError
+from caldera.kernels.native.compression import merge_sorted
+
+LONGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SparseVector:
+    """A vector of `length` elements that is zero but at some places.
+
+    `places` are int32 and increase; `values` are float32 or float64.
+
+    >>> import numpy as np
+    >>> from caldera.compress.sparse import SparseVector
+    >>> x = SparseVector.of(np.array([0.0, 3.0, 0.0, 4.0], np.float32))
+    >>> y = SparseVector.of(np.array([0.0, 1.0, 5.0, 0.0], np.float32))
+    >>> (x + y).dense()
+    array([0., 4., 5., 4.], dtype=float32)
+    """
+
+    length: int
+    places: np.ndarray
+    values: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.length > LONGEST or self.places.shape != self.values.shape:
+            raise ShapeError.build(
+                "SparseVector", expected=f"up to {LONGEST} elements, a value for every place",
+                got=f"{self.length}, {self.places.shape} and {self.values.shape}",
+                hint="exchange fewer parameters at once",
+            )  # fmt: skip
+
+    @classmethod
+    def of(cls, dense: np.ndarray) -> SparseVector:
+        """The elements of a vector that are not zero."""
+        places = np.flatnonzero(dense != 0).astype(np.int32)
+        return cls(dense.size, places, dense[places])
+
+    def __add__(self, other: SparseVector) -> SparseVector:
+        places, values = merge_sorted((self.places, self.values), (other.places, other.values))
+        return SparseVector(self.length, places, values)
+
+    def dense(self) -> np.ndarray:
+        """All elements."""
+        whole = np.zeros(self.length, self.values.dtype)
+        whole[self.places] = self.values
+        return whole
+
+    def between(self, begin: int, end: int) -> SparseVector:
+        """The elements from `begin` to `end`, as a vector of that length."""
+        low, high = np.searchsorted(self.places, (begin, end))
+        places = self.places[low:high] - np.int32(begin)
+        return SparseVector(end - begin, places, self.values[low:high])

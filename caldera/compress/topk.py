@@ -1,0 +1,172 @@
+"""Only the largest elements are sent; the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import Unpack
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compress import selection
+from caldera.compress._base import Compressor, Options, compressors
+from caldera.compress.codes import Code, Levels, Plain
+from caldera.compress.draws import Chance
+from caldera.compress.joined import Joined
+from caldera.compress.sparse import ALGORITHMS, Coding, Link, sum_sparse
+from caldera.errors import ConfigError
+
+
+@compressors.register("topk")
+class TopK(Compressor):
+    """The elements with the largest magnitudes, summed by a sparse allreduce.
+
+    - `k`: how many elements, or below 1 the part of all.
+    - `block`: the k largest of every so many elements, instead of all; quickest to find.
+    - `scope`: "layer", k of each parameter, or "global", of all that are exchanged together.
+    - `sampled`: the threshold comes from a sample, so that about k elements are sent.
+    - `bits`: 2, 4 or 8 bits a value, rounded by chance (QSGD); None sends all bits.
+    - `momentum`: momentum correction (Lin and others, Deep Gradient Compression, 2018): each rank
+      accumulates velocity, not gradients, so that what waits has its momentum when it is sent.
+      Where an element was sent its velocity begins anew. The optimizer must have none of its own.
+    - `algorithm`, `latency`, `bandwidth`: how sparse vectors are summed, see `sparse_allreduce`,
+      and what a cost model takes the link to be (see `Link`; `Link.measured` measures it).
+
+    What is not sent, and what rounding loses, is kept and added to the next gradient.
+    `compressors.make("top16_q4")` is TopK(16, block=512, bits=4), the setting of SparCML.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> topk = compress.TopK(1)
+    >>> gradient = np.array([1.0, -3.0, 2.0], np.float32)
+    >>> topk.exchange("w", gradient, comm.SingleProcess())
+    >>> gradient, topk.state()["residual/w"]
+    (array([ 0., -3.,  0.], dtype=float32), array([1., 0., 2.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        k: float = 0.01,
+        *,
+        block: int | None = None,
+        scope: str = "layer",
+        sampled: bool = False,
+        bits: int | None = None,
+        momentum: float = 0.0,
+        algorithm: str = "auto",
+        latency: float = Link.latency,
+        bandwidth: float = Link.bandwidth,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        _check(k, block, scope, sampled, momentum, algorithm)
+        self.k = k
+        self.block = block
+        self.scope = scope
+        self.sampled = sampled
+        self.momentum = momentum
+        self.algorithm = algorithm
+        self.link = Link(latency, bandwidth)
+        self.quantiser = None if bits is None else Levels(bits)
+
+    def _exchange(
+        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+    ) -> None:
+        waiting = [self._accumulated(name, gradient) for name, gradient in gradients.items()]
+        chosen = self._select(waiting, chance)
+        self._restart_velocities(gradients, chosen)
+        residuals = Joined(waiting)
+        vector = residuals.take(chosen)
+        if not np.isfinite(vector.values).all():
+            self._forget_what_is_no_number(gradients)
+        code: Code = self.quantiser or Plain(vector.values.dtype)
+        coding = Coding(code, chance, communicator.rank, residuals.add)
+        total = sum_sparse(
+            vector, communicator, coding, self._expected(waiting), self.algorithm, self.link
+        )
+        if isinstance(total, np.ndarray):
+            total = self._scaled(total, communicator.size)
+        else:
+            total = replace(total, values=self._scaled(total.values, communicator.size))
+        Joined([gradient.reshape(-1) for gradient in gradients.values()]).write(total)
+
+    def _accumulated(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        """The parameter's residual with this gradient added to it."""
+        residual = self._kept.like("residual", name, gradient)
+        flat = gradient.reshape(-1)
+        if self.momentum:
+            velocity = self._kept.like("velocity", name, gradient)
+            velocity *= velocity.dtype.type(self.momentum)
+            velocity += flat
+            flat = velocity
+        residual += flat
+        return residual
+
+    def _select(self, waiting: Sequence[np.ndarray], chance: Chance) -> list[np.ndarray]:
+        """The places of each parameter that are sent now."""
+        if self.block is not None:
+            return [selection.in_blocks(each, int(self.k), self.block) for each in waiting]
+        groups = [waiting] if self.scope == "global" else [[each] for each in waiting]
+        found: list[np.ndarray] = []
+        for group in groups:
+            count = self._count(sum(each.size for each in group))
+            if self.sampled:
+                found += selection.sampled(group, count, chance.step)
+            else:
+                found += selection.exact(group, count)
+        return found
+
+    def _count(self, size: int) -> int:
+        """How many of so many elements are sent."""
+        if self.block is not None:
+            whole, rest = divmod(size, self.block)
+            return whole * int(self.k) + -(-int(self.k) * rest // self.block)
+        return max(ceil(self.k * size), 1) if self.k < 1 else min(int(self.k), size)
+
+    def _expected(self, waiting: Sequence[np.ndarray]) -> int:
+        """How many elements a rank sends: the same number on all of them, whatever they found."""
+        if self.scope == "global":
+            return self._count(sum(each.size for each in waiting))
+        return sum(self._count(each.size) for each in waiting)
+
+    def _restart_velocities(
+        self, gradients: Mapping[str, np.ndarray], chosen: Sequence[np.ndarray]
+    ) -> None:
+        if self.momentum:
+            for (name, gradient), places in zip(gradients.items(), chosen, strict=True):
+                self._kept.like("velocity", name, gradient)[places] = 0
+
+    def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """Infinities and nans are sent, so that the step shows them, but must not stay."""
+        for name, gradient in gradients.items():
+            for kind in ("residual", "velocity") if self.momentum else ("residual",):
+                kept = self._kept.like(kind, name, gradient)
+                kept[~np.isfinite(kept)] = 0
+
+
+compressors.add("top16_q4", partial(TopK, 16, block=512, bits=4))
+
+
+def _check(
+    k: float, block: int | None, scope: str, sampled: bool, momentum: float, algorithm: str
+) -> None:
+    if k <= 0 or (k >= 1 and k != int(k)) or (block is not None and not 1 <= k <= block):
+        raise ConfigError.build(
+            "TopK", expected="k as a part below 1 or a whole number, no more than the block",
+            got=f"k={k!r}, block={block!r}",
+        )  # fmt: skip
+    if scope not in ("layer", "global"):
+        raise ConfigError.build("TopK", expected="scope 'layer' or 'global'", got=repr(scope))
+    if block is not None and (scope == "global" or sampled):
+        raise ConfigError.build(
+            "TopK", expected="either blocks, or scope='global' or sampled=True", got="both"
+        )
+    if not 0 <= momentum < 1:
+        raise ConfigError.build("TopK", expected="momentum from 0 to below 1", got=f"{momentum}")
+    if algorithm not in ("auto", *ALGORITHMS):
+        raise ConfigError.build(
+            "TopK", expected="'auto' or one of " + ", ".join(ALGORITHMS), got=repr(algorithm)
+        )

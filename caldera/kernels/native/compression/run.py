@@ -1,0 +1,37 @@
+"""Calling one kernel now: on this thread without a program around it, or on several."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.kernels.native.program import NativeRunner, native_call
+
+_Function = Callable[[object, int, int], None]
+
+
+def run(kernel: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 1) -> None:
+    """Call a kernel with arrays and integers, on all threads if `size` is at least `worth`.
+
+    Messages are small and many: building a program takes longer than most of them.
+    """
+    if size >= worth and settings.threads > 1:
+        NativeRunner([native_call(kernel, *arguments, parts=settings.threads)])()
+        return
+    slots = (ctypes.c_int64 * len(arguments))(
+        *[
+            given.__array_interface__["data"][0] if isinstance(given, np.ndarray) else given
+            for given in arguments
+        ]
+    )
+    _function(kernel)(slots, 0, 1)
+
+
+@cache
+def _function(kernel: int) -> _Function:
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    return kind(kernel)

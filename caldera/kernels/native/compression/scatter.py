@@ -1,0 +1,73 @@
+"""Single elements of a vector by their places: taking them out, writing and adding them.
+
+Places are those of a longer vector of which this one is a part that begins at `start`. Whoever
+calls has seen to it that all of them lie inside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.kernels.native.compiler import compiled
+from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.emit import F32, F64, I32, I64, Emitter
+
+_KINDS = {"float32": F32, "float64": F64}
+
+
+def take_out(vector: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The elements at some places (int32), which are zero after that.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import take_out
+    >>> x = np.array([1.0, 2.0, 3.0])
+    >>> take_out(x, np.array([0, 2], np.int32)), x
+    (array([1., 3.]), array([0., 2., 0.]))
+    """
+    values = np.empty(places.size, vector.dtype)
+    kernel = compiled(_build, dtype=vector.dtype.name, mode="take")
+    run(kernel, vector, 0, places, values, places.size)
+    return values
+
+
+def put(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: int = 0) -> None:
+    """Write values of the vector's dtype at some places (int32).
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import put
+    >>> x = np.zeros(3)
+    >>> put(x, np.array([10, 12], np.int32), np.array([1.0, 2.0]), start=10)
+    >>> x
+    array([1., 0., 2.])
+    """
+    kernel = compiled(_build, dtype=vector.dtype.name, mode="put")
+    run(kernel, vector, start, places, values, places.size)
+
+
+def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: int = 0) -> None:
+    """Add values of the vector's dtype to the elements at some places (int32).
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import add_at
+    >>> x = np.ones(3)
+    >>> add_at(x, np.array([0, 2], np.int32), np.array([1.0, 2.0]))
+    >>> x
+    array([2., 1., 3.])
+    """
+    kernel = compiled(_build, dtype=vector.dtype.name, mode="add")
+    run(kernel, vector, start, places, values, places.size)
+
+
+def _build(k: Emitter, dtype: str, mode: str) -> None:
+    """Slots: vector, start, places, values, count."""
+    vector, start, count = k.pointer(0, _KINDS[dtype]), k.integer(1), k.integer(4)
+    places, values = k.pointer(2, I32), k.pointer(3, _KINDS[dtype])
+    with k.loop(0, count) as i:
+        place = k.convert(places.load(i), I64) - start
+        if mode == "take":
+            values.store(i, vector.load(place))
+            vector.store(place, 0.0)
+        elif mode == "add":
+            vector.store(place, vector.load(place) + values.load(i))
+        else:
+            vector.store(place, values.load(i))
