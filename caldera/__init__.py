@@ -54,7 +54,7 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import compress, data, io, nn, onnx, optim, sklearn, testing
+    from caldera import compress, data, io, nn, onnx, optim, parallel, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
     from caldera.train.checkpoint import Checkpointer
     from caldera.train.gradient_check import check_model_gradients
@@ -94,6 +94,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "nn": ("caldera.nn", ""),
     "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
+    "parallel": ("caldera.parallel", ""),
     "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
@@ -177,6 +178,7 @@ __all__ = [
     "op",
     "optim",
     "orthogonal",
+    "parallel",
     "seed",
     "settings",
     "sklearn",

@@ -39,6 +39,7 @@ PUBLIC_ROOMS = (
     "caldera.onnx",
     "caldera.op",
     "caldera.optim",
+    "caldera.parallel",
     "caldera.sklearn",
     "caldera.testing",
 )

@@ -74,14 +74,21 @@ class Share:
     size: int
 
     @classmethod
-    def of(cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1) -> Share:
+    def of(
+        cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1, parts: int = 0
+    ) -> Share:
         """What a rank has of a batch of `count` samples.
+
+        With `parts`, the batch is first cut into so many of them, and ranks get whole ones.
 
         >>> from caldera.data import Share
         >>> Share.of(0, 10, 10, rank=1, ranks=3)
         Share(start=0, first=3, samples=3, count=10, size=10)
+        >>> Share.of(0, 10, 10, rank=1, ranks=3, parts=5)
+        Share(start=0, first=2, samples=4, count=10, size=10)
         """
-        first, end = count * rank // ranks, count * (rank + 1) // ranks
+        parts = parts or ranks
+        first, end = (count * (parts * r // ranks) // parts for r in (rank, rank + 1))
         return cls(start, first, end - first, count, size)
 
     def __len__(self) -> int:
@@ -93,7 +100,8 @@ class Loader:
 
     The order is a function of `seed` and the epoch; streams come in their own. Of each batch, ranks
     read parts that follow one another; a rank's part may be one sample smaller than another's, or
-    empty. An iteration that is left early goes on where it was left. `batch_size` can be changed
+    empty; with `parts` each batch is first cut into so many, of which ranks get whole ones. An
+    iteration that is left early goes on where it was left. `batch_size` can be changed
     between epochs.
 
     >>> import numpy as np
@@ -115,6 +123,7 @@ class Loader:
         drop_last: bool = False,
         rank: int = 0,
         ranks: int = 1,
+        parts: int = 0,
     ) -> None:
         if not 0 <= rank < ranks:
             raise ConfigError.build(
@@ -136,6 +145,7 @@ class Loader:
         self.drop_last = drop_last
         self.rank = rank
         self.ranks = ranks
+        self.parts = parts
         self._epoch = 0
         self._position = 0
         # The last order that was asked for, and what it depends on.
@@ -275,7 +285,11 @@ class Loader:
         start = self._position
         if start + (size if self.drop_last else 1) > samples:
             return None
-        return Share.of(start, min(size, samples - start), size, self.rank, self.ranks)
+        return self.share(start, min(size, samples - start), size)
+
+    def share(self, start: int, count: int, size: int) -> Share:
+        """What this rank has of a batch that begins at `start` (see `Share`)."""
+        return Share.of(start, count, size, self.rank, self.ranks, self.parts)
 
     def _stream(self, data: IterableData) -> Iterator[Batch]:
         for arrays in data.read(self.batch_size, skip=self._position):
@@ -283,7 +297,7 @@ class Loader:
             count = len(arrays[0])
             if self.drop_last and count < self.batch_size:
                 break
-            share = Share.of(start, count, self.batch_size, self.rank, self.ranks)
+            share = self.share(start, count, self.batch_size)
             begin, end = share.first, share.first + share.samples
             part = tuple(array[begin:end] for array in arrays)
             x = data.finish(part[0], Draw(self.seed, self._epoch, start + begin))

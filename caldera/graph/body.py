@@ -56,7 +56,12 @@ def rewrite(roots: Sequence[Node], rule: Rule) -> tuple[Node, ...]:
 
 def substitute(roots: Sequence[Node], mapping: Mapping[Node, Node]) -> tuple[Node, ...]:
     """The graph with some nodes replaced; what stands below a replaced node is not visited."""
-    new: dict[Node, Node] = dict(mapping)
+    return rebuilt(roots, dict(mapping))
+
+
+def rebuilt(roots: Sequence[Node], new: dict[Node, Node]) -> tuple[Node, ...]:
+    """The same for nodes that are replaced one after the other: `new` holds what each one has
+    become so far, and what becomes of others is added to it."""
     for root in roots:
         stack = [root]
         while stack:

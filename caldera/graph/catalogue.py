@@ -23,6 +23,7 @@ from caldera.graph.ops import (
     random,
     reduction,
     state,
+    synchronised,
 )
 
 FAMILIES = (
@@ -46,4 +47,5 @@ FAMILIES = (
     random,
     reduction,
     state,
+    synchronised,
 )

@@ -214,6 +214,27 @@ class Choices:
             self._fixed.pop((op, family), None)
             self._generation += 1
 
+    def known(self) -> list[list[Any]]:
+        """The measured choices that plans of this process go by, as JSON can hold them."""
+        with self._lock:
+            return [
+                [record.question, record.chosen, record.times]
+                for (folder, _), record in self._known.items()
+                if folder == settings.cache_dir
+            ]
+
+    def learn(self, known: Sequence[Sequence[Any]]) -> None:
+        """Go by the choices that another process made, as `known` gave them.
+
+        >>> from caldera.kernels.choose import Choices
+        >>> mine, theirs = Choices(), Choices()
+        >>> mine.learn(theirs.known())
+        """
+        with self._lock:
+            for question, chosen, times in known:
+                record = Record(question, chosen, times)
+                self._known[settings.cache_dir, remember.digest(question)] = record
+
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
 

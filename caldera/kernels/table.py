@@ -7,7 +7,7 @@ so that everything that can be decided once is decided once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,10 @@ def _never(node: Node) -> bool:
     return False
 
 
+def _nowhere(node: Node) -> Sequence[int | None]:
+    return ()
+
+
 def _no_seconds(node: Node) -> float:
     return 0.0
 
@@ -55,6 +59,8 @@ class Kernel:
     `priority` orders the candidates before anything was measured: the highest serves first, and
     among equals the one that expects to take the fewest seconds by its own `estimate`.
     `in_place` says whether an output may share the memory of an input of its shape and dtype.
+    `places` has for each input the byte of the first output at which the kernel would put it, if it
+    does nothing else with it (None elsewhere): who makes the input may write it there at once.
     `capturable` is false for one whose calls cannot be recorded and replayed by the device,
     `measured` for one that made-up inputs say nothing about (positions that are not there, matrices
     that have no inverse), or that is known to be fast. Of such kernels the estimates choose.
@@ -68,6 +74,7 @@ class Kernel:
     workspace: Callable[[Node], int] = _no_bytes
     priority: int = 0
     in_place: Callable[[Node], bool] = _never
+    places: Callable[[Node], Sequence[int | None]] = _nowhere
     estimate: Callable[[Node], float] = _no_seconds
     capturable: bool = True
     measured: bool = True

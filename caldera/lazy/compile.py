@@ -66,6 +66,7 @@ def compile_nodes(
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
+        several_ranks=communicator is not None and communicator.size > 1,
     )
     plan = Plan(
         program, optimised, place, lambda node: choices.kernel(node, place.kernels),

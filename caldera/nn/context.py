@@ -46,8 +46,8 @@ class Context:
 
     `random` is the (seed, step) pair that random layers read. `first` is the number of the batch's
     first sample within the whole batch over all ranks, so that masks do not depend on how it is
-    split. Without `allocate`, parameters have shapes but neither memory nor values: enough to count
-    them, not to run.
+    split; `several_ranks` says that others have samples of the batch too. Without `allocate`,
+    parameters have shapes but neither memory nor values: enough to count them, not to run.
 
     >>> from caldera import nn
     >>> nn.Context(training=True).updates
@@ -59,6 +59,7 @@ class Context:
     device: Any = None
     random: Variable | None = None
     first: Expr | int = 0
+    several_ranks: bool = False
     allocate: bool = True
     calls: list[LayerCall] = field(default_factory=list)
     _new_values: dict[Symbol, tuple[Variable, Expr]] = field(default_factory=dict, repr=False)

@@ -20,10 +20,10 @@ from caldera.tensor import one
 class BatchNorm(Layer):
     """Each channel (axis 1) to mean 0 and variance 1, then scaled and shifted by learned numbers.
 
-    While training, mean and variance are those of the batch, and running averages of them are kept:
-    `momentum` is the part of the new value in each step (PyTorch's meaning and default); the
-    running variance is the unbiased one. Evaluation uses the running averages, and so does training
-    where the layer is frozen.
+    While training, mean and variance are those of the batch, of all ranks together, and running
+    averages of them are kept: `momentum` is the part of the new value in each step (PyTorch's
+    meaning and default); the running variance is the unbiased one. Evaluation uses the running
+    averages, and so does training where the layer is frozen.
 
     >>> from caldera import nn, op
     >>> layer = nn.BatchNorm()
@@ -55,9 +55,15 @@ class BatchNorm(Layer):
         now = context()
         if not now.training or self.frozen:
             return op.batch_norm(x, self.weight, self.bias, self.mean, self.variance, self.eps)
-        y, mean, variance = op.batch_norm(x, self.weight, self.bias, eps=self.eps)
-        count = math.prod(x.shape) // x.shape[1]
-        unbiased = variance * (count / max(count - 1, 1))
+        if now.several_ranks:
+            y, mean, variance, count = op.batch_norm_over_ranks(
+                x, self.weight, self.bias, eps=self.eps
+            )
+            unbiased = variance * (count / op.maximum(count - 1.0, 1.0))
+        else:
+            y, mean, variance = op.batch_norm(x, self.weight, self.bias, eps=self.eps)
+            here = math.prod(x.shape) // x.shape[1]
+            unbiased = variance * (here / max(here - 1, 1))
         for kept, new in ((self.mean, mean), (self.variance, unbiased)):
             old = now.latest(kept)
             now.update(kept, old + self.momentum * (op.stop_gradient(new) - old))

@@ -124,7 +124,13 @@ from caldera.op.movement import (
     transpose,
     unsqueeze,
 )
-from caldera.op.normalisation import batch_norm, group_norm, layer_norm, local_response_norm
+from caldera.op.normalisation import (
+    batch_norm,
+    batch_norm_over_ranks,
+    group_norm,
+    layer_norm,
+    local_response_norm,
+)
 from caldera.op.pooling import avg_pool2d, global_average_pool, max_pool2d
 from caldera.op.product import dot, einsum, matmul, outer
 from caldera.op.random import (
@@ -165,6 +171,7 @@ __all__ = [
     "assign",
     "avg_pool2d",
     "batch_norm",
+    "batch_norm_over_ranks",
     "bernoulli",
     "bias_add",
     "binary_cross_entropy",

@@ -18,4 +18,4 @@ def all_sum(x: Any, axis: str = "data") -> Expr:
     >>> op.all_sum(cd.tensor([1.0, 2.0])).tolist()
     [1.0, 2.0]
     """
-    return Expr(collective.all_sum(lift(x), axis=axis))
+    return Expr(collective.all_sum(lift(x), axis=axis, number=collective.next_number()))

@@ -12,7 +12,8 @@ from typing import Any, overload
 from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.graph.opdef import location
-from caldera.graph.ops import normalisation
+from caldera.graph.ops import normalisation, synchronised
+from caldera.graph.ops.collective import next_number
 from caldera.graph.ops.widening import accumulator
 from caldera.lazy import Expr, as_float, lift, lift_all, wrap
 from caldera.op.arguments import as_count, as_number
@@ -73,6 +74,36 @@ def batch_norm(
         return Expr(normalisation.batch_norm_inference(*nodes, **attrs))
     y, batch_mean, batch_variance = wrap(normalisation.batch_norm(*nodes, **attrs))
     return y, batch_mean, batch_variance
+
+
+def batch_norm_over_ranks(
+    x: Any,
+    scale: Any,
+    shift: Any,
+    eps: float = 1e-5,
+    axis: int = 1,
+    mesh: str = "data",
+) -> tuple[Expr, Expr, Expr, Expr]:
+    """As `batch_norm` while training, with the mean and the variance of the samples of all ranks.
+
+    x has those of this rank, of which there may be none. The result is (y, mean, variance, count),
+    the last being how many elements of a channel all ranks along this axis of the mesh have.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[1.0, 10.0], [3.0, 10.0]])
+    >>> y, mean, variance, count = op.batch_norm_over_ranks(x, [1.0, 1.0], [0.0, 5.0])
+    >>> mean.tolist(), variance.tolist(), count.item()
+    ([2.0, 10.0], [1.0, 0.0], 2.0)
+    """
+    nodes = _with_parameters(x, scale, shift)
+    where = "batch_norm_over_ranks"
+    y, mean, variance, count = wrap(synchronised.batch_norm_over_ranks(
+        *nodes,
+        axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
+        eps=_epsilon(eps, where), mesh=mesh, number=next_number(),
+    ))  # fmt: skip
+    return y, mean, variance, count
 
 
 def layer_norm(

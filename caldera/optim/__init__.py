@@ -25,6 +25,7 @@ from caldera.optim.schedule import (
     schedules,
 )
 from caldera.optim.sgd import SGD, GradientDescent
+from caldera.optim.spread import length, total
 
 
 def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
@@ -76,6 +77,8 @@ __all__ = [
     "decays",
     "epoch_rules",
     "get",
+    "length",
     "optimizers",
     "schedules",
+    "total",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Self, TypedDict
 
@@ -22,6 +22,7 @@ from caldera.optim.epoch_rule import EpochRule
 from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
+from caldera.optim.spread import check_spread
 from caldera.tensor.dtype import float32, promote
 
 Rate = float | Schedule | EpochRule
@@ -180,6 +181,20 @@ class Optimizer(Configurable, ABC):
             kept += self._accumulation.variables()
         return kept + [variable for state in self.state.values() for variable in state.values()]
 
+    def kept_for(self, variable: Variable) -> list[Variable]:
+        """Those of them that have the shape of this parameter."""
+        sums = {} if self._accumulation is None else self._accumulation.sums
+        kept = list(self.state.get(variable, {}).values())
+        return [*kept, sums[variable]] if variable in sums else kept
+
+    def hand_over(self, old: Variable, new: Variable, made: Callable[[Variable], Variable]) -> None:
+        """Keep for `new` what was kept for `old`: `made` makes each variable of the one it was."""
+        if old in self.state:
+            kept = self.state.pop(old)
+            self.state[new] = {name: made(variable) for name, variable in kept.items()}
+        if self._accumulation is not None and old in self._accumulation.sums:
+            self._accumulation.sums[new] = made(self._accumulation.sums.pop(old))
+
     def after_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Let an `EpochRule` set the learning rate; a training loop calls it after each epoch."""
         if self.epoch_rule is not None:
@@ -281,7 +296,7 @@ class Optimizer(Configurable, ABC):
     def _decayed_update(
         self, variable: Variable, gradient: Expr, rate: Expr, taken: Variable
     ) -> tuple[Expr, Mapping[str, Expr]]:
-        state = self._state_of(variable)
+        where, state, slope = type(self).__name__, self._state_of(variable), gradient
         wide = gradient.dtype
         rate = op.cast(rate, wide)
         parameter = op.cast(variable, wide)
@@ -292,9 +307,10 @@ class Optimizer(Configurable, ABC):
         new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
         if kept.keys() != state.keys():
             raise ConfigError.build(
-                f"{type(self).__name__}.update", expected=f"new values for {sorted(state)}",
+                f"{where}.update", expected=f"new values for {sorted(state)}",
                 got=f"{sorted(kept)}", hint="keeps and update must name the same state",
             )  # fmt: skip
+        check_spread(where, [variable, slope, *state.values()], [new, *kept.values()])
         return new, kept
 
     def _rule_of(self, group: Group | None) -> Self:

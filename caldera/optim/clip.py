@@ -11,6 +11,7 @@ from caldera import op
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
+from caldera.optim.spread import total
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class ClipNorm(Clip):
     """
 
     def clipped(self, gradients: Sequence[Expr]) -> list[Expr]:
-        total: Expr | float = 0.0
+        squares: Expr | float = 0.0
         for gradient in gradients:
-            total = op.sum(op.square(gradient)) + total
-        factor = self.limit / op.maximum(op.sqrt(total), self.limit)
+            squares = total(op.square(gradient)) + squares
+        factor = self.limit / op.maximum(op.sqrt(squares), self.limit)
         return [gradient * op.cast(factor, gradient.dtype) for gradient in gradients]

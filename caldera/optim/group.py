@@ -12,6 +12,7 @@ from typing import Any
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Variable
+from caldera.optim.spread import whole_of
 
 Match = str | Variable
 
@@ -80,7 +81,7 @@ def assign_groups(
     """The group of each variable that is in one; a group that gets no variable is an error."""
     found: dict[Variable, Group] = {}
     for variable in variables:
-        group = next((each for each in groups if each.holds(variable)), None)
+        group = next((each for each in groups if each.holds(whole_of(variable))), None)
         if group is not None:
             found[variable] = group
     for group in groups:

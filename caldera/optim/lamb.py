@@ -10,6 +10,7 @@ from caldera.lazy import Expr
 from caldera.optim._base import optimizers
 from caldera.optim.adam import Adam
 from caldera.optim.decay import Decay, Decoupled
+from caldera.optim.spread import length
 
 
 @optimizers.register("lamb")
@@ -40,7 +41,7 @@ class LAMB(Adam):
     ) -> tuple[Expr, Mapping[str, Expr]]:
         direction, kept = self.direction(gradient, state, step)
         direction = direction + self.pull(parameter)
-        size, length = op.norm(parameter), op.norm(direction)
-        known = op.logical_and(size > 0.0, length > 0.0)
-        ratio = op.where(known, size / op.where(known, length, 1.0), 1.0)
+        size, stride = length(parameter), length(direction)
+        known = op.logical_and(size > 0.0, stride > 0.0)
+        ratio = op.where(known, size / op.where(known, stride, 1.0), 1.0)
         return parameter - rate * ratio * direction, kept

@@ -11,6 +11,7 @@ from caldera.lazy import Expr
 from caldera.optim._base import Optimizer, Options, Rate, optimizers
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
+from caldera.optim.spread import length
 
 
 @optimizers.register("lars")
@@ -58,8 +59,8 @@ class LARS(Optimizer):
         step: Expr,
     ) -> tuple[Expr, Mapping[str, Expr]]:
         pull = self.pull(parameter)
-        size = op.norm(parameter)
-        slope = op.norm(gradient) + op.norm(pull)
+        size = length(parameter)
+        slope = length(gradient) + length(pull)
         known = op.logical_and(size > 0.0, slope > 0.0)
         local = rate * op.where(known, self.trust * size / op.where(known, slope, 1.0), 1.0)
         velocity = self.momentum * state["velocity"] + local * (gradient + pull)

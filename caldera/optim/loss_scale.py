@@ -12,6 +12,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.memory import Device
+from caldera.optim.spread import total
 
 
 class LossScale:
@@ -51,7 +52,7 @@ class LossScale:
         """The gradients scaled down again, and whether all of them are finite."""
         bad: Expr | None = None
         for gradient in gradients:
-            count = op.sum(op.logical_not(op.isfinite(gradient)))
+            count = total(op.logical_not(op.isfinite(gradient)))
             bad = count if bad is None else bad + count
         if bad is None:
             raise ConfigError.build("LossScale", expected="at least one gradient", got="none")

@@ -13,6 +13,7 @@ from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
 from caldera.passes import fold, losses, merge, simplify
+from caldera.passes.collectives import collectives
 from caldera.passes.dead import dead
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
@@ -40,11 +41,15 @@ def optimise(
     without: Collection[str] = (),
     precision: str | None = None,
     channels_last: bool = False,
+    several_ranks: bool = False,
 ) -> Program:
     """Run all passes but those named in `without`.
 
-    `channels_last` says that the device's kernels want images to lie so in memory.
+    `channels_last` says that the device's kernels want images to lie so in memory, `several_ranks`
+    that there are others to communicate with.
     """
+    if several_ranks:
+        program = collectives(program)
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))

@@ -16,6 +16,7 @@ import numpy as np
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
+from caldera.graph.ops.collective import start
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
@@ -31,7 +32,11 @@ MOST_SPREAD = 8 << 20
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory for one value: a part of the arena, or something that belongs to others."""
+    """Memory for one value: a part of the arena, or something that belongs to others.
+
+    `shared` is the buffer whose memory it takes over, `within` one in which it lies from some byte
+    on.
+    """
 
     spec: Spec
     place: Place
@@ -40,6 +45,7 @@ class Buffer:
     last: int = -1
     offset: int = 0
     shared: Buffer | None = None
+    within: tuple[Buffer, int] | None = None
 
     @property
     def root(self) -> Buffer:
@@ -115,9 +121,10 @@ class Schedule:
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
-        for node in topological([root.node for root in self.roots]):
+        for node in _in_order([root.node for root in self.roots]):
             self._values[node] = self._visit(node)
         self._deliver()
+        self._collect()
         self._share()
         self._layout()
 
@@ -212,6 +219,21 @@ class Schedule:
             return True
         return target.last == made and _may_share(self.steps[made], target, buffer)
 
+    def _collect(self) -> None:
+        """Let values that a step only puts side by side be written there at once."""
+        if not self.in_place or not self.reuse:
+            return
+        for now, step in enumerate(self.steps):
+            places = step.kernel.places(step.node)
+            for value, place in zip(step.inputs, places, strict=False):
+                buffer, whole = value.buffer, step.outputs[0]
+                if place is None or place % arena.ALIGNMENT or value.looks:
+                    continue
+                is_own = buffer.place == "arena" and buffer.shared is None
+                if is_own and buffer.within is None and buffer.last == now:
+                    buffer.within = (whole, place)
+                    whole.first = min(whole.first, buffer.first)
+
     def _share(self) -> None:
         """Let outputs take over the memory of an input whose last reader they are."""
         if not self.in_place or not self.reuse:
@@ -220,11 +242,13 @@ class Schedule:
             dying = {
                 value.buffer.root: None
                 for value in step.inputs
-                if value.buffer.root.place == "arena" and value.buffer.root.last == now
+                if value.buffer.root.place == "arena"
+                and value.buffer.root.last == now
+                and value.buffer.root.within is None
             }
             for output in step.outputs:
                 taken = next((b for b in dying if _may_share(step, b, output)), None)
-                if output.place == "arena" and taken is not None:
+                if output.place == "arena" and taken is not None and output.within is None:
                     del dying[taken]
                     output.shared = taken
                     taken.last = output.last
@@ -233,7 +257,10 @@ class Schedule:
         for buffer in self.buffers:
             root = buffer.root
             root.last = max(root.last, buffer.last)
-        own = [b for b in self.buffers if b.place == "arena" and b.shared is None]
+        inside = [b for b in self.buffers if b.within is not None]
+        own = [
+            b for b in self.buffers if b.place == "arena" and b.shared is None and b.within is None
+        ]
         end = len(self.steps)
         early, late = self._spread() if self.spread else (set(), set())
         offsets, self.arena_bytes = arena.place(
@@ -243,6 +270,9 @@ class Schedule:
         )
         for buffer, offset in zip(own, offsets, strict=True):
             buffer.offset = offset
+        for buffer in inside:
+            assert buffer.within is not None
+            buffer.offset = buffer.within[0].root.offset + buffer.within[1]
         self.naive_bytes = sum(
             arena.aligned(b.spec.nbytes) for b in self.buffers if b.place == "arena"
         )
@@ -277,6 +307,19 @@ class Schedule:
 
 def _small(buffers: set[Buffer]) -> set[Buffer]:
     return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
+
+
+def _in_order(roots: Sequence[Node]) -> list[Node]:
+    """All nodes, inputs before users. What is sent to other ranks comes as early as it can, so that
+    it is on its way while the rest is computed; what comes from them where it is needed."""
+    sent = [node for node in topological(roots) if node.op is start]
+    early: list[Node] = []
+    for node in sorted(sent, key=lambda node: node.attrs["message"].number):
+        message = node.attrs["message"]
+        if message.kind != "gather":
+            # One that is waited for at once comes late, but what it sends is ready first.
+            early += node.inputs[:-1] if message.now else [node]
+    return topological([*early, *roots])
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

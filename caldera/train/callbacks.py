@@ -43,6 +43,14 @@ class Callback:
     `run.steps.training_totals.begin_read()`, which copies the values in the order of the steps and
     does not wait: its `results()` are there once `done()` says so, some steps later. At the end of
     an epoch everything has been waited for anyway.
+
+    On several ranks every rank has callbacks of its own, and all of them are told of every moment.
+    `run.communicator.rank` says which one this is; only rank 0 should print and write files. The
+    history and the totals are those of all ranks, so what follows from them is the same on each. A
+    decision that may differ (by a clock, say) is safe too: `run.stop` on one rank ends the run on
+    all of them, one batch later. What a strategy keeps in parts while steps run, the parameters of
+    `parallel.Sharded(3)`, is whole in `epoch_begins` and `epoch_ends` only. A collective of your
+    own has to be called on all ranks.
     """
 
     def run_begins(self, run: Run) -> None:

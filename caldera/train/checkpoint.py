@@ -7,15 +7,19 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from caldera.data import Share
 from caldera.errors import CheckpointError, ConfigError
-from caldera.lazy import Variable
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
+from caldera.strategy import Holder
+from caldera.train.arrays import received
 from caldera.train.callbacks import Callback
-from caldera.train.checkpoint_file import Checkpoint
+from caldera.train.checkpoint_file import Checkpoint, state_of, state_text
 from caldera.train.folder import CheckpointFolder
 from caldera.train.history import History
 from caldera.train.snapshot import assign_all, by_name, check_fit, model_variables
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointFolder", "Checkpointer"]
 
 _CALLBACK = "callback"
+_STRATEGY = "strategy"
 
 
 class Checkpointer(Callback):
@@ -34,7 +39,8 @@ class Checkpointer(Callback):
 
     Weights, optimizer, schedules, random state, the position in the data, the history and what
     other callbacks remember are saved. It should be the last callback, so that it sees what the
-    others decided.
+    others decided. A run on several ranks is saved as a run of one process would be: it can be
+    resumed on any number of them, with any strategy. Rank 0 reads and writes for all.
 
     >>> import tempfile
     >>> import numpy as np
@@ -72,7 +78,7 @@ class Checkpointer(Callback):
     # --- moments
 
     def run_begins(self, run: Run) -> None:
-        there = self.folder.steps()
+        there = self.folder.steps() if run.communicator.rank == 0 else []
         if there and not self._resumed:
             raise CheckpointError.build(
                 f"checkpoints in {self.folder.path}", expected="none from another run",
@@ -83,11 +89,11 @@ class Checkpointer(Callback):
 
     def batch_ends(self, run: Run) -> None:
         # After the last batch the end of the epoch comes next, and is worth more.
-        due = self._is_time(run) and not self.folder.busy and run.batch != run.batches
-        if due or run.stopped:
+        if (self._is_due(run) and run.batch != run.batches) or run.stopped:
             self.save(run)
 
     def epoch_ends(self, run: Run) -> None:
+        run.agree()
         if self.every_epoch or run.stopped or run.epoch == run.epochs:
             self.save(run)
 
@@ -95,23 +101,33 @@ class Checkpointer(Callback):
         self._resumed = False
         self.folder.wait()
 
-    def _is_time(self, run: Run) -> bool:
-        if self.every_steps is not None and run.step % self.every_steps == 0:
-            return True
+    def _is_due(self, run: Run) -> bool:
+        by_steps = self.every_steps is not None and run.step % self.every_steps == 0
         late = self.every_seconds
-        return late is not None and time.monotonic() - self._last_time >= late
+        is_late = late is not None and time.monotonic() - self._last_time >= late
+        if run.communicator.size == 1:
+            return (by_steps or is_late) and not self.folder.busy
+        # The clock of rank 0 counts, and all of them save together.
+        if run.communicator.rank == 0 and is_late and not self.folder.busy:
+            run.save_soon()
+        return by_steps or run.must_save
 
     # --- saving
 
     def save(self, run: Run) -> None:
         """Save the run as it is now; the writing goes on in the background.
 
-        Ranks hold the same state, so the first one writes for all. A run that has met a nan is not
-        saved: the last good checkpoint is worth more.
+        Rank 0 writes for all, but all of them have to call this: what ranks have parts of is put
+        together. A run that has met a nan is not saved: the last good checkpoint is worth more.
         """
-        if run.steps.strategy.communicator.rank != 0 or int(run.steps.bad_step.numpy()) >= 0:
+        if int(run.steps.bad_step.numpy()) >= 0:
             return
-        tensors = {name: each.tensor.numpy() for name, each in _variables(run).items()}
+        self._last_time = time.monotonic()
+        strategy = run.steps.strategy
+        tensors = {name: each.numpy() for name, each in _holders(run).items()}
+        tensors |= {f"{_STRATEGY}/{name}": each for name, each in strategy.saved().items()}
+        if run.communicator.rank != 0:
+            return
         callbacks: dict[str, Any] = {}
         for name, callback in _callbacks(run).items():
             callbacks[name] = callback.state()
@@ -120,6 +136,7 @@ class Checkpointer(Callback):
         state = {
             "model": fingerprint(run.model),
             "kernels": _kernels(run),
+            "ranks": run.communicator.size,
             "epoch": run.epoch,
             "batch": run.batch,
             "step": run.step,
@@ -130,14 +147,13 @@ class Checkpointer(Callback):
             "callbacks": callbacks,
         }
         self.folder.save(run.step, tensors, state)
-        self._last_time = time.monotonic()
 
     # --- resuming
 
     def restore(self, run: Run) -> bool:
         """Put the run where the newest checkpoint left it; False if there is none yet."""
         self._resumed = True
-        found = self.folder.latest()
+        found = self._read(run)
         if found is None:
             return False
         where = f"checkpoint step-{found.step} in {self.folder.path}"
@@ -150,13 +166,28 @@ class Checkpointer(Callback):
             ) from problem  # fmt: skip
         return True
 
+    def _read(self, run: Run) -> Checkpoint | None:
+        """The newest checkpoint, which rank 0 reads and sends to all others."""
+        everyone = run.communicator
+        found = self.folder.latest() if everyone.rank == 0 else None
+        if everyone.size == 1:
+            return found
+        known = None if found is None else [found.step, state_text(found.state)]
+        known = everyone.bcast_object(known)
+        if known is None:
+            return None
+        step, text = known
+        tensors = received(everyone, {} if found is None else found.tensors)
+        return found or Checkpoint(step, tensors, state_of(text))
+
     def _restore(self, run: Run, found: Checkpoint, where: str) -> None:
         state = found.state
         _restore_batch_size(run, state, where)
         # The first plan makes the optimizer's variables and the totals.
         kernels = _kernels(run)
-        own = {k: v for k, v in found.tensors.items() if not k.startswith(f"{_CALLBACK}/")}
-        variables = _variables(run)
+        others = (f"{_CALLBACK}/", f"{_STRATEGY}/")
+        own = {k: v for k, v in found.tensors.items() if not k.startswith(others)}
+        variables = _holders(run)
         check_fit(variables, own, where)
         rules = _rules(run)
         if state["model"] != fingerprint(run.model) or len(state["rules"]) != len(rules):
@@ -165,13 +196,15 @@ class Checkpointer(Callback):
                 got="others with the same parameters",
                 hint="resume with the model that was saved, or load its weights alone",
             )  # fmt: skip
-        if state["kernels"] != kernels:
+        same_ranks = state["ranks"] == run.communicator.size
+        if state["kernels"] != kernels and same_ranks and run.communicator.rank == 0:
             warnings.warn(
                 f"{where}: other kernels serve this run than the one that was saved; results agree "
                 "up to rounding, but not to the bit", RuntimeWarning, stacklevel=4,
             )  # fmt: skip
         run.loader.restore(state["loader"])
         assign_all(variables, own, where)
+        run.steps.strategy.restore(_under(_STRATEGY, found.tensors))
         run.epoch, run.batch, run.step = state["epoch"], state["batch"], state["step"]
         run.history = History.from_dict(state["history"])
         run.history.stopped = ""
@@ -179,13 +212,16 @@ class Checkpointer(Callback):
             rule.restore(kept)
         for name, callback in _callbacks(run).items():
             if name in state["callbacks"]:
-                prefix = f"{_CALLBACK}/{name}/"
-                arrays = {
-                    key.removeprefix(prefix): array
-                    for key, array in found.tensors.items()
-                    if key.startswith(prefix)
-                }
+                arrays = _under(f"{_CALLBACK}/{name}", found.tensors)
                 callback.take_back(state["callbacks"][name], arrays)
+
+
+def _under(folder: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors whose names begin so, by the rest of their names."""
+    prefix = f"{folder}/"
+    return {
+        key.removeprefix(prefix): array for key, array in tensors.items() if key.startswith(prefix)
+    }
 
 
 def fingerprint(model: Model) -> str:
@@ -213,12 +249,13 @@ def _kernels(run: Run) -> str:
     return _digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
 
 
-def _variables(run: Run) -> dict[str, Variable]:
+def _holders(run: Run) -> Mapping[str, Holder]:
     """Everything that training changes, by the name it has in a checkpoint."""
     found = {f"model/{name}": each for name, each in model_variables(run.model).items()}
     kept = by_name(run.model.optimizer.variables())
     found |= {f"optimizer/{name}": each for name, each in kept.items()}
-    return found | {f"run/{name}": each for name, each in run.steps.variables().items()}
+    found |= {f"run/{name}": each for name, each in run.steps.variables().items()}
+    return run.steps.strategy.holders(found)
 
 
 def _rules(run: Run) -> list[EpochRule]:
@@ -254,4 +291,4 @@ def _share_of_a_batch(run: Run) -> Share:
     loader = run.loader
     samples = loader.state()["samples"] or loader.batch_size
     count = min(loader.batch_size, samples)
-    return Share.of(0, count, loader.batch_size, loader.rank, loader.ranks)
+    return loader.share(0, count, loader.batch_size)

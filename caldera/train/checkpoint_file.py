@@ -54,6 +54,16 @@ def state_text(state: Mapping[str, Any]) -> str:
         ) from None
 
 
+def state_of(text: str) -> dict[str, Any]:
+    """The state that `state_text` wrote.
+
+    >>> state_of(state_text({"best": float("inf")}))
+    {'best': inf}
+    """
+    found: dict[str, Any] = _decoded(json.loads(text))
+    return found
+
+
 def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], text: str) -> None:
     """Make the folder `path` with all of it, and wait until it is on the disk."""
     path.mkdir()

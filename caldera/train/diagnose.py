@@ -80,6 +80,16 @@ class StopAtNonFinite(Callback):
                 raise self._explained(run, bad)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
+        # All ranks are here: the loss is the same on each of them.
+        run.steps.strategy.make_whole()
+        error, blamed = self._explained_here(run, bad)
+        found = run.communicator.gather_objects([str(error), blamed])
+        # Where only another rank's samples are to blame, this one has nothing to say.
+        rank = next((r for r, (_, what) in enumerate(found) if what != "precision"), 0)
+        text = found[rank][0]
+        return error if len(found) == 1 else NonFiniteError(f"rank {rank}: {text}")
+
+    def _explained_here(self, run: Run, bad: int) -> tuple[CalderaError, str]:
         count, feeds = _fed(run, bad)
         error, blamed = explain(run.steps.fed(), count, feeds, bad)
         if blamed == "variable" and bad > run.step - run.batch:
@@ -87,8 +97,9 @@ class StopAtNonFinite(Callback):
             _, earlier = _fed(run, bad - 1)
             for name, value in earlier.items():
                 if not _all_finite(np.asarray(value)):
-                    return _bad_data(f"fit, step {bad - 1}", name, np.asarray(value))
-        return error
+                    error = _bad_data(f"fit, step {bad - 1}", name, np.asarray(value))
+                    return error, "data"
+        return error, blamed
 
 
 def _fed(run: Run, step: int) -> tuple[int, dict[str, Any]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.comm import world
 from caldera.data import Data, IterableData, Loader, as_data
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
+from caldera.parallel.data_parallel import DataParallel
 from caldera.strategy import Alone, Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.checkpoint import Checkpointer
@@ -68,6 +71,13 @@ def make_steps(
     )
 
 
+@cache
+def usual_strategy() -> Strategy:
+    """How to train if nobody says: over all processes that were started together."""
+    everyone = world()
+    return Alone() if everyone.size == 1 else DataParallel(communicator=everyone)
+
+
 def fit(
     model: Model,
     data: Any,
@@ -88,15 +98,23 @@ def fit(
     source = as_data(data)
     weights = Weights.of(source, sample_weights, class_weights)
     model.ensure_built(sample_of(source))
+    strategy = usual_strategy() if parallel is None else parallel
+    length = None if isinstance(source, IterableData) else len(source)
+    strategy.agree({
+        "samples": length, "epochs": epochs, "batch_size": batch_size, "shuffle": shuffle,
+        "weights": weights is not None, "validation": validation is not None,
+        "checkpoint": checkpoint is not None, "resume": resume, "precision": model.precision,
+        "device": model.device.kernels,
+    })  # fmt: skip
+    # The order of the samples and all random numbers follow from these.
+    known = [model.seed, model.epochs_done, model.steps_done]
+    model.seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    strategy.begin(model, model.optimizer)
     steps = make_steps(
-        model, source, parallel, weighted=weights is not None,
+        model, source, strategy, weighted=weights is not None,
         source=resident(model, source, weights),
     )  # fmt: skip
-    communicator = steps.strategy.communicator
-    loader = Loader(
-        source, batch_size, shuffle=shuffle, seed=model.seed,
-        rank=communicator.rank, ranks=communicator.size,
-    )  # fmt: skip
+    loader = loader_for(strategy, source, batch_size, shuffle=shuffle, seed=model.seed)
     loader.restore(loader.state() | {"epoch": model.epochs_done})
     saver = Checkpointer(checkpoint) if checkpoint is not None else None
     if resume and saver is None:
@@ -109,7 +127,8 @@ def fit(
     watchers: list[Callback] = [StopOnSignal(signals), StopAtNonFinite(), *callbacks]
     if saver is not None:
         watchers.append(saver)
-    watchers.append(Progress(verbose))
+    # One rank speaks for all.
+    watchers.append(Progress(verbose if strategy.communicator.rank == 0 else 0))
     held_out = None if validation is None else as_data(validation)
     run = Run(
         model,
@@ -119,7 +138,7 @@ def fit(
         history=History(),
         callbacks=watchers,
         validation=held_out,
-        evaluator=None if held_out is None else _evaluator(model, held_out),
+        evaluator=None if held_out is None else _evaluator(model, held_out, strategy),
         weights=weights,
     )
     if saver is not None and resume:
@@ -130,13 +149,35 @@ def fit(
     return history
 
 
-def evaluate(model: Model, data: Any, batch_size: int) -> dict[str, Any]:
-    """The loss and metrics of a model on data."""
+def loader_for(
+    strategy: Strategy, data: Data | IterableData, batch_size: int, **settings: Any
+) -> Loader:
+    """The batches of this rank: it reads its own samples and no others."""
+    everyone = strategy.communicator
+    return Loader(
+        data, batch_size, rank=everyone.rank, ranks=everyone.size, parts=strategy.batch_parts,
+        **settings,
+    )  # fmt: skip
+
+
+def evaluate(
+    model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
+) -> dict[str, Any]:
+    """The loss and metrics of a model on data; see `Model.evaluate`."""
     source = as_data(data)
-    return model.evaluation_steps(source).evaluated(Loader(source, batch_size, shuffle=False))
+    strategy = Alone() if parallel is None else parallel
+    if parallel is None:
+        steps = model.evaluation_steps(source)
+    else:
+        model.ensure_built(sample_of(source))
+        steps = make_steps(model, source, strategy)
+    return steps.evaluated(loader_for(strategy, source, batch_size, shuffle=False))
 
 
-def _evaluator(model: Model, data: Data | IterableData) -> Steps | None:
-    """Plans that evaluate on data that lie on the device; None if they have to be fed."""
+def _evaluator(model: Model, data: Data | IterableData, strategy: Strategy) -> Steps | None:
+    """Plans that evaluate over several ranks, or on data that lie on the device; None if those
+    serve that the model keeps."""
     there = resident(model, data)
-    return None if there is None else make_steps(model, data, source=there)
+    if there is None and not strategy.several:
+        return None
+    return make_steps(model, data, strategy, source=there)

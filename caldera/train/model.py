@@ -212,7 +212,8 @@ class Model(Layer):
 
         `validation` is data to evaluate on after each epoch. `checkpoint` is a folder to save to;
         with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device` is
-        where to train: the model is moved there, and stays.
+        where to train: the model is moved there, and stays. `parallel` is a strategy of
+        `caldera.parallel`; without one, all processes that were started together share each batch.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -257,8 +258,13 @@ class Model(Layer):
             self.device, self._predictors, self._evaluator = place, {}, None
         return self
 
-    def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, data: Any, *, batch_size: int | None = None, parallel: Strategy | None = None
+    ) -> dict[str, Any]:
         """The mean loss and every metric on data or (x, y).
+
+        Each process that calls this evaluates all of it; with a strategy they share the work, and
+        all of them have to call it.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -268,7 +274,7 @@ class Model(Layer):
         >>> sorted(found), round(found["loss"], 4)
         (['accuracy', 'loss'], 1.0986)
         """
-        return evaluate(self, data, batch_size or self.batch_size)
+        return evaluate(self, data, batch_size or self.batch_size, parallel)
 
     def evaluation_steps(self, data: Data | IterableData) -> Steps:
         """The plans for evaluating; made once."""

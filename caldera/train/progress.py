@@ -64,7 +64,10 @@ class Progress(Callback):
         if not self.verbose:
             return
         if self._console is None:
-            self._console = optional_import("rich.console", "rich", "progress").Console()
+            # mpiexec gives each rank a terminal and passes on its lines, wherever they go.
+            plain = False if run.communicator.size > 1 else None
+            made = optional_import("rich.console", "rich", "progress").Console
+            self._console = made(force_terminal=plain)
         if self.verbose == 1 and self._console.is_terminal:
             live = optional_import("rich.live", "rich", "progress").Live
             self._live = live(console=self._console, auto_refresh=False, transient=True)

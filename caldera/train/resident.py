@@ -87,7 +87,7 @@ class Resident(Source):
             def fetch(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
                 return self._fetched(name, rows, draw, shape, canonical(dtype))
 
-            self._values[key] = Values(len(share), fetch, updates)
+            self._values[key] = Values(share, fetch, updates)
         return self._values[key]
 
     def _rows(self, share: Share) -> tuple[Expr, Expr, list[Expr]]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.comm import Communicator
 from caldera.data import Batch, IterableData, Loader, Share
+from caldera.memory import Reading
 from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
 from caldera.train.history import History
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 class Run:
     """The state of a training run: where it is, what it has seen, and whether it should end.
 
-    Callbacks get it. `stop(reason)` ends the run after the current batch.
+    Callbacks get it. `stop(reason)` ends the run after the current batch. On several ranks each has
+    a run of its own, with the same history; what one of them is asked for, all of them do, one
+    batch later.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -64,6 +68,11 @@ class Run:
         self.batch = 0
         self.step = 0
         self.stopped = ""
+        self._wish = ""
+        self._wants_save = False
+        self._heard: Reading | None = None
+        self.must_save = False
+        """Whether somebody asked for a checkpoint to be saved after this batch."""
         self.started = time.perf_counter()
         self._epoch_started = self.started
 
@@ -73,6 +82,11 @@ class Run:
     def batches(self) -> int | None:
         """Batches in this epoch; None for a stream, which has no length."""
         return None if isinstance(self.loader.data, IterableData) else len(self.loader)
+
+    @property
+    def communicator(self) -> Communicator:
+        """Of all ranks that take part; `rank` 0 is the one that speaks and writes for all."""
+        return self.steps.strategy.communicator
 
     @property
     def seconds(self) -> float:
@@ -88,8 +102,21 @@ class Run:
         return self.steps.training_totals.loss()
 
     def stop(self, reason: str) -> None:
-        """End the run after this batch."""
-        self.stopped = self.stopped or reason
+        """End the run after this batch; on several ranks, after the next one."""
+        if self.communicator.size == 1:
+            self.stopped = self.stopped or reason
+        else:
+            self._wish = self._wish or reason
+
+    def save_soon(self) -> None:
+        """Ask all ranks to save a checkpoint after the next batch."""
+        self._wants_save = True
+
+    def agree(self) -> None:
+        """Stop if any rank was asked to; all of them have to call this."""
+        if self.communicator.size > 1 and not self.stopped:
+            reasons = self.communicator.gather_objects(self._wish)
+            self.stopped = next(filter(None, reasons), "")
 
     # --- running
 
@@ -99,7 +126,11 @@ class Run:
             self._tell("run_begins")
             while self.epoch < self.epochs and not self.stopped:
                 self._one_epoch()
+            self.steps.strategy.end()
         except KeyboardInterrupt:
+            # Others would wait for this rank.
+            if self.communicator.size > 1:
+                raise
             self.stop("interrupted")
         finally:
             self._tell("run_ends")
@@ -111,26 +142,48 @@ class Run:
         if self.batch == 0:
             self.steps.training_totals.reset()
         self._tell("epoch_begins")
+        self.steps.strategy.take_apart()
         for batch in self.steps.source.epoch(self.loader):
-            self.steps.train(batch, self.weights_of(batch))
+            wishes = (float(bool(self._wish)), float(self._wants_save))
+            self.steps.train(batch, self.weights_of(batch), wishes)
             self._ahead.step_launched()
             self.batch += 1
             self.step += 1
+            self._heed()
             self._tell("batch_ends")
             if self.stopped:
-                return
-        self._close_epoch()
+                break
+        self.steps.strategy.make_whole()
+        if not self.stopped:
+            self._close_epoch()
+
+    def _heed(self) -> None:
+        """Do what ranks were asked for before this batch."""
+        if self.communicator.size == 1:
+            return
+        self._wants_save = False
+        heard, now = self._heard, self.steps.heard.tensor.memory.begin_read()
+        # A device may still be at work on this batch; the one before is over soon.
+        heard, self._heard = (now, None) if self.model.device.is_host else (heard, now)
+        stop, save = (False, False) if heard is None else heard.numbers() > 0
+        self.must_save = bool(save)
+        if stop:
+            self.agree()
 
     def _close_epoch(self) -> None:
         results = self.steps.training_totals.results()
         if self.validation is not None:
             results |= {f"val_{k}": v for k, v in self._validated().items()}
-        results["seconds"] = time.perf_counter() - self._epoch_started
+        results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())
         self.history.add(self.epoch, results)
         self.epoch += 1
         self.batch = 0
         self._adapt(results)
         self._tell("epoch_ends")
+        self.agree()
+
+    def _epoch_seconds(self) -> float:
+        return time.perf_counter() - self._epoch_started
 
     def _adapt(self, results: dict[str, Any]) -> None:
         """Let what acts between epochs change the learning rate or the batch size."""
@@ -142,7 +195,11 @@ class Run:
     def _validated(self) -> dict[str, Any]:
         if self._evaluator is None:
             return self.model.evaluate(self.validation)
-        loader = Loader(self.validation, self.model.batch_size, shuffle=False)
+        ranks = self.loader
+        loader = Loader(
+            self.validation, self.model.batch_size, shuffle=False, rank=ranks.rank,
+            ranks=ranks.ranks, parts=ranks.parts,
+        )  # fmt: skip
         return self._evaluator.evaluated(loader)
 
     def weights_of(self, batch: Batch | Share) -> np.ndarray | None:

@@ -10,6 +10,7 @@ import numpy as np
 from caldera.errors import CheckpointError
 from caldera.lazy import Variable
 from caldera.nn.layer import Layer
+from caldera.strategy import Holder
 
 
 def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
@@ -69,7 +70,7 @@ class Snapshot:
 
 
 def assign_all(
-    variables: Mapping[str, Variable], values: Mapping[str, np.ndarray], where: str
+    variables: Mapping[str, Holder], values: Mapping[str, np.ndarray], where: str
 ) -> None:
     """Give each variable the value of its name; if one does not fit, change nothing and say so."""
     check_fit(variables, values, where)
@@ -78,7 +79,7 @@ def assign_all(
 
 
 def check_fit(
-    variables: Mapping[str, Variable], values: Mapping[str, np.ndarray], where: str
+    variables: Mapping[str, Holder], values: Mapping[str, np.ndarray], where: str
 ) -> None:
     """Make sure that there is a value for each variable and for nothing else.
 

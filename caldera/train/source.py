@@ -17,13 +17,13 @@ Make = Callable[[str, tuple[int, ...], Any], Expr]
 
 
 class Values:
-    """Inputs, targets and weights of one batch, as expressions by name.
+    """Inputs, targets and weights of a rank's share of a batch, as expressions by name.
 
     A name stands for one expression, however often it is asked for.
     """
 
-    def __init__(self, count: int, make: Make, updates: Sequence[Expr] = ()) -> None:
-        self.count = count
+    def __init__(self, share: Share, make: Make, updates: Sequence[Expr] = ()) -> None:
+        self.share = share
         self.updates = list(updates)
         """Assignments that belong to a step on this batch."""
         self._make = make
@@ -40,6 +40,18 @@ class Values:
                 got=f"{shape}", hint="give one target array for each output",
             )  # fmt: skip
         return found
+
+    def part(self, share: Share) -> Values:
+        """The values of a part of this share."""
+        if share == self.share:
+            return self
+        begin = share.first - self.share.first
+
+        def make(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+            whole = self.of(name, (len(self.share), *shape[1:]), dtype)
+            return whole[begin : begin + len(share)]
+
+        return Values(share, make)
 
 
 class Source(ABC):
@@ -62,19 +74,24 @@ class Fed(Source):
     """Batches are made on the host and fed to each run."""
 
     def __init__(self) -> None:
-        self._values: dict[int, Values] = {}
+        self._values: dict[Hashable, Values] = {}
 
     def key(self, share: Share) -> Hashable:
-        return len(share)
+        return len(share), share.first, share.count
 
     def values(self, share: Share) -> Values:
-        count = len(share)
-        if count not in self._values:
-            self._values[count] = Values(count, op.input)
-        return self._values[count]
+        key = self.key(share)
+        if key not in self._values:
+            self._values[key] = Values(share, op.input)
+        return self._values[key]
 
     def epoch(self, loader: Loader) -> Iterator[Batch | Share]:
         return iter(loader)
+
+
+def share_of(batch: Batch) -> Share:
+    """Which part of a batch was fed."""
+    return Share(0, batch.first, len(batch), batch.count, batch.count)
 
 
 def arrays_of(batch: Batch) -> tuple[np.ndarray, ...]:

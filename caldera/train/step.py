@@ -11,7 +11,7 @@ replayed: a step is one launch that nobody waits for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
-from caldera.strategy import Strategy
-from caldera.train.source import Fed, Source, Values, arrays_of
+from caldera.strategy import Alone, Strategy
+from caldera.train.source import Fed, Source, Values, arrays_of, share_of
 from caldera.train.totals import Totals
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
+WISHES = "wishes"
+"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
+NO_WISHES = (0.0, 0.0)
+"""To stop, and to save."""
+Wishes = Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -96,22 +101,31 @@ class Steps:
         self._plans: dict[tuple[str, Hashable], Plan] = {}
         self._ran: set[Plan] = set()
         self._values: Values | None = None
+        self._wishes = op.input(WISHES, (len(NO_WISHES),), "float64")
+        self.heard = op.var("wishes heard", (len(NO_WISHES),), dtype="float64", device=device)
 
     def fed(self) -> Steps:
-        """The same steps, on the same variables, for batches that are fed."""
+        """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
-        twin.source = Fed()
+        twin.source, twin.strategy = Fed(), Alone()
         twin._plans, twin._ran, twin._values = {}, set(), None
         return twin
 
     # --- running
 
-    def train(self, batch: Batch | Share, weights: np.ndarray | None = None) -> None:
-        """Launch a training step; nothing is waited for."""
-        if isinstance(batch, Share):
-            self._launch(self.training(batch), {})
-        else:
-            self._launch(self.training(len(batch)), self.feeds(arrays_of(batch), weights))
+    def train(
+        self, batch: Batch | Share, weights: np.ndarray | None = None, wishes: Wishes | None = None
+    ) -> None:
+        """Launch a training step; nothing is waited for.
+
+        With several ranks, `heard` is how many of them had which wish.
+        """
+        feeds: dict[str, Any] = {}
+        if not isinstance(batch, Share):
+            feeds, batch = self.feeds(arrays_of(batch), weights), share_of(batch)
+        if self.strategy.several:
+            feeds[WISHES] = NO_WISHES if wishes is None else wishes
+        self._launch(self.training(batch), feeds)
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
         """The loss and the metrics of an epoch."""
@@ -125,7 +139,7 @@ class Steps:
         if isinstance(batch, Share):
             self._launch(self.evaluation(batch), {})
             return
-        plan = self.evaluation(len(batch))
+        plan = self.evaluation(share_of(batch))
         feeds = self.feeds(arrays_of(batch), None)
         # Only what the main output needs is fed.
         self._launch(plan, {name: feeds[name] for name in plan.inputs})
@@ -148,33 +162,44 @@ class Steps:
         """Adds a batch to the evaluation totals."""
         return self._kept("evaluation", batch, self._evaluation_program)
 
-    def _kept(self, kind: str, batch: int | Share, build: Any) -> Plan:
+    def _kept(self, kind: str, batch: int | Share, build: Callable[[int], list[Expr]]) -> Plan:
         share = _share(batch)
         key = (kind, self.source.key(share))
         if key not in self._plans:
-            self._values = self.source.values(share)
-            self._plans[key] = compile(
-                [*build(len(share)), *self._values.updates],
-                device=self.model.device,
-                precision=self.model.precision,
-                communicator=self.strategy.communicator,
-                # Nobody else asks for them, and they hold the data.
-                remember=False,
-            )
+            self._plans[key] = self.strategy.compiled(lambda: self._compiled(share, build))
         return self._plans[key]
+
+    def _compiled(self, share: Share, build: Callable[[int], list[Expr]]) -> Plan:
+        values = self.source.values(share)
+        programs = []
+        for part in self.strategy.parts(share):
+            self._values = values.part(part)
+            programs.append(build(len(part)))
+        return compile(
+            [*self.strategy.written(programs), *values.updates],
+            device=self.model.device,
+            precision=self.model.precision,
+            communicator=self.strategy.in_plans,
+            # Nobody else asks for them, and they hold the data.
+            remember=False,
+        )
 
     def _training_program(self, count: int) -> list[Expr]:
         outputs, traced = self.traced(count, training=True)
-        loss, weight = self.loss(outputs, count, self.objective.of(outputs))
-        updates = self._updates(loss, self.strategy.over_all(weight), traced)
-        return [*updates, *self._added(self.training_totals, outputs, loss, weight, count)]
+        loss, total = self.loss(outputs, count, self.objective.of(outputs))
+        wishes: list[Expr] = [self._wishes] if self.strategy.several else []
+        whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
+        updates = self._updates(loss, whole, total, traced)
+        updates += [op.assign(self.heard, each) for each in wishes]
+        return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
         outputs, _ = self.traced(count, training=False)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
-        loss, weight = self.loss(outputs, count, main)
-        return self._added(self.evaluation_totals, outputs, loss, weight, count)
+        loss, total = self.loss(outputs, count, main)
+        whole, sums, _ = self._over_all(loss, outputs, count, [])
+        return self.evaluation_totals.add(whole * total, total, sums)
 
     # --- parts of the graph
 
@@ -182,8 +207,10 @@ class Steps:
         """The outputs of the network for `count` samples, and the trace that made them."""
         inputs = self.inputs(count)
         with trace(
-            training=training, dtype=self.model.dtype, device=self.model.device, random=self.random
-        ) as traced:
+            training=training, dtype=self.model.dtype, device=self.model.device,
+            random=self.random, first=self._batch(count).share.first,
+            several_ranks=self.strategy.several,
+        ) as traced:  # fmt: skip
             result = self.model(*inputs)
         return named_outputs(result), traced
 
@@ -194,11 +221,14 @@ class Steps:
             for i, (shape, dtype) in enumerate(self.model.signature.inputs)
         ]
 
+    def _batch(self, count: int) -> Values:
+        """The batch that is being written down, or a whole one of this size."""
+        if self._values is None or len(self._values.share) != count:
+            self._values = self.source.values(_share(count))
+        return self._values
+
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        """Something of the batch that is being written down, or of a whole one of this size."""
-        if self._values is None or self._values.count != shape[0]:
-            self._values = self.source.values(_share(shape[0]))
-        return self._values.of(name, shape, dtype)
+        return self._batch(shape[0]).of(name, shape, dtype)
 
     def _target(self, output: str, prediction: Expr) -> Expr:
         """The targets of an output: of its own if there are several, else the one for all."""
@@ -213,10 +243,12 @@ class Steps:
     def loss(
         self, outputs: Mapping[str, Expr], count: int, parts: Mapping[str, tuple[Loss, float]]
     ) -> tuple[Expr, Expr]:
-        """The loss of the whole batch, and the weight of this rank's samples."""
+        """What this rank's samples add to the loss of the whole batch, and the weight of that."""
         weights = self._weights(count)
-        here = op.sum(weights) if weights is not None else lifted(float(count), self.model.dtype)
-        total = self.strategy.over_all(here)
+        if weights is None:
+            total = lifted(float(self._batch(count).share.count), self.model.dtype)
+        else:
+            (total,) = self.strategy.over_all([op.sum(weights)])
         terms = [
             factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
             for name, (loss, factor) in parts.items()
@@ -224,21 +256,32 @@ class Steps:
         result = terms[0]
         for term in terms[1:]:
             result = result + term
-        return result, here
+        return result, total
 
-    def _updates(self, loss: Expr, weight: Expr, traced: Context) -> list[Expr]:
-        parameters = self.model.trainable()
-        whole = self.strategy.over_all(loss)
+    def _over_all(
+        self, loss: Expr, outputs: Mapping[str, Expr], count: int, more: list[Expr]
+    ) -> tuple[Expr, list[dict[str, Expr]], list[Expr]]:
+        """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
+        name, prediction = main_output(outputs, self.objective)
+        target, weights = self._target(name, prediction), self._weights(count)
+        here = [metric.sums(prediction, target, weights) for metric in self.metrics]
+        flat = [value for sums in here for value in sums.values()]
+        whole, *rest = self.strategy.over_all([loss, *flat, *more])
+        found = iter(rest)
+        return whole, [{key: next(found) for key in sums} for sums in here], list(found)
+
+    def _updates(self, loss: Expr, whole: Expr, weight: Expr, traced: Context) -> list[Expr]:
         fine = op.logical_and(op.isfinite(whole), self.bad_step < 0)
         scaled = loss if self.loss_scale is None else self.loss_scale.scaled(loss)
-        gradients = self.strategy.exchange(op.grad(scaled, parameters, unused="zero"))
+        variables, gradients = self.strategy.slopes(scaled, self.model.trainable())
         ok = fine
         updates: list[Expr] = []
-        if self.loss_scale is not None:
-            gradients, finite = self.loss_scale.unscaled(gradients)
-            ok = op.logical_and(fine, finite)
-            updates += self.loss_scale.adapted(finite)
-        updates += self.optimizer.apply(parameters, gradients, ok=ok, weight=weight)
+        with self.strategy.updating():
+            if self.loss_scale is not None:
+                gradients, finite = self.loss_scale.unscaled(gradients)
+                ok = op.logical_and(fine, finite)
+                updates += self.loss_scale.adapted(finite)
+            updates += self.optimizer.apply(variables, gradients, ok=ok, weight=weight)
         updates += [self._only_if(fine, update) for update in traced.updates]
         step = self.random[1]
         updates += [
@@ -251,18 +294,6 @@ class Steps:
         target, value = update.node.inputs
         variable = Variable(target.attrs["symbol"])
         return op.assign(variable, op.where(fine, Expr(value), variable))
-
-    def _added(
-        self, totals: Totals, outputs: Mapping[str, Expr], loss: Expr, weight: Expr, count: int
-    ) -> list[Expr]:
-        name, prediction = main_output(outputs, self.objective)
-        target, weights = self._target(name, prediction), self._weights(count)
-        sums = [metric.sums(prediction, target, weights) for metric in self.metrics]
-        sums = [
-            {key: self.strategy.over_all(value) for key, value in each.items()} for each in sums
-        ]
-        total = self.strategy.over_all(weight)
-        return totals.add(self.strategy.over_all(loss) * total, total, sums)
 
     # --- feeding
 

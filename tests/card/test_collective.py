@@ -9,7 +9,15 @@ import caldera as cd
 from caldera import op
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import DeviceError
-from caldera.graph.ops.collective import all_sum
+from caldera.graph.ops.collective import (
+    Message,
+    all_sum,
+    gathered,
+    next_number,
+    scattered,
+    summed,
+)
+from caldera.kernels.cuda import collective
 from caldera.kernels.table import TABLE
 from caldera.lazy import Expr
 from caldera.memory import Device
@@ -21,7 +29,7 @@ from tests.card.emulated import EmulatedCard, emulated_card
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_without_a_communicator_it_is_a_copy(card: Device, dtype: str) -> None:
     x = np.arange(6.0).reshape(2, 3).astype(BY_NAME[dtype])
-    node = all_sum(*stand_ins(x), axis="data")
+    node = all_sum(*stand_ins(x), axis="data", number=(0,))
     (kernel,) = TABLE.candidates(node, "cuda")
     for given in (x, x.T.copy().T):
         same_bits(run_kernel(card, kernel, node, (given,))[0], x)
@@ -46,6 +54,38 @@ def test_several_ranks(card: Device) -> None:
         return result
 
     assert run_virtual_ranks(3, work) == [[12.0] * 3] * 3
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_messages_of_several_ranks(
+    card: Device, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums, and parts that are spread and gathered again; sizes that ranks do not divide."""
+    if direct:
+        # Between real cards NCCL does this, one rank a card.
+        if not isinstance(card, EmulatedCard):
+            pytest.skip("ranks of one process share the card")
+        monkeypatch.setattr(collective, "_between_cards", lambda communicator, message: True)
+    numbers = np.random.default_rng(0).normal(size=(3, 7, 3)).astype("float32")
+
+    def work(comm: Communicator) -> list[np.ndarray]:
+        mine = emulated_card(comm.rank) if isinstance(card, EmulatedCard) else card
+        x = op.var(f"x{comm.rank}", (7, 3), fill=numbers[comm.rank], device=mine)
+        values = [(x * 2.0).node, op.transpose(x).node, op.sum(x, axis=0).node]
+        sums = summed(values, Message("sum", "data", next_number()))
+        how = Message("scatter", "data", next_number(), ranks=comm.size)
+        parts = scattered(values[1:], how)
+        how = Message("gather", "data", next_number(), ranks=comm.size)
+        wholes = gathered(parts, [(3, 7), (3,)], how)
+        plan = cd.compile([Expr(n) for n in (*sums, *wholes)], device=mine, communicator=comm)
+        plan.run()
+        return [tensor.numpy().copy() for tensor in plan.run()]
+
+    whole = numbers.sum(0)
+    expected = [2 * whole, whole.T, whole.sum(0), whole.T, whole.sum(0)]
+    for found in run_virtual_ranks(3, work):
+        for mine, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-5)
 
 
 def test_it_waits_and_so_cannot_be_captured(card: Device) -> None:

@@ -1,21 +1,148 @@
 """Collectives as ordinary nodes, so that a plan shows where data moves.
 
-The gradient of a sum over ranks: the loss of the whole job is the sum of what the ranks compute,
-so the derivative with respect to one rank's term is the sum of what arrives on all of them.
+`all_sum` is what graphs are written with. The gradient of a sum over ranks: the loss of the whole
+job is the sum of what the ranks compute, so the derivative with respect to one rank's term is the
+sum of what arrives on all of them.
+
+A plan for several ranks has every collective in two parts, `collective_start` and
+`collective_finish`: between them the data may be on their way while the rank computes. Each carries
+the axis of the mesh and a number. Numbers are given as nodes are written, so that sorting by them
+never puts a collective before one it depends on, and two collectives never become one because
+their inputs happen to be equal on some rank. A token goes from each part to the next (see
+`passes.collectives`): it holds nothing, and keeps all ranks to one order.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Nodes, op
+from caldera.graph.opdef import Nodes, item, op, refuse_dtype
+from caldera.graph.ops.base import reshape
+from caldera.graph.ops.movement import narrow
+from caldera.tensor.dtype import uint8
+from caldera.tensor.shape import Shape, size
+
+Number = tuple[int, ...]
+TOKEN = Spec((0,), uint8)
+_numbers = itertools.count()
+
+
+def next_number() -> Number:
+    """The number of a collective that is written now."""
+    return (next(_numbers),)
 
 
 @op("all_sum")
-def all_sum(x: Spec, *, axis: str) -> Spec:
+def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     """The sum of `x` over the ranks along a named axis of the mesh of ranks."""
     return x
 
 
 @all_sum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: str) -> Nodes:
-    return (all_sum(g, axis=axis),)
+def _(g: Node, y: Node, x: Node, *, axis: str, number: Number) -> Nodes:
+    return (all_sum(g, axis=axis, number=next_number()),)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a collective does with the values it is given, all of them in one message.
+
+    - `kind`: "sum" (everyone gets the sum of everyone's values), "scatter" (rank r gets the r-th
+      part of the sum of each) or "gather" (everyone gets everyone's parts, one after the other).
+    - `axis`: of the mesh of ranks; `number`: its place in the order of all collectives.
+    - `ranks`: how many take part, where that decides about shapes.
+    - `now`: whether the rank waits for it at once, instead of computing while data move.
+    - `ahead`: for "gather", how many of those that are needed next are on their way at a time.
+    - `leaves`: for "sum", (first, last, all): each value is given for the leaves first to last of a
+      tree, and the sum is added up along the tree of all, however many ranks there are.
+    - `exchange`: for "sum", who sums in place of the communicator, an object with
+      `exchange_all(arrays by name, communicator)`; `names` has a name for each value.
+    """
+
+    kind: str
+    axis: str
+    number: Number
+    ranks: int = 1
+    now: bool = False
+    ahead: int = 1
+    leaves: tuple[int, int, int] | None = None
+    # Numbers tell messages apart; whoever exchanges need not be comparable.
+    exchange: Any = field(default=None, compare=False)
+    names: tuple[str, ...] = ()
+
+
+def piece(elements: int, ranks: int) -> int:
+    """How many elements each rank has of a value that is spread over ranks; the last ones of the
+    last ranks may stand for nothing."""
+    return -(-elements // ranks)
+
+
+@op("collective_start")
+def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
+    """Values, and perhaps a token, to the memory that is on its way, and a token.
+
+    That memory is what is sent and received, or two places, one for each.
+    """
+    values = [given for given in inputs if given != TOKEN]
+    if len({given.dtype for given in values}) != 1:
+        refuse_dtype("values of one dtype in a message")
+    dtype = values[0].dtype
+    if message.kind == "gather":
+        return Spec((message.ranks, sum(given.size for given in values)), dtype), TOKEN
+    if message.kind == "scatter":
+        each = sum(piece(given.size, message.ranks) for given in values)
+        return Spec((message.ranks, each), dtype), Spec((each,), dtype), TOKEN
+    total = sum(given.size for given in values)
+    if message.leaves is None:
+        return Spec((total,), dtype), TOKEN
+    own = message.leaves[1] - message.leaves[0]
+    return Spec((own, total // own), dtype), Spec((total // own,), dtype), TOKEN
+
+
+@op("collective_finish")
+def finish(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
+    """What a start gave, to what was received, and a token."""
+    return inputs[-2], TOKEN
+
+
+def exchanged(values: Sequence[Node], message: Message) -> Node:
+    """What a message brings: flat, and for "gather" a row for each rank."""
+    sent = start.node(*values, message=message)
+    parts = [item(sent, index) for index in range(len(sent.outputs))]
+    node: Node = item(finish.node(*parts, message=message), 0)
+    return node
+
+
+def summed(values: Sequence[Node], message: Message) -> list[Node]:
+    """The sums over ranks of several values, in one message."""
+    return cut(exchanged(values, message), [value.shape for value in values])
+
+
+def cut(flat: Node, shapes: Sequence[Shape]) -> list[Node]:
+    """Values of these shapes that lie one after the other."""
+    found, place = [], 0
+    for shape in shapes:
+        found.append(reshape(narrow(flat, 0, place, size(shape)), shape))
+        place += size(shape)
+    return found
+
+
+def scattered(values: Sequence[Node], message: Message) -> list[Node]:
+    """This rank's part of the sum over ranks of each value; parts are flat."""
+    shapes = [(piece(value.spec.size, message.ranks),) for value in values]
+    return cut(exchanged(values, message), shapes)
+
+
+def gathered(parts: Sequence[Node], shapes: Sequence[Shape], message: Message) -> list[Node]:
+    """Values of these shapes, of which each rank has a part."""
+    rows = exchanged(parts, message)
+    found, place = [], 0
+    for part, shape in zip(parts, shapes, strict=True):
+        flat = reshape(narrow(rows, 1, place, part.spec.size), (rows.shape[0] * part.spec.size,))
+        found.append(reshape(narrow(flat, 0, 0, size(shape)), shape))
+        place += part.spec.size
+    return found

@@ -1,13 +1,31 @@
-"""Collectives on a card: what happens between ranks is the communicator's business, and it knows
-host memory alone. So a value is brought there and back, and the host waits for it."""
+"""Collectives on a card.
+
+NCCL is given the memory of the card, and neither the host nor the kernels wait before they have to.
+To any other communicator a value goes through pinned memory of the host. While a message is under
+way the card goes on computing, and the host with it: only where the value is needed do they wait.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from caldera.comm import Communicator
+from caldera.comm.nccl import NcclCommunicator
 from caldera.graph.node import Node
+from caldera.graph.ops.collective import Message
+from caldera.kernels.collective import (
+    Flight,
+    communicator_of,
+    packing,
+    places,
+    room_for_dense,
+    starting,
+    unused,
+    values_of,
+)
 from caldera.kernels.cuda.copying import copy_calls
 from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -18,37 +36,89 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Staged:
-    """The sum over the ranks of a dense array, in place."""
+    """Memory of the host for a dense array on a card, and the copies between them."""
 
-    def __init__(self, communicator: Any, there: Array) -> None:
-        self._communicator = communicator
+    def __init__(self, there: Array) -> None:
         self._there = there
-        self._send, self._receive = (_host_memory(there) for _ in range(2))
+        self.here = _host_memory(there)
+        self._event: Any = None
 
-    def __call__(self) -> None:
-        # Waiting for this copy also waits for the last one out of `receive`.
-        self._copy(to=self._send, given=self._there)
-        self._communicator.Allreduce(self._send, self._receive)
-        self._copy(to=self._there, given=self._receive)
-
-    def _copy(self, to: Array, given: Array) -> None:
+    def out(self) -> None:
+        """Begin to copy to the host, after all that the card has been given to do."""
         if not isinstance(self._there, DeviceArray):
-            np.copyto(to, given)
+            np.copyto(self.here, self._there)
             return
-        runtime = cupy().cuda.runtime
-        outward = given is self._there
-        kind = runtime.memcpyDeviceToHost if outward else runtime.memcpyHostToDevice
-        stream = launching_stream()
-        runtime.memcpyAsync(address_of(to), address_of(given), to.nbytes, kind, stream)
-        if outward:
-            runtime.streamSynchronize(stream)
+        runtime, stream = cupy().cuda.runtime, launching_stream()
+        _copy(self.here, self._there, runtime.memcpyDeviceToHost)
+        if self._event is None:
+            self._event = cupy().cuda.Event(disable_timing=True)
+        runtime.eventRecord(self._event.ptr, stream)
+
+    def ready(self) -> None:
+        """Wait until it has been copied."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def _copy(to: Array, given: Array, kind: int) -> None:
+    stream = launching_stream()
+    cupy().cuda.runtime.memcpyAsync(address_of(to), address_of(given), to.nbytes, kind, stream)
+
+
+def _back(target: Array, received: Array) -> None:
+    """Begin to copy to the card."""
+    if not isinstance(target, DeviceArray):
+        np.copyto(target, received)
+        return
+    _copy(target, received, cupy().cuda.runtime.memcpyHostToDevice)
+
+
+def _zero(part: Array) -> None:
+    """Begin to set an array with dense rows to 0."""
+    if not isinstance(part, DeviceArray):
+        part.fill(0)
+        return
+    runtime, stream = cupy().cuda.runtime, launching_stream()
+    rows = part.reshape(1, -1) if part.ndim == 1 else part
+    for row in rows:
+        runtime.memsetAsync(address_of(row), 0, row.nbytes, stream)
 
 
 def _host_memory(like: Array) -> Array:
     if not isinstance(like, DeviceArray):
         return np.empty(like.shape, like.dtype)
-    memory = cupy().cuda.alloc_pinned_memory(like.nbytes)
+    memory = cupy().cuda.alloc_pinned_memory(max(like.nbytes, 1))
     return np.frombuffer(memory, like.dtype, like.size).reshape(like.shape)
+
+
+def _between_cards(communicator: Communicator, message: Message) -> bool:
+    """Whether a message goes from card to card."""
+    plain = message.leaves is None and message.exchange is None
+    return plain and isinstance(communicator, NcclCommunicator)
+
+
+def _bind_start(call: Call) -> Runner:
+    message, communicator = call.node.attrs["message"], communicator_of(call)
+    values, sent = values_of(call), call.outputs[:-1]
+    shapes = [value.shape for value in values]
+    pairs = packing(message, values, sent[0], communicator.rank, call.workspace)
+    calls: list[Any] = [launch for pair in pairs for launch in copy_calls(*pair)]
+    calls += [partial(_zero, part) for part in unused(message, shapes, sent[0])]
+    if _between_cards(communicator, message):
+        return CudaRunner([*calls, starting(message, communicator, shapes, sent)])
+    staged = [_Staged(place) for place in sent]
+    here = [each.here for each in staged]
+    go = starting(message, communicator, shapes, here, staged[0].ready)
+    return CudaRunner([*calls, staged[0].out, go])
+
+
+def _bind_finish(call: Call) -> Runner:
+    message, communicator = call.node.attrs["message"], communicator_of(call)
+    flight, source, target = Flight.of(communicator, message), call.inputs[-2], call.outputs[0]
+    if not _between_cards(communicator, message):
+        return CudaRunner([lambda: _back(target, flight.end())])
+    moved = address_of(source) != address_of(target)
+    return CudaRunner([flight.end, *(copy_calls(target, source) if moved else ())])
 
 
 def _bind_all_sum(call: Call) -> Runner:
@@ -56,15 +126,31 @@ def _bind_all_sum(call: Call) -> Runner:
     if call.communicator is None or target.size == 0:
         return CudaRunner(copy_calls(target, source))
     there = call.workspace[: target.nbytes].view(target.dtype).reshape(target.shape)
-    return CudaRunner([
-        *copy_calls(there, source), _Staged(call.communicator, there), *copy_calls(target, there),
-    ])  # fmt: skip
+    staged, communicator = _Staged(there), call.communicator
+
+    def add_up() -> None:
+        staged.out()
+        staged.ready()
+        communicator.Allreduce(staged.here, staged.here)
+        _back(there, staged.here)
+
+    return CudaRunner([*copy_calls(there, source), add_up, *copy_calls(target, there)])
 
 
 def _workspace(node: Node) -> int:
     return node.spec.nbytes
 
 
+def _in_place(node: Node) -> bool:
+    return True
+
+
+_HOW = "through the host"
+TABLE.add(Kernel("all_sum", "cuda", _HOW, _bind_all_sum, workspace=_workspace, capturable=False))
 TABLE.add(Kernel(
-    "all_sum", "cuda", "through the host", _bind_all_sum, workspace=_workspace, capturable=False,
+    "collective_start", "cuda", _HOW, _bind_start, workspace=room_for_dense, places=places,
+    capturable=False,
+))  # fmt: skip
+TABLE.add(Kernel(
+    "collective_finish", "cuda", _HOW, _bind_finish, in_place=_in_place, capturable=False,
 ))  # fmt: skip

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.graph.node import Node
+from caldera.kernels.collective import (
+    Flight,
+    communicator_of,
+    packing,
+    places,
+    room_for_dense,
+    starting,
+    unused,
+    values_of,
+)
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
@@ -16,4 +27,38 @@ def _bind_all_sum(call: Call) -> Runner:
     return lambda: communicator.Allreduce(np.ascontiguousarray(source), target)
 
 
+def _bind_start(call: Call) -> Runner:
+    message, communicator = call.node.attrs["message"], communicator_of(call)
+    values, sent = values_of(call), call.outputs[:-1]
+    shapes = [value.shape for value in values]
+    copies = packing(message, values, sent[0], communicator.rank, call.workspace)
+    zeros = unused(message, shapes, sent[0])
+    go = starting(message, communicator, shapes, sent)
+
+    def run() -> None:
+        for target, source in copies:
+            np.copyto(target, source)
+        for part in zeros:
+            part.fill(0)
+        go()
+
+    return run
+
+
+def _bind_finish(call: Call) -> Runner:
+    flight = Flight.of(communicator_of(call), call.node.attrs["message"])
+    target = call.outputs[0]
+    if np.shares_memory(call.inputs[-2], target):
+        return flight.end
+    return lambda: np.copyto(target, flight.end())
+
+
+def _in_place(node: Node) -> bool:
+    return True
+
+
 TABLE.add(Kernel("all_sum", "cpu", "communicator", _bind_all_sum))
+TABLE.add(Kernel(
+    "collective_start", "cpu", "communicator", _bind_start, workspace=room_for_dense, places=places,
+))  # fmt: skip
+TABLE.add(Kernel("collective_finish", "cpu", "communicator", _bind_finish, in_place=_in_place))

@@ -2,10 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from caldera import op
+from caldera.graph.ops.collective import Message, gathered, scattered, summed
+from caldera.graph.ops.synchronised import batch_norm_over_ranks_grad
+from caldera.lazy import Expr, lift, wrap
 from tests.unit.ops.case import Case, numbers
+from tests.unit.ops.cases.normalisation import EPS, batch
 
 CASES = [
     Case("all_sum", lambda x: op.all_sum(x) * x, (numbers(*shape),), lambda x: x * x, order=2)
     for shape in ((), (3,), (2, 0), (2, 3))
 ]
+
+
+def _together(*values: Any, **how: Any) -> list[Expr]:
+    message = Message("sum", "data", (0,), **how)
+    return [Expr(node) for node in summed([lift(value) for value in values], message)]
+
+
+def _there_and_back(x: Any, y: Any) -> list[Expr]:
+    parts = scattered([lift(x), lift(y)], Message("scatter", "data", (0,)))
+    whole = gathered(parts, [x.shape, y.shape], Message("gather", "data", (1,), now=True))
+    return [Expr(node) for node in whole]
+
+
+CASES += [
+    Case("collective_start", _together, (numbers(2, 3), numbers()), lambda x, y: (x, y),
+         differentiable=False),
+    Case("collective_finish", _there_and_back, (numbers(2, 3).T, numbers(4)), lambda x, y: (x, y),
+         differentiable=False),
+    Case("collective_finish", lambda x, y: _together(x, y, leaves=(0, 2, 2))[0],
+         (numbers(2, 3), numbers(2, 3, seed=1)), lambda x, y: x + y, differentiable=False,
+         name="leaves of a tree"),
+]  # fmt: skip
+
+
+def _over_ranks(x: Any, scale: Any, shift: Any, axis: int = 1) -> tuple[Expr, ...]:
+    return op.batch_norm_over_ranks(x, scale, shift, eps=EPS, axis=axis)[:3]
+
+
+def _slope(*given: Any) -> Any:
+    return wrap(batch_norm_over_ranks_grad(
+        *map(lift, given), axis=1, eps=EPS, mesh="data", number=(0,)
+    ))  # fmt: skip
+
+
+_S, _T = numbers(3, seed=1), numbers(3, seed=2)
+CASES += [
+    Case("batch_norm_over_ranks", lambda x, s, t, a=axis: _over_ranks(x, s, t, a),
+         (numbers(*shape), _S, _T), lambda x, s, t, a=axis: batch(x, s, t, a), order=2,
+         name=f"axis {axis}")
+    for shape, axis in [((4, 3), 1), ((2, 3, 2), 1), ((2, 2, 3), -1)]
+]  # fmt: skip
+CASES += [
+    Case("batch_norm_over_ranks", lambda x, s, t: _over_ranks(x, s, t)[0], (numbers(0, 3), _S, _T),
+         lambda x, s, t: np.zeros((0, 3)), name="no samples"),
+    Case("batch_norm_over_ranks_grad", _slope,
+         (numbers(4, 3), numbers(4, 3, seed=5), _S, _T, numbers(3, low=0.5), np.array(4.0))),
+]  # fmt: skip

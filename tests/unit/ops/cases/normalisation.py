@@ -19,7 +19,7 @@ def _normalised(x: np.ndarray, over: tuple[int, ...]) -> tuple[np.ndarray, np.nd
     return (x - mean) / np.sqrt(variance + EPS), mean.squeeze(over), variance.squeeze(over)
 
 
-def _batch(
+def batch(
     x: np.ndarray, scale: np.ndarray, shift: np.ndarray, axis: int = 1
 ) -> tuple[np.ndarray, ...]:
     axis %= x.ndim
@@ -32,18 +32,18 @@ _S, _T = numbers(3, seed=1), numbers(3, seed=2)
 _M, _V = numbers(3, seed=3), numbers(3, seed=4, low=0.5)
 CASES = [
     Case("batch_norm", lambda x, s, t, a=axis: op.batch_norm(x, s, t, eps=EPS, axis=a),
-         (numbers(*shape), _S, _T), lambda x, s, t, a=axis: _batch(x, s, t, a), order=2,
+         (numbers(*shape), _S, _T), lambda x, s, t, a=axis: batch(x, s, t, a), order=2,
          name=f"axis {axis}")
     for shape, axis in [((4, 3), 1), ((2, 3, 2), 1), ((2, 2, 3), -1), ((3, 4), 0)]
 ]  # fmt: skip
 CASES += [
     Case("batch_norm", lambda x, s, t: op.batch_norm(x, s, t, eps=EPS)[0],
-         (numbers(2, 3, 2), _S, _T), lambda x, s, t: _batch(x, s, t)[0], order=2, name="only y"),
+         (numbers(2, 3, 2), _S, _T), lambda x, s, t: batch(x, s, t)[0], order=2, name="only y"),
     Case("batch_norm", lambda x, s, t: op.batch_norm(x, s, t, eps=EPS)[1:],
-         (numbers(2, 3, 2), _S, _T), lambda x, s, t: _batch(x, s, t)[1:], order=2,
+         (numbers(2, 3, 2), _S, _T), lambda x, s, t: batch(x, s, t)[1:], order=2,
          name="only statistics"),
     Case("batch_norm", lambda x, s, t: op.batch_norm(x, s, t, eps=EPS)[0] ** 2.0,
-         (numbers(3, 3), _S, _T), lambda x, s, t: _batch(x, s, t)[0] ** 2, order=2, name="squared"),
+         (numbers(3, 3), _S, _T), lambda x, s, t: batch(x, s, t)[0] ** 2, order=2, name="squared"),
     Case("batch_norm", lambda x, s, t: op.batch_norm(x, s, t, eps=EPS)[0], (numbers(0, 3), _S, _T),
          lambda x, s, t: np.zeros((0, 3)), name="no samples"),
     Case("batch_norm_inference", lambda *a: op.batch_norm(*a, eps=EPS),

@@ -1,0 +1,99 @@
+"""Making sure that all ranks start the same and are about to do the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.errors import CommError
+from caldera.graph.ops.collective import TOKEN, start
+from caldera.kernels.choose import choices
+from caldera.lazy import Variable
+from caldera.plan.plan import Plan
+
+
+def same_plan(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
+    """The plan that `make` makes, on all ranks with the kernels that rank 0 has chosen.
+
+    Ranks that measured for themselves could choose different kernels, and rounding would make
+    their parameters differ. That all of them are about to send the same messages in the same order
+    is made sure of before the first step: a rank that is not would make all others wait for ever.
+    """
+    if communicator.size == 1:
+        return make()
+    if communicator.rank == 0:
+        plan = make()
+        communicator.bcast_object(choices.known())
+    else:
+        choices.learn(communicator.bcast_object())
+        plan = make()
+    check_same(communicator, "collectives of a plan", messages(plan))
+    return plan
+
+
+def messages(plan: Plan) -> list[str]:
+    """The messages that a plan sends, in the order in which it does, in words.
+
+    >>> import caldera as cd
+    >>> from caldera.parallel.agreement import messages
+    >>> messages(cd.compile(cd.tensor([1.0]) * 2.0))
+    []
+    """
+    found = []
+    for step in plan.schedule.steps:
+        if step.node.op is not start:
+            continue
+        message = step.node.attrs["message"]
+        values = [str(given.spec) for given in step.node.inputs if given.spec != TOKEN]
+        leaves = "" if message.leaves is None else f" over a tree of {message.leaves[2]}"
+        if message.leaves is not None:
+            values = [str(step.node.outputs[1])]
+        sent = ", ".join(values)
+        found.append(f"{message.kind}{leaves} along {message.axis} of {sent}")
+    return found
+
+
+def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
+    """Raise on all ranks unless all of them have the same list.
+
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.agreement import check_same
+    >>> check_same(SingleProcess(), "messages", ["sum"])
+    """
+    digest = hashlib.blake2b(json.dumps(here).encode(), digest_size=16).hexdigest()
+    if len(set(communicator.gather_objects(digest))) == 1:
+        return
+    everyone: list[list[str]] = communicator.gather_objects(here)
+    first = everyone[0]
+    other = next(rank for rank, each in enumerate(everyone) if each != first)
+    place = next(
+        index
+        for index in range(max(len(first), len(everyone[other])))
+        if first[index : index + 1] != everyone[other][index : index + 1]
+    )
+    expected, got = (
+        " ".join(each[place : place + 1]) or "none" for each in (first, everyone[other])
+    )
+    raise CommError.build(
+        what, expected=f"the same on all ranks: number {place} is {expected} on rank 0",
+        got=f"{got} on rank {other}",
+        hint="all ranks must make the same model and call fit in the same way",
+    )  # fmt: skip
+
+
+def same_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
+    """Every rank gets the values of rank 0, and the variables must be the same ones."""
+    known = list(variables)
+    names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]
+    check_same(communicator, "variables of the model", names)
+    for variable in known:
+        value = variable.numpy()
+        before = value.tobytes()
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        communicator.Bcast(flat)
+        if flat.tobytes() != before:
+            variable.assign(value)

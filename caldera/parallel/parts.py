@@ -1,0 +1,72 @@
+"""Variables of which each rank has a part."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator
+from caldera.errors import ConfigError
+from caldera.graph.ops.collective import piece
+from caldera.lazy import Variable
+from caldera.tensor.shape import Shape, size
+
+
+def part_of(whole: np.ndarray, communicator: Communicator) -> np.ndarray:
+    """A rank's part of an array, flat; what lies beyond its end is 0.
+
+    >>> import numpy as np
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.parts import part_of
+    >>> part_of(np.arange(6).reshape(2, 3), SingleProcess())
+    array([0, 1, 2, 3, 4, 5])
+    """
+    each = piece(whole.size, communicator.size)
+    own = whole.reshape(-1)[each * communicator.rank : each * (communicator.rank + 1)]
+    return np.pad(own, (0, each - own.size))
+
+
+def whole_of_parts(part: np.ndarray, shape: Shape, communicator: Communicator) -> np.ndarray:
+    """The array that ranks have parts of; all of them have to ask."""
+    everything = np.empty(communicator.size * part.size, part.dtype)
+    communicator.Allgather(np.ascontiguousarray(part), everything)
+    return everything[: size(shape)].reshape(shape)
+
+
+def variable_like(model: Variable, shape: Shape, value: np.ndarray | None = None) -> Variable:
+    """A variable of another shape with the name, dtype and device of this one."""
+    return op.var(model.name, shape, fill=value, dtype=model.dtype, device=model.tensor.device)
+
+
+class Shared:
+    """A variable of this shape that ranks have parts of, as a checkpoint sees it."""
+
+    def __init__(self, part: Variable, shape: Shape, communicator: Communicator) -> None:
+        self._part = part
+        self._communicator = communicator
+        self.shape = shape
+        self.dtype = part.dtype
+
+    def numpy(self) -> np.ndarray:
+        """The whole value; all ranks have to ask."""
+        return whole_of_parts(self._part.numpy(), self.shape, self._communicator)
+
+    def assign(self, value: Any) -> None:
+        """Keep this rank's part of a value."""
+        self._part.assign(part_of(np.asarray(value), self._communicator))
+
+
+class Elsewhere:
+    """Stands where a parameter's values are while ranks have only parts of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise ConfigError.build(
+            f"variable {self._name}", expected="to be asked for between epochs",
+            got="while ranks have only parts of it",
+            hint="look at it in epoch_begins or epoch_ends, where the model is whole",
+        )  # fmt: skip

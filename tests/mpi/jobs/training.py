@@ -1,0 +1,66 @@
+"""Training as several processes equals training as one: every strategy, in one job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import nn, parallel
+from caldera.comm import world
+from caldera.strategy import Alone, Strategy
+
+FEATURES, CLASSES = 6, 3
+generator = np.random.default_rng(1)
+x = generator.normal(size=(25, FEATURES))
+y = generator.integers(0, CLASSES, 25)
+
+
+def network() -> cd.NeuralNetwork:
+    layers = [
+        nn.Input((FEATURES,)), nn.Dense(5, bias=False), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.3),
+        nn.Dense(CLASSES),
+    ]  # fmt: skip
+    return cd.NeuralNetwork(
+        layers, optimizer="momentum", learning_rate=0.1, dtype="float64", batch_size=10
+    )
+
+
+def trained(strategy: Strategy | None, **how: Any) -> tuple[dict[str, np.ndarray], cd.History]:
+    model = network()
+    history = model.fit((x, y), validation=(x, y), parallel=strategy, epochs=2, **how)
+    kept = [*model.parameters(), *model.states(), *model.optimizer.variables()]
+    return {each.name: each.numpy() for each in kept}, history
+
+
+def main(folder: Path) -> None:
+    everyone = world()
+    expected, alone = trained(Alone(), verbose=0)
+    strategies = {
+        "usual": lambda: None,
+        "small messages": lambda: parallel.DataParallel(bucket_bytes=1),
+        "no overlap": lambda: parallel.DataParallel(overlap=False),
+        "ring": lambda: parallel.DataParallel(algorithm="ring"),
+        "shards": lambda: parallel.DataParallel(shards=4),
+        "stage 1": lambda: parallel.Sharded(1),
+        "stage 2": lambda: parallel.Sharded(2, bucket_bytes=1),
+        "stage 3": lambda: parallel.Sharded(3, bucket_bytes=1),
+    }
+    for name, make in strategies.items():
+        found, history = trained(make(), checkpoint=folder / name)
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(history["val_loss"], alone["val_loss"], rtol=1e-12)
+        bits = everyone.gather_objects([each.tobytes().hex() for each in found.values()])
+        assert all(other == bits[0] for other in bits), name
+        assert len({str(each) for each in everyone.gather_objects(history.to_dict())}) == 1, name
+        if everyone.rank == 0:
+            print(f"equal: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
