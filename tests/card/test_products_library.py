@@ -16,6 +16,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops import epilogue, product
 from caldera.kernels.cuda import blas, cublaslt, libraries
+from caldera.kernels.cuda.blas import WORKSPACE_ALIGNMENT
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
@@ -105,10 +106,10 @@ def test_second_choices_serve_where_they_may_be_measured(
 
 def test_the_workspace_is_what_the_algorithms_ask_for(card: Device, lt: FakeCublasLt) -> None:
     node = products((20, 30), (30, 40), dtype="float32")
-    assert _kernels(node)[0].workspace(node) == 2 * 4096 + 16
+    assert _kernels(node)[0].workspace(node) == 2 * 4096 + 16 + WORKSPACE_ALIGNMENT
     with settings.override(workspace_limit=5000):
         assert [each.name for each in _kernels(node)] == ["cublas", "cublas 2"]
-        assert _kernels(node)[0].workspace(node) == 4096 + 16
+        assert _kernels(node)[0].workspace(node) == 4096 + 16 + WORKSPACE_ALIGNMENT
 
 
 def test_a_library_without_an_algorithm(
