@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 STAND_INS = {"float16": "bfloat16", "float64": "float32"}
 """Sources that differ in nothing but the type: where a card is played, one of the two is enough."""
-EVERY_TYPE = ("test_loops", "test_every_op")
+EVERY_TYPE = ("test_loops.py", "test_every_op.py")
 """Files whose subject is the types."""
 
 
