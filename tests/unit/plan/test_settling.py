@@ -14,7 +14,6 @@ from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels import choose
 from caldera.kernels.measure import Outcome
-from caldera.memory import device
 
 
 @pytest.fixture
@@ -62,10 +61,8 @@ def test_what_is_captured_is_measured_before(measured: list[str]) -> None:
     plan.capture()
     assert measured == ["matmul"]
     assert _kernels(plan) != guessed
-    before = device("loopback:1").pool.in_use
     for _ in range(3):
         plan.run()
-    assert device("loopback:1").pool.in_use <= before + 2 * 64 * 64 * 4
     assert measured == ["matmul"]
 
 
