@@ -37,6 +37,7 @@ test-cuda:
 benchmark: tools
 	$(RUN)/python benchmarks/overhead.py
 	$(RUN)/python benchmarks/input.py
+	$(RUN)/python benchmarks/pipeline_profiles.py
 	$(RUN)/python benchmarks/progress.py
 
 clean:

@@ -22,7 +22,6 @@ from caldera.memory import Reading
 from caldera.tensor.dtype import is_float
 from caldera.train.callbacks import Callback
 from caldera.train.layermap import LayerMap
-from caldera.train.source import arrays_of
 from caldera.train.step import Steps
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _fed(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     place = {"position": (step - (run.step - run.batch)) * run.loader.batch_size}
     spare.restore({**run.loader.state(), **place})
     batch = next(iter(spare))
-    return len(batch), run.steps.feeds(arrays_of(batch), run.weights_of(batch))
+    return len(batch), run.steps.feeds(batch.arrays, run.weights_of(batch))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.data import Data, IterableData
+from caldera.data import Data, IterableData, Pipeline
 from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.nn.losses import CrossEntropy
 
@@ -50,8 +50,9 @@ def check_targets(
 
 
 def _labels(data: Data | IterableData, sample: np.ndarray) -> np.ndarray:
-    """All labels, where they lie in an array; else those of the sample."""
-    stored = None if isinstance(data, IterableData) else data.stored()
+    """All labels, where they lie in an array as they are; else those of the sample."""
+    pipeline = Pipeline.of(data)
+    stored = None if pipeline.changes_targets else pipeline.stored()
     if stored is None:
         return sample
     labels = stored.arrays[-1]
