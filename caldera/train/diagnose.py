@@ -56,6 +56,11 @@ class StopAtNonFinite(Callback):
         self._every = LOOK_EVERY
         self._at_once = True
         self._reading: Reading | None = None
+        self._steps_before = 0
+
+    def run_begins(self, run: Run) -> None:
+        # A model that has been trained before goes on counting; a run counts from 0.
+        self._steps_before = int(run.steps.random.numpy()[1]) - run.step
 
     def epoch_begins(self, run: Run) -> None:
         self._last = run.batches
@@ -76,7 +81,7 @@ class StopAtNonFinite(Callback):
             bad = int(self._reading.numbers()[0])
             self._reading = None
             if bad >= 0:
-                raise self._explained(run, bad)
+                raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
         # All ranks are here: the loss is the same on each of them.
