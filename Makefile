@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup tools demo test test-cuda lint benchmark clean
+.PHONY: setup tools demo test test-cuda lint docs benchmark clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
@@ -29,6 +29,9 @@ lint: tools
 
 test: lint
 	$(RUN)/python -m pytest -n auto
+
+docs: tools
+	$(RUN)/python -m tools.docs out/docs
 
 # For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
 test-cuda:
