@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ INDEX = "index.json"
 FORMAT = "caldera shards"
 VERSION = 1
 _LARGEST_INDEX = 1 << 28
+_MOST_OPEN = 128
+"""Files that stay open, of perhaps thousands: a process may have 256 or 1024 of all kinds."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Shards(Data):
 
     With `block` above 1 the order of an epoch keeps so many neighbours together: blocks come in a
     random order, and samples are mixed within some blocks. Disks that are slow at random places
-    read them several times as fast.
+    read them several times as fast, and so does everything where there are hundreds of shards:
+    128 files stay open, the others are opened again.
 
     >>> import tempfile
     >>> import numpy as np
@@ -82,7 +86,7 @@ class Shards(Data):
         self.scale = checked_scale(scale, "data.Shards")
         counts, self.columns, self.class_names = _read_index(self._folder / INDEX, self._where)
         self._starts = np.array([0, *accumulate(counts)], np.int64)
-        self._mapped: dict[str, Array] = {}
+        self._map = lru_cache(_MOST_OPEN)(_mapped)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -150,15 +154,16 @@ class Shards(Data):
     def _read_encoded(
         self, column: Column, shard: int, rows: Array, places: Array, found: Array
     ) -> None:
-        offsets = self._map(
-            column.offsets_file(shard), (self._count(shard) + 1,), np.dtype(np.int64)
-        )
-        content = self._map(column.file(shard), None, np.dtype(np.uint8))
+        samples = self._count(shard)
+        starts = self._folder / column.offsets_file(shard)
+        offsets = self._map(starts, (samples + 1,), np.dtype(np.int64), self._where)
+        path = self._folder / column.file(shard)
+        content = self._map(path, None, np.dtype(np.uint8), self._where)
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             start, end = int(offsets[row]), int(offsets[row + 1])
             if not 0 <= start <= end <= len(content):
                 raise DataError.build(
-                    f"{self._where} {column.offsets_file(shard)}",
+                    f"{self._where} {starts.name}",
                     expected=f"places from 0 to {len(content)} in order",
                     got=f"{start} and {end}",
                 )
@@ -170,22 +175,22 @@ class Shards(Data):
 
     def _array(self, column: Column, shard: int) -> Array:
         assert column.dtype is not None
-        return self._map(column.file(shard), (self._count(shard), *column.shape), column.dtype)
+        shape = (self._count(shard), *column.shape)
+        return self._map(self._folder / column.file(shard), shape, column.dtype, self._where)
 
-    def _map(self, name: str, shape: tuple[int, ...] | None, dtype: DType) -> Array:
-        """The array of a file, which is opened when it is first asked for."""
-        if name not in self._mapped:
-            array = map_npy(self._folder / name)
-            wrong_shape = array.shape != shape if shape is not None else array.ndim != 1
-            if wrong_shape or array.dtype != dtype:
-                raise DataError.build(
-                    f"{self._where} {name}",
-                    expected=f"{dtype} {shape or '(bytes,)'}",
-                    got=f"{array.dtype} {array.shape}",
-                    hint="the index says so: the folder is damaged",
-                )
-            self._mapped[name] = array
-        return self._mapped[name]
+
+def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str) -> Array:
+    """The array of a file, of this shape, or of bytes of any number."""
+    array = map_npy(path)
+    wrong_shape = array.shape != shape if shape is not None else array.ndim != 1
+    if wrong_shape or array.dtype != dtype:
+        raise DataError.build(
+            f"{where} {path.name}",
+            expected=f"{dtype} {shape or '(bytes,)'}",
+            got=f"{array.dtype} {array.shape}",
+            hint="the index says so: the folder is damaged",
+        )
+    return array
 
 
 def _read_index(path: Path, where: str) -> tuple[list[int], list[Column], tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_images_train_from_shards_as_from_memory(tmp_path: Path) -> None:
     there = data.Loader(data.Pipeline(shards, stages, workers=2), 6, seed=2)
     for mine, theirs in zip(here, there, strict=True):
         assert mine.x.tobytes() == theirs.x.tobytes()
+
+
+def test_there_may_be_more_shards_than_files_that_can_be_open(tmp_path: Path) -> None:
+    x, y = np.arange(200), np.arange(200) * 2
+    shards = data.write_shards(tmp_path, (x, y), shard_bytes=16)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        found = shards.batch(x[::-1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_array_equal(found, [x[::-1], y[::-1]])
 
 
 def test_a_rank_reads_its_own_samples_alone(tmp_path: Path) -> None:
