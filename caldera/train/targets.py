@@ -36,7 +36,10 @@ def check_targets(
         raise DtypeError.build(
             f"targets for {what}", expected="the number of a class for each sample, as int64",
             got=f"targets of {target.dtype}",
-            hint="predict values with loss='mean_squared', or convert classes with "
+            hint="rows of probabilities, as of data.OneHot, are what "
+            "loss=nn.losses.CrossEntropy(probabilities=True) takes"
+            if target.shape == prediction
+            else "predict values with loss='mean_squared', or convert classes with "
             "y.astype('int64')",
         )  # fmt: skip
     if target.shape[1:] != shape[1:]:
