@@ -12,7 +12,6 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
-from caldera.data.draw import Draw
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel, Sharded
 from tests.unit.parallel.ranks import (
@@ -229,9 +228,9 @@ def test_each_rank_reads_its_own_samples_and_no_others() -> None:
             super().__init__(*arrays)
             self.rank = rank
 
-        def drawn_batch(self, indices: np.ndarray, draw: Draw) -> tuple[np.ndarray, ...]:
+        def raw_batch(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
             read[self.rank].append(indices.tolist())
-            return super().drawn_batch(indices, draw)
+            return super().raw_batch(indices)
 
     models = [plain() for _ in range(3)]
 
