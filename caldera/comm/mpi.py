@@ -85,6 +85,9 @@ class _MpiRequest(Request):
             if owner.naps:
                 self._wait_napping()
                 return
+            if self._expected < 0:
+                self._request.Wait()
+                return
             status = mpi().Status()
             self._request.Wait(status)
         except mpi().Exception as error:
