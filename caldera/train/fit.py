@@ -104,6 +104,8 @@ def fit(
         "weights": weights is not None, "validation": validation is not None,
         "checkpoint": checkpoint is not None, "resume": resume, "precision": model.precision,
         "device": model.device.kernels,
+        # These put together what ranks have parts of.
+        "checkpointers": sum(isinstance(each, Checkpointer) for each in callbacks),
     })  # fmt: skip
     # The order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
