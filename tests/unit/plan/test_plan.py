@@ -7,6 +7,7 @@ import pytest
 
 import caldera as cd
 from caldera import op, optim
+from caldera.lazy import Expr
 from caldera.plan import arena
 
 
