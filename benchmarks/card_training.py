@@ -57,7 +57,7 @@ def cases(names: list[str]) -> Iterator[TrainingCase]:
     for name in names:
         if name not in known:
             sys.exit(f"expected networks among {', '.join(known)}; got {name}")
-        yield known[name].on()
+        yield known[name].on("cuda")
 
 
 def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
