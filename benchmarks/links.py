@@ -48,6 +48,8 @@ class Links:
 
     def __exit__(self, *error: object) -> None:
         for host in self._hosts:
+            # A namespace takes its end of a link with it, but only some time later.
+            _try(f"ip link del {host}v")
             _try(f"ip netns del {host}")
         _try(f"ip link del {self._bridge}")
 
