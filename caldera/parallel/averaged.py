@@ -101,7 +101,7 @@ class Averaged(Replicas):
 
     def _exchange(self) -> None:
         if self._plan is None:
-            self._plan = self.compiled(self._plan_of_exchange)
+            self._plan = self.together.compiled(self._plan_of_exchange)
         self._plan.run()
 
     def _plan_of_exchange(self) -> Plan:

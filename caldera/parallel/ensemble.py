@@ -89,9 +89,6 @@ class Ensemble(Replicas):
     def evaluating(self) -> Strategy:
         return _MeanOfMembers(self.together)
 
-    def compiled(self, make: Callable[[], Plan]) -> Plan:
-        return make()
-
     # --- a run
 
     def rank_seed(self, given: int) -> int:

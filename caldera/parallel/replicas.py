@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from caldera.optim import Optimizer
 from caldera.parallel.compression import State, by_rank, of_all_ranks
 from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.sums import OfAllRanks, summed_over_ranks
-from caldera.plan.plan import Plan
 from caldera.strategy import Alone, Holder, Strategy
 
 Part = TypeVar("Part")
@@ -86,9 +85,6 @@ class Replicas(Alone):
         learned = [*self.model.parameters(), *self.model.states(), *self.optimizer.variables()]
         still = {each.node for each in learned} - {self.optimizer.step.node}
         return [each for each in program if each.node.inputs[0] not in still]
-
-    def compiled(self, make: Callable[[], Plan]) -> Plan:
-        return self.together.compiled(make)
 
     # --- a run
 
