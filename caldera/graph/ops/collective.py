@@ -70,9 +70,13 @@ class Message:
     now: bool = False
     ahead: int = 1
     leaves: tuple[int, int, int] | None = None
-    # Numbers tell messages apart; whoever exchanges need not be comparable.
+    # Whoever exchanges need not be comparable; but who it is tells messages apart.
     exchange: Any = field(default=None, compare=False)
     names: tuple[str, ...] = ()
+    who: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", id(self.exchange))
 
 
 def piece(elements: int, ranks: int) -> int:
