@@ -31,8 +31,23 @@ def same_plan(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
     else:
         choices.learn(communicator.bcast_object())
         plan = make()
-    check_same(communicator, "collectives of a plan", messages(plan))
+    check_messages(communicator, plan)
     return plan
+
+
+def check_messages(communicator: Communicator, plan: Plan) -> None:
+    """Raise on all ranks unless the plans of all of them send messages that fit.
+
+    All ranks use the axes of the mesh in the same order, and along each those that talk to each
+    other say the same: other groups may have other samples, and values of other sizes.
+    """
+    where, sent = "collectives of a plan", messages(plan)
+    if not communicator.axes:
+        check_same(communicator, where, sent)
+        return
+    check_same(communicator, where, [each.partition(" of ")[0] for each in sent])
+    for axis, ranks in communicator.axes.items():
+        check_same(ranks, where, [each for each in sent if f" along {axis} of " in each])
 
 
 def messages(plan: Plan) -> list[str]:
