@@ -23,6 +23,8 @@ any number of them, with any of these strategies.
 from __future__ import annotations
 
 from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.hybrid import Hybrid
 from caldera.parallel.sharded import Sharded
+from caldera.parallel.tensor_parallel import TensorParallel
 
-__all__ = ["DataParallel", "Sharded"]
+__all__ = ["DataParallel", "Hybrid", "Sharded", "TensorParallel"]

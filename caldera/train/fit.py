@@ -58,7 +58,7 @@ def make_steps(
     model.ensure_built(sample)
     check_targets(model, data, sample, weighted=weighted)
     inputs = len(model.signature.inputs)
-    return Steps(
+    steps = Steps(
         model,
         model.objective,
         model.optimizer,
@@ -69,6 +69,8 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or Fed(),
     )
+    steps.strategy.prepare(steps.network)
+    return steps
 
 
 @cache
@@ -153,11 +155,8 @@ def loader_for(
     strategy: Strategy, data: Data | IterableData, batch_size: int, **settings: Any
 ) -> Loader:
     """The batches of this rank: it reads its own samples and no others."""
-    everyone = strategy.communicator
-    return Loader(
-        data, batch_size, rank=everyone.rank, ranks=everyone.size, parts=strategy.batch_parts,
-        **settings,
-    )  # fmt: skip
+    rank, ranks = strategy.reader
+    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **settings)
 
 
 def evaluate(
