@@ -198,6 +198,7 @@ class Hybrid(DataParallel):
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         super().begin(model, optimizer)
         self._model, self._optimizer = model, optimizer
+        self._split, self._part, self._whole = {}, {}, {}
 
     def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:
         if self._model is None or self._optimizer is None or self._part or self._ranks == 1:
