@@ -114,7 +114,7 @@ def _(graph: Spreading, node: Node) -> list[Placed] | None:
     x, weight = node.inputs
     last = len(x.shape) - 1
     if node.attrs["ta"] or node.attrs["tb"] or len(weight.shape) != 2 or last < 1:
-        return None
+        return _batched(graph, node)
     wide = node.shape[last] * 2 > x.shape[last]
     return _product(graph, node, features=last, outputs=1, inputs=0, wide=wide)
 
@@ -155,13 +155,17 @@ def _product(
 
 
 @_rule("scaled_dot_product_attention")
-def _(graph: Spreading, node: Node) -> list[Placed] | None:
-    split, rank = _of_first(graph, node), len(node.outputs[0].shape)
-    same = all(len(each.shape) == rank for each in node.inputs[:3])
-    if split is None or not same or split.axis >= rank - 2:
-        return None
-    inputs = [_aligned(graph, each, split, rank) for each in node.inputs]
-    return _outputs(node.op(*inputs, **node.attrs), split)
+def _batched(graph: Spreading, node: Node) -> list[Placed] | None:
+    """Products of matrices, many of them, of which each rank has some."""
+    rank = len(node.outputs[0].shape)
+    for given in node.inputs:
+        split = graph.placement(given)
+        if split is None or split.axis >= len(given.shape) - 2:
+            continue
+        split = split.moved(split.axis + rank - len(given.shape))
+        inputs = [_aligned(graph, each, split, rank) for each in node.inputs]
+        return _outputs(node.op(*inputs, **node.attrs), split)
+    return None
 
 
 # --- by channels or samples

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import op
+from caldera import nn, op
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.graph.body import topological
 from caldera.lazy import Expr
 from caldera.parallel.placement import Split, evenly, reshaped
+from caldera.parallel.splits import LEAST, chosen_layers, splits_of
 from caldera.parallel.spreading import Spreading
 
 RANKS = 2
@@ -42,10 +44,10 @@ CASES: dict[str, tuple[Callable[[Any], Expr], tuple[int, ...], bool]] = {
     "mean over parts": (lambda x: op.mean(x, axis=1), (1,), False),
     "largest of parts": (lambda x: op.max(x, axis=1), (1,), False),
     "flat": (lambda x: op.reshape(x, (4, 36)), (0, 1), True),
-    "in pieces": (lambda x: op.reshape(x, (4, 2, 3, 6)), (0, 1), True),
+    "in pieces": (lambda x: op.reshape(x, (4, 3, 2, 6)), (0, 1), True),
     "in other pieces": (lambda x: op.reshape(x, (24, 2, 3)), (1,), False),
     "transposed": (lambda x: op.transpose(x, (2, 1, 0, 3)), (0, 1), True),
-    "broadcast": (lambda x: op.broadcast_to(x, (5, *SHAPE)), (0, 1), True),
+    "broadcast": (lambda x: op.broadcast(x, (5, *SHAPE)), (0, 1), True),
     "padded elsewhere": (lambda x: op.pad(x, ((0, 0), (0, 0), (1, 0), (0, 2))), (0, 1), True),
     "padded there": (lambda x: op.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0))), (1,), False),
     "cut elsewhere": (lambda x: x[:, :, 1:], (0, 1), True),
@@ -66,6 +68,7 @@ CASES: dict[str, tuple[Callable[[Any], Expr], tuple[int, ...], bool]] = {
     "convolution": (lambda x: op.conv2d(x, KERNEL), (0, 1), True),
     "groups": (lambda x: op.conv2d(x, KERNEL.reshape(6, 2, 1, 1), groups=3), (0,), True),
     "rows of a table": (lambda x: op.embedding(TABLE, op.cast(x > 0.0, "int64")), (0, 1), True),
+    "many products": (lambda x: op.matmul(W[:3, :2], x), (0, 1), True),
     "attention": (_attended, (0, 1), True),
     "batch norm": (
         lambda x: op.batch_norm(x, SCALE, SCALE + 1.0, SCALE, SCALE * SCALE + 1.0), (0, 1), True,
@@ -90,8 +93,9 @@ def test_parts_of_every_op(name: str) -> None:
             here = op.var("x", own.shape, fill=own, dtype="float64")
             whole = op.input("x", SHAPE, "float64")
             graph = Spreading(comm.rank, RANKS, {whole.node: (here.node, split)})
-            (found,) = graph.written([function(whole).node])
-            at_the_end = int(graph.placement(function(whole).node) is not None)
+            root = function(whole).node
+            (found,) = graph.written([root])
+            at_the_end = int(graph.placement(root) is not None)
             plan = cd.compile(Expr(found), communicator=comm)
             gathers = sum(step.node.op.name == "collective_start" and
                           step.node.attrs["message"].kind == "gather"
@@ -128,3 +132,25 @@ def test_reshaping_keeps_parts_or_says_that_it_does_not() -> None:
     assert reshaped(evenly(1, 8, 3), (5, 8), (5, 2, 4)) is None
     # Nobody has samples here.
     assert reshaped(evenly(1, 6, 2), (0, 6, 4), (0, 24)) == Split(1, (0, 12, 24))
+
+
+def test_the_layers_of_alexnet() -> None:
+    """Convolutions keep their samples; the first dense layer begins with the only gather of
+    features, the second ends with a sum, and the last gives parts of its outputs."""
+    network = nn.Sequential(nn.models.alexnet(input_shape=(3, 224, 224), classes=1000))
+    x = op.all_gather(op.input("x", (3, 3, 224, 224)), (3, 2), 0)
+    with nn.trace(training=True, random=op.random_state(), allocate=False, several_ranks=True):
+        y = network(x)
+    chosen = chosen_layers(network, RANKS, None, least=LEAST, dense_only=True)
+    splits = splits_of(chosen, [y], rank=0, ranks=RANKS)
+    weights = [split.axis for variable, split in splits.items() if variable.ndim == 2]
+    assert weights == [1, 0, 1]
+    parts = {
+        whole.node: (op.input(whole.name, split.shape(whole.shape, 0)).node, split)
+        for whole, split in splits.items()
+    }
+    (found,) = Spreading(0, RANKS, parts).written([y.node])
+    moved = [node for node in topological([found]) if node.op.name in ("all_gather", "all_sum")]
+    assert [(node.op.name, node.shape) for node in moved] == [
+        ("all_gather", (5, 9216)), ("all_sum", (5, 4096)), ("all_gather", (5, 1000)),
+    ]  # fmt: skip

@@ -118,8 +118,8 @@ def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
     along = [each for each in found[0].messages if "along model" in each]
     assert along == [
         f"gather along model of ({own},) float32",
-        f"sum along model of ({SAMPLES}, {CLASSES}) float32",
         f"gather along model of ({label},) int64",
+        f"sum along model of ({SAMPLES}, {CLASSES}) float32",
         f"sum along model of ({SAMPLES}, {CLASSES}) float32",
         f"scatter along model of ({ranks * own},) float32",
     ]
