@@ -13,6 +13,9 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Sharded(1)` | one process, but for rounding | 1/n of what the optimizer keeps | 2 S (n-1)/n |
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
+| `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |
+| `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
+| `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
 
 S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
 whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
@@ -44,7 +47,18 @@ from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.elastic import ElasticAveraging
 from caldera.parallel.ensemble import Ensemble
 from caldera.parallel.gossip import Gossip
+from caldera.parallel.hybrid import Hybrid
 from caldera.parallel.local_sgd import LocalSGD
 from caldera.parallel.sharded import Sharded
+from caldera.parallel.tensor_parallel import TensorParallel
 
-__all__ = ["DataParallel", "ElasticAveraging", "Ensemble", "Gossip", "LocalSGD", "Sharded"]
+__all__ = [
+    "DataParallel",
+    "ElasticAveraging",
+    "Ensemble",
+    "Gossip",
+    "Hybrid",
+    "LocalSGD",
+    "Sharded",
+    "TensorParallel",
+]
