@@ -22,7 +22,20 @@ any number of them, with any of these strategies.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.sharded import Sharded
 
-__all__ = ["DataParallel", "Sharded"]
+if TYPE_CHECKING:
+    from caldera.planner import Proposal, plan
+
+__all__ = ["DataParallel", "Proposal", "Sharded", "plan"]
+
+
+def __getattr__(name: str) -> Any:
+    # The planner times training, which needs strategies itself: it comes when it is asked for.
+    if name not in ("Proposal", "plan"):
+        raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
+    return getattr(import_module("caldera.planner"), name)
