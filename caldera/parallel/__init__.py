@@ -43,6 +43,9 @@ checkpoint holds every rank: as many ranks go on to the bit, others from what al
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.elastic import ElasticAveraging
 from caldera.parallel.ensemble import Ensemble
@@ -52,6 +55,9 @@ from caldera.parallel.local_sgd import LocalSGD
 from caldera.parallel.sharded import Sharded
 from caldera.parallel.tensor_parallel import TensorParallel
 
+if TYPE_CHECKING:
+    from caldera.planner import Proposal, plan
+
 __all__ = [
     "DataParallel",
     "ElasticAveraging",
@@ -59,6 +65,15 @@ __all__ = [
     "Gossip",
     "Hybrid",
     "LocalSGD",
+    "Proposal",
     "Sharded",
     "TensorParallel",
+    "plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The planner times training, which needs strategies itself: it comes when it is asked for.
+    if name not in ("Proposal", "plan"):
+        raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
+    return getattr(import_module("caldera.planner"), name)
