@@ -20,6 +20,7 @@
 // Blocks of kernels with memory of this kind run one after the other, so one place serves all.
 #define __shared__ static
 #define __constant__ static const
+#define __grid_constant__
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -356,18 +357,23 @@ inline void copy_ahead16(void* to, const void* from, bool inside) {
     copy_now<16>(to, from, inside);
 }
 inline void copy_ahead4(void* to, const void* from, bool inside) { copy_now<4>(to, from, inside); }
+template <int BYTES> void copy_some(void* to, const void* from, int some) {
+    if (some < 0 || some > BYTES) abort();
+    if ((u64)to % BYTES || (some && (u64)from % BYTES)) abort();
+    memset(to, 0, BYTES);
+    memcpy(to, from, some);
+}
 inline void copies_begun() {}
 template <int AFTER> void copies_done() {}
 
 inline u32 load_acquire(const u32* place) { return *(volatile const u32*)place; }
 inline void spin() { emulated::give_way(); }
-inline void grid_sync(u32* barrier) {
-    __syncthreads();
-    if (emulated::current->rank == 0) {
-        u32 blocks = gridDim.x;
-        u32 target = (atomicAdd(barrier, 1u) / blocks + 1u) * blocks;
+inline void grid_arrive(u32* barrier) {
+    if (emulated::current->rank == 0) atomicAdd(barrier, 1u);
+}
+inline void grid_wait(u32* barrier, u32 target) {
+    if (emulated::current->rank == 0)
         while ((i32)(load_acquire(barrier) - target) < 0) spin();
-    }
     __syncthreads();
 }
 #define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::current->block->shared

@@ -129,6 +129,16 @@ __device__ __forceinline__ void copy_ahead4(void* to, const void* from, bool ins
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  :: "r"(shared_place(to)), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
+// The same of 4 or 16 bytes, of which the first `some` are copied and the rest is zero.
+template <int BYTES>
+__device__ __forceinline__ void copy_some(void* to, const void* from, int some) {
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :: "r"(shared_place(to)), "l"(from), "r"(some) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     :: "r"(shared_place(to)), "l"(from), "r"(some) : "memory");
+}
 // Ends a group of copies of this thread; `copies_done` waits for all groups but the last `AFTER`.
 __device__ __forceinline__ void copies_begun() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -147,16 +157,15 @@ __device__ __forceinline__ u32 load_acquire(const u32* place) {
 // What a thread does while it waits for another block.
 __device__ __forceinline__ void spin() {}
 
-// All blocks of a cooperative launch meet. `barrier` starts at 0 and only ever grows.
-__device__ __forceinline__ void grid_sync(u32* barrier) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        u32 blocks = gridDim.x;
-        u32 target = (atomicAdd(barrier, 1u) / blocks + 1u) * blocks;
+// Blocks of a cooperative launch meet: each arrives once, after its threads have met, and waits until
+// `barrier` has grown to `target`. What was written before is seen after that.
+__device__ __forceinline__ void grid_arrive(u32* barrier) {
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(barrier) : "memory");
+}
+__device__ __forceinline__ void grid_wait(u32* barrier, u32 target) {
+    if (threadIdx.x == 0)
         while ((i32)(load_acquire(barrier) - target) < 0) spin();
-        __threadfence();
-    }
     __syncthreads();
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,45 @@ Array = np.ndarray[Any, np.dtype[Any]]
 WARPS = 16
 THREADS = 32 * WARPS
 SHARED_FLOATS = 55 << 10
-"""Shared memory that a part may use: most of what a multiprocessor has."""
+"""Shared memory that a block has: most of what a multiprocessor has."""
+NUMBERS = 256
+"""Row numbers that a part may keep in shared memory beside what it keeps in `room`."""
+MASKS = 32
+"""Words at the beginning of shared memory, with a bit for each part."""
+ROOM_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
+"""What is left for a part."""
+
+Early = Callable[[Array], bool]
+"""Whether an array is as it must be before the phase before has ended."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """`code(places)` gives the statements that do the unit whose number is in `unit`.
+class Text:
+    """Statements that do the unit whose number is in `unit`.
 
-    Statements are run by all threads of a block, so they may meet. Shared memory is `shared`.
+    They are run by all threads of a block, so they may meet. Shared memory is `room`. What is
+    `ahead` is run before the blocks meet, and may only read what is there early.
     """
+
+    main: Sequence[str]
+    ahead: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """`code(places, early)` gives the statements. A heavy part wants blocks for itself."""
 
     what: str
     units: int
     reads: Sequence[Array]
     writes: Sequence[Array]
-    code: Callable[[Places], list[str]]
+    code: Callable[[Places, Early], Text]
+    heavy: bool = False
+
+
+def plain(lines: Callable[[Places], list[str]]) -> Callable[[Places, Early], Text]:
+    """The code of a part that does nothing ahead."""
+    return lambda places, early: Text(lines(places))
 
 
 def units_of(count: int, each: int) -> int:
