@@ -272,6 +272,12 @@ inline u32 half_pair_above(u32 a, u32 b) { return two_above<half_bits_to_float>(
 inline u32 bfloat_pair_above(u32 a, u32 b) { return two_above<bfloat_bits_to_float>(a, b); }
 inline u32 half_pair_max(u32 a, u32 b) { return two_max<half_bits_to_float>(a, b); }
 inline u32 bfloat_pair_max(u32 a, u32 b) { return two_max<bfloat_bits_to_float>(a, b); }
+inline i32 thread_now() { return (i32)threadIdx.x; }
+inline u32 tf32_below(float x) { return float_to_bits(x) & 0xffffe000u; }
+inline u32 tf32_near(float x) {
+    u32 bits = float_to_bits(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
 // The fragments are spread over the lanes as on the card: put together, multiplied, spread again.

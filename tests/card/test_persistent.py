@@ -67,6 +67,32 @@ def test_training_equals_the_cpu_and_is_one_launch_a_step(
         assert using.launches.count("steps") == 8
 
 
+@pytest.mark.parametrize(
+    ("batch", "widths", "classes"),
+    [(33, (50, 70, 41), 11), (17, (1030, 9), 3), (20, (12, 300, 36), 40), (3, (6000, 8), 2)],
+)
+def test_odd_sizes_equal_the_cpu(
+    card: Device, batch: int, widths: tuple[int, ...], classes: int
+) -> None:
+    draw = np.random.default_rng(2)
+    x = draw.standard_normal((3 * batch, widths[0]), np.float32)
+    y = draw.integers(0, classes, 3 * batch)
+
+    def trained(device: Any) -> cd.NeuralNetwork:
+        hidden = [nn.Dense(width, activation="tanh") for width in widths[1:]]
+        layers = [nn.Input((widths[0],)), *hidden, nn.Dense(classes)]
+        model = cd.NeuralNetwork(
+            layers, loss="cross_entropy", optimizer=optim.SGD(0.05, momentum=0.9), batch_size=batch,
+            seed=1, device=device,
+        )  # fmt: skip
+        model.fit((x, y), epochs=1, verbose=0)
+        return model
+
+    here, there = trained("cpu"), trained(card)
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-5, atol=2e-6)
+
+
 def test_a_step_whose_loss_is_not_finite_changes_nothing(card: Device) -> None:
     model = _network(card, optim.SGD(0.1), "sigmoid")
     x, y = _data()

@@ -12,14 +12,14 @@ template <bool EXACT> struct Fragment;
 
 template <> struct Fragment<false> {
     u32 high;
-    __device__ __forceinline__ void set(float x) { high = tf32_bits(x); }
+    __device__ __forceinline__ void set(float x) { high = tf32_near(x); }
 };
 
 template <> struct Fragment<true> {
     u32 high, low;
     __device__ __forceinline__ void set(float x) {
-        high = tf32_bits(x);
-        low = tf32_bits(x - bits_to_float(high));
+        high = tf32_below(x);
+        low = tf32_near(x - bits_to_float(high));
     }
 };
 
@@ -78,10 +78,10 @@ __device__ __forceinline__ void stage(float* to, const float* from, int first, i
     const int TOGETHER = ACROSS < THREADS ? THREADS / ACROSS : 1;
     int rows = min(S::COUNT - first, S::WIDE);
     int lines = S::ALONG ? rows : (depth + 7) / 8 * 8, present = S::ALONG ? rows : depth;
-    int inside = S::ALONG ? depth : rows, across = threadIdx.x, top = 0;
+    int inside = S::ALONG ? depth : rows, thread = thread_now(), across = thread, top = 0;
     if (ACROSS < THREADS) {
-        across = threadIdx.x % ACROSS;
-        top = threadIdx.x / ACROSS;
+        across = thread % ACROSS;
+        top = thread / ACROSS;
         if (top >= TOGETHER) return;
     }
     from += S::ALONG ? begin : first;
@@ -103,7 +103,7 @@ __device__ __forceinline__ void stage(float* to, const float* from, int first, i
 template <typename T, typename L, typename R>
 __device__ __forceinline__ void warp_products(float (&c)[T::WARP_M / 16][T::WARP_N / 8][4],
                                               const float* left, const float* right, int depth) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int thread = thread_now(), warp = thread >> 5, g = (thread & 31) >> 2, t = thread & 3;
     int place = warp / T::PARTS, part = warp % T::PARTS;
     const float* a = left + (place % T::DOWN * T::WARP_M + g) * L::DOWN + t * L::DEEP;
     const float* b = right + (place / T::DOWN * T::WARP_N + g) * R::DOWN + t * R::DEEP;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void warp_products(float (&c)[T::WARP_M / 16][T::WARP
 template <typename T>
 __device__ __forceinline__ void warp_store(const float (&c)[T::WARP_M / 16][T::WARP_N / 8][4],
                                            float* sums) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int thread = thread_now(), warp = thread >> 5, g = (thread & 31) >> 2, t = thread & 3;
     int place = warp / T::PARTS, part = warp % T::PARTS;
     if (warp >= T::WARPS) return;
     sums += (part * T::M + place % T::DOWN * T::WARP_M + g) * T::STRIDE +

@@ -239,10 +239,11 @@ class _Writer:
         ]
         main = [
             *types,
-            *self._begin(ahead=False),
-            *tiles,
+            "i32 thread = thread_now();",
             "// These are read while the operands are on their way.",
             *held.statements(each, "T::EACH"),
+            *self._begin(ahead=False),
+            *tiles,
             f"block_product<T, L, R, {job.inner}>({operands}, first_row, first_column, room, "
             "numbers);",
             *each,
@@ -264,7 +265,7 @@ def each_element(index: str, tiling: str, first: str, rows: int, columns: int) -
     return [
         "#pragma unroll",
         f"for (i32 {index} = 0; {index} < {tiling}::EACH; {index}++) {{",
-        f"    i32 e = threadIdx.x + {index} * {tiling}::THREADS;",
+        f"    i32 e = thread + {index} * {tiling}::THREADS;",
         f"    i32 below = e / {tiling}::N, across = e % {tiling}::N;",
         f"    i32 row = first_row + below, column = {first} + across;",
         f"    if (below < {tiling}::M && row < {rows} && column < {columns}) {{",

@@ -126,7 +126,7 @@ class Held(Ahead):
         lines = super().statements(each, count)
         if self._each:
             found = self._each.items()
-            lines += [f"{kind} {name}[{count}];" for _, (name, kind) in found]
+            lines += [f"{kind} {name}[{count}] = {{}};" for _, (name, kind) in found]
             reads = [f"        {name}[{self._index}] = {value};" for value, (name, _) in found]
             lines += [*each, *reads, "    }", "}"]
         return lines
