@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.persistent.phases import in_phases
+from caldera.kernels.cuda.persistent.parts import Part, plain
+from caldera.kernels.cuda.persistent.phases import early_in, in_phases
+from caldera.kernels.cuda.persistent.program import Program, shared_out
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
@@ -154,3 +157,43 @@ def test_a_phase_holds_what_does_not_touch_the_same_memory() -> None:
     read_edge = _Touch([memory[9:11]], [])
     parts = [make_b, make_c, overwrite_a, make_d, read_edge]
     assert in_phases(parts) == [[make_b, make_c], [overwrite_a, make_d], [read_edge]]
+    assert in_phases(parts, late=lambda part: part is make_d) == [
+        [make_b, make_c], [overwrite_a], [make_d, read_edge]
+    ]  # fmt: skip
+
+
+def test_what_the_phase_before_writes_is_not_there_early() -> None:
+    memory = np.zeros(40, np.float32)
+    a, b, c = (memory[10 * i : 10 * i + 10] for i in range(3))
+    phases = [[_Touch([a], [b])], [_Touch([b], [c])]]
+    assert [early_in(phases, 1)(each) for each in (a, b, c)] == [True, False, True]
+    # Before the first phase comes the last one of the step before.
+    assert [early_in(phases, 0)(each) for each in (a, b, c)] == [True, True, False]
+
+
+def _part(units: int, heavy: bool) -> Part:
+    return Part("work", units, [], [], plain(lambda places: []), heavy)
+
+
+def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
+    heavy, other, light, more = _part(4, True), _part(3, True), _part(2, False), _part(5, False)
+    assert shared_out([light, heavy, more, other], 10) == [
+        (heavy, 0, 4), (other, 4, 3), (light, 7, 2), (more, 7, 3)
+    ]  # fmt: skip
+    # Where nothing is left they go everywhere.
+    assert shared_out([heavy, light], 4) == [(heavy, 0, 4), (light, 0, 2)]
+
+
+def test_equal_code_on_other_arrays_is_there_once() -> None:
+    arrays = [np.zeros(4, np.float32) for _ in range(4)]
+
+    def doubling(source: np.ndarray, target: np.ndarray) -> Part:
+        code = plain(
+            lambda places: [f"{places.element(target, ['0'])} = 2 * {places.name(source)}[0];"]
+        )
+        return Part("double", 1, [source], [target], code)
+
+    parts = [doubling(one, other) for one, other in pairwise(arrays)]
+    program = Program([[part] for part in parts], 2)
+    assert program.source.count("= 2 * ") == 1
+    assert len(program.pointers) == 6

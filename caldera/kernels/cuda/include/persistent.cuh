@@ -65,40 +65,60 @@ __device__ __forceinline__ float below(float x, float largest) {
 
 // Where a block is, and what it does next.
 struct Walk {
-    i32 part, phase, unit, step;
+    const Part* parts;
+    i32 count, phases, steps;
+    const u32* masks;
+    u32* counters;
+    i32 step, phase, part, unit, span, units;
+    // The part after this one, found before it is needed, and its phase.
+    i32 next, to;
     // What the first counter will be when all blocks have ended the phase before.
     u32 met;
     // Whether this block has still to wait for the others.
     bool waits;
 
-    // Go to the block's next unit; false if there is none. `phases` that end on the way are left.
-    __device__ __forceinline__ bool go(const Part* parts, i32 count, i32 phases, i32 steps,
-                                       const u32* masks, u32* counters) {
+    __device__ __forceinline__ Walk(const Part* parts, i32 count, i32 phases, i32 steps, u32* masks,
+                                    u32* counters)
+        : parts(parts), count(count), phases(phases), steps(steps), masks(masks),
+          counters(counters), step(0), phase(0), part(0), unit(0), span(0), units(0), met(0),
+          waits(false) {
+        block_parts(masks, parts, count);
         __syncthreads();
-        if (part >= 0) {
-            unit += parts[part].span;
-            if (unit < parts[part].units) return true;
-        }
-        part = next_part(masks, part + 1, count);
+        look(0);
+    }
+
+    __device__ __forceinline__ void look(i32 from) {
+        next = next_part(masks, from, count);
+        to = next < count ? parts[next].phase : phases;
+    }
+
+    // Go to the block's next unit; false if there is none. Phases that end on the way are left.
+    __device__ __forceinline__ bool go() {
+        __syncthreads();
+        unit += span;
+        if (unit < units) return true;
         for (;;) {
-            i32 to = part < count ? parts[part].phase : phases;
             for (; phase < to && (phase < phases - 1 || step < steps - 1); phase++) {
-                wait(counters);
+                wait();
                 grid_arrive(counters);
                 met += gridDim.x;
                 waits = true;
             }
-            if (part < count) break;
+            if (next < count) break;
             if (++step >= steps) return false;
             phase = 0;
-            part = next_part(masks, 0, count);
+            look(0);
         }
+        part = next;
         unit = first_unit(parts[part]);
+        span = parts[part].span;
+        units = parts[part].units;
+        look(part + 1);
         return true;
     }
 
     // All blocks have ended the phase before.
-    __device__ __forceinline__ void wait(u32* counters) {
+    __device__ __forceinline__ void wait() {
         if (waits) grid_wait(counters, met);
         waits = false;
     }

@@ -30,7 +30,7 @@ from caldera.kernels.cuda.persistent.followers import (
 from caldera.kernels.cuda.persistent.gathers import Gather, look_through
 from caldera.kernels.cuda.persistent.heads import Head, with_heads
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.parts import SHARED_FLOATS, THREADS, Part
+from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.pieces import Piece, copy_piece, pieces_of
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
@@ -44,8 +44,11 @@ from caldera.kernels.whole import JOINERS, Steps
 Array = np.ndarray[Any, np.dtype[Any]]
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
+LEFT_TO_OTHERS = 8
+"""The part of the blocks, at most, that products leave to what is smaller: one in so many."""
 MOST_POINTERS = 3000
 """A kernel's parameters may take 32 KiB."""
+MOST_PARTS = 32 * MASKS
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class PersistentStep:
     @property
     def is_small(self) -> bool:
         """Whether no phase keeps all blocks busy for long: what this kind of kernel is for."""
-        most = max(sum(part.units for part in phase) for phase in self.program.phases)
-        fits = len(self.program.pointers) <= MOST_POINTERS
+        phases = self.program.phases
+        most = max(sum(max(part.units, part.load) for part in phase) for phase in phases)
+        fits = len(self.program.pointers) <= MOST_POINTERS and sum(map(len, phases)) <= MOST_PARTS
         return fits and most <= WAVES * driver().multiprocessors
 
     def __str__(self) -> str:
@@ -100,22 +104,22 @@ def persistent_step(
 
 
 def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
-    """The pieces of each phase as parts; products share the blocks by the work they are."""
+    """The pieces of each phase as parts; products share the blocks by the work they are.
+
+    Some blocks are left to what else is in a phase.
+    """
     found = []
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
-        jobs = {id(piece): _job(piece) for piece in phase if isinstance(piece, Product)}
-        total = sum(job.size(early).work for job in jobs.values())
-        parts = []
-        for piece in phase:
-            if isinstance(piece, Product):
-                job = jobs[id(piece)]
-                share = blocks * job.size(early).work // total
-                parts.append(job.part(share, early, piece.reads, piece.writes))
-            elif isinstance(piece, Head):
-                parts.append(piece.part(_job(piece.first), _job(piece.second), blocks))
-            else:
-                parts.append(_part(piece))
+        parts = [_part(piece) for piece in phase if not isinstance(piece, (Product, Head))]
+        left = blocks - min(sum(part.units for part in parts), blocks // LEFT_TO_OTHERS)
+        products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
+        total = sum(job.size(early).work for _, job in products)
+        for piece, job in products:
+            share = left * job.size(early).work // total
+            parts.append(job.part(share, early, piece.reads, piece.writes))
+        heads = [piece for piece in phase if isinstance(piece, Head)]
+        parts += [head.part(_job(head.first), _job(head.second), left) for head in heads]
         found.append(parts)
     return found
 

@@ -41,7 +41,10 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """`code(places, early)` gives the statements. A heavy part wants blocks for itself."""
+    """`code(places, early)` gives the statements. A heavy part wants blocks for itself.
+
+    `load` is how long it keeps one block busy: in units, if these are not unusually large.
+    """
 
     what: str
     units: int
@@ -49,6 +52,7 @@ class Part:
     writes: Sequence[Array]
     code: Callable[[Places, Early], Text]
     heavy: bool = False
+    load: int = 0
 
 
 def plain(lines: Callable[[Places], list[str]]) -> Callable[[Places, Early], Text]:

@@ -26,6 +26,8 @@ from caldera.memory.device_array import address_of
 Array = np.ndarray[Any, np.dtype[Any]]
 Finish = Callable[[Places, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
+LOAD = 64 * 64
+"""Sums that are as much work as a unit of other parts, or more."""
 MOST_UNROLLED = 4
 """Elements of a thread that are ended side by side; more of them make the code too long."""
 
@@ -124,6 +126,7 @@ class Job:
         return Part(
             self.name, tiling.units(*self.result.shape), reads, writes,
             lambda places, early: _Writer(self, tiling, places, early).text(), heavy=True,
+            load=self.result.size // LOAD,
         )  # fmt: skip
 
 

@@ -102,14 +102,13 @@ steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
     u32* masks = (u32*)shared;
     i32* numbers = (i32*)shared + {MASKS};
     float* room = shared + {MASKS + NUMBERS};
-    block_parts(masks, parts, {parts});
-    Walk walk = {{-1, 0, 0, 0, 0u, false}};
-    while (walk.go(parts, {parts}, {phases}, count, masks, counters)) {{
+    Walk walk(parts, {parts}, {phases}, count, masks, counters);
+    while (walk.go()) {{
         i32 unit = walk.unit, base = parts[walk.part].base, body = parts[walk.part].body;
         switch (body) {{
 {_cases([text.ahead for text in bodies])}
         }}
-        walk.wait(counters);
+        walk.wait();
         switch (body) {{
 {_cases([text.main for text in bodies])}
         }}
