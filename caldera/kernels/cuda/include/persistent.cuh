@@ -4,9 +4,10 @@
 #include "persistent_product.cuh"
 
 // `units` units of code number `body`, done in `phase` by `span` blocks from number `first` on; its
-// arrays are those from number `base` on.
+// arrays are those from number `base` on. `soon`: what it brings ahead of its phase may be brought
+// while the phase before is still at work, because it goes where nobody is.
 struct Part {
-    i32 body, phase, first, span, units, base;
+    i32 body, phase, first, span, units, base, soon;
 };
 
 // The first unit of a part that this block does, or -1. It goes on in steps of `span`.
@@ -115,6 +116,11 @@ struct Walk {
         units = parts[part].units;
         look(part + 1);
         return true;
+    }
+
+    // Whether the next part may be begun during this unit.
+    __device__ __forceinline__ bool can_begin_next() const {
+        return unit + span >= units && next < count && to == phase + 1 && parts[next].soon;
     }
 
     // All blocks have ended the phase before.

@@ -148,18 +148,18 @@ __device__ __forceinline__ void warp_store(const float (&c)[T::WARP_M / 16][T::W
         }
 }
 
-// The sums of one tile, from `row` and `column` on, at the beginning of `room`, where the operands
-// of the first INNER or L::DEPTH indices are on their way.
+// The sums of one tile, from `row` and `column` on; `a` and `b` are where the operands of the first
+// INNER or L::DEPTH indices are on their way to, before what was begun last. `sums` may lie there.
 template <typename T, typename L, typename R, int INNER>
 __device__ __forceinline__ void block_product(const float* left, const float* right, int row,
-                                              int column, float* room, const i32* numbers) {
+                                              int column, float* a, float* b, float* sums,
+                                              const i32* numbers) {
     float c[T::WARP_M / 16][T::WARP_N / 8][4] = {};
+    copies_done<1>();
 #pragma unroll 1
     for (int begin = 0;;) {
-        copies_begun();
-        copies_done<0>();
         __syncthreads();
-        warp_products<T, L, R>(c, room, room + L::ROOM, min(L::DEPTH, INNER - begin));
+        warp_products<T, L, R>(c, a, b, min(L::DEPTH, INNER - begin));
         __syncthreads();
         if (INNER <= L::DEPTH) break;
         begin += L::DEPTH;
@@ -167,10 +167,12 @@ __device__ __forceinline__ void block_product(const float* left, const float* ri
         int depth = min(L::DEPTH, INNER - begin);
         // Lines along the outer dimension are numbered from the first inner index on.
         const i32* from = L::GATHERED && !L::ALONG ? numbers + begin : numbers;
-        stage<L, T::THREADS>(room, left, row, begin, depth, from);
-        stage<R, T::THREADS>(room + L::ROOM, right, column, begin, depth);
+        stage<L, T::THREADS>(a, left, row, begin, depth, from);
+        stage<R, T::THREADS>(b, right, column, begin, depth);
+        copies_begun();
+        copies_done<0>();
     }
-    warp_store<T>(c, room);
+    warp_store<T>(c, sums);
     __syncthreads();
 }
 

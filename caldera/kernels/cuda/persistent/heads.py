@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.cuda.persistent.followers import Product, same
+from caldera.kernels.cuda.persistent.layout import Layout
 from caldera.kernels.cuda.persistent.parts import (
     ROOM_FLOATS,
     THREADS,
@@ -21,12 +22,14 @@ from caldera.kernels.cuda.persistent.parts import (
     Early,
     Part,
     Text,
+    Zones,
     units_of,
 )
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.products import (
     Job,
     Operand,
+    Side,
     apart,
     each_element,
     tiling_text,
@@ -92,8 +95,9 @@ class Head:
         tiling = Tiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
         return Part(
             f"{first.name} with {second.name}", tiling.units(rows, columns), self.reads,
-            self.writes, lambda places, early: _Writer(self, first, second, tiling, places,
-                                                       early).text(), heavy=True,
+            self.writes,
+            lambda places, early, start: _Writer(self, first, second, tiling, places,
+                                                 early).text(start), heavy=True,
         )  # fmt: skip
 
 
@@ -164,24 +168,53 @@ class _Writer:
             job.finish(held, "sum") for job, held in zip(self._jobs, self._held, strict=True)
         ]
 
-    def _room(self) -> tuple[int, int, int, int]:
-        """How many inner indices are brought at once; where scores, slopes and weights lie."""
+    @property
+    def _sides(self) -> list[Side]:
+        """The operands of the first product, and the right one of the second."""
         first, second = self._jobs
-        sums = max(t.parts * ROWS * apart(t.columns) for t in self._tilings)
-        wide, rounded = self._tilings[1].columns, 8 * units_of(second.inner, 8)
-        weights = wide * (rounded + 4) if second.right.transposed else apart(wide) * rounded
-        rest = ROOM_FLOATS - 2 * ROWS * self._stride - weights - 4 * (ROWS + self._wide)
-        each = ROWS + (self._wide if first.right.transposed else apart(self._wide))
-        depth = min(first.inner, rest // each // 8 * 8)
-        deep = 8 * units_of(depth, 8)
-        operands = ROWS * (deep + 4)
-        operands += self._wide * (deep + 4) if first.right.transposed else apart(self._wide) * deep
-        scores = max(operands, sums)
-        return depth, scores, scores + ROWS * self._stride, scores + 2 * ROWS * self._stride
+        return [
+            Side(ROWS, along=True),
+            Side(self._wide, first.right.transposed),
+            Side(self._tilings[1].columns, second.right.transposed),
+        ]
+
+    @property
+    def _operands(self) -> list[Operand]:
+        first, second = self._jobs
+        return [first.left, first.right, second.right]
+
+    def _is_early(self, operand: Operand) -> bool:
+        return all(map(self._early, operand.reads))
+
+    def _depth(self) -> int:
+        """How many inner indices of the first product are brought at once."""
+        left, right, weights = self._sides
+        room = ROOM_FLOATS - self._sums - 2 * ROWS * self._stride - left.fixed - right.fixed
+        room -= weights.floats(self._jobs[1].inner)
+        return min(self._jobs[0].inner, room // (left.each + right.each) // 8 * 8)
+
+    @property
+    def _sums(self) -> int:
+        return max(each.parts * ROWS * apart(each.columns) for each in self._tilings)
+
+    def _layout(self, start: int | None) -> Layout:
+        """Where everything lies; sums lie over operands that are late, where there are any."""
+        layout, depth = Layout(), self._depth()
+        depths = (depth, depth, self._jobs[1].inner)
+        for name, operand, side, deep in zip(
+            ("a", "b", "weights"), self._operands, self._sides, depths, strict=True
+        ):
+            if name == "weights":
+                layout.late = max(layout.late, self._sums)
+            layout.add(name, side.floats(deep), early=self._is_early(operand))
+        for name in ("scores", "slopes"):
+            layout.add(name, ROWS * self._stride, early=False)
+        layout.end(start)
+        return layout
 
     def _types(self) -> list[str]:
         first, second = self._jobs
-        depth, *_ = self._room()
+        depth = self._depth()
         (rows, columns), inner = second.result.shape, second.inner
         few = first.result.shape[1]
         left = first.left.type_text(ROWS, rows, depth, along=True)
@@ -200,51 +233,47 @@ class _Writer:
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * U::N;",
         ]
 
-    def _begin(self, *, ahead: bool) -> list[str]:
-        first, second = self._jobs
-        depth, _, _, weights = self._room()
-        name = self._places.name
-        staged = [
-            (first.left, f"<L, T::THREADS>(room, {name(first.left.array)}, first_row, 0, {depth})"),
-            (first.right, f"<R, T::THREADS>(room + L::ROOM, {name(first.right.array)}, 0, 0, "
-                          f"{depth})"),
-            (second.right, f"<W, T::THREADS>(room + {weights}, {name(second.right.array)}, "
-                           f"first_column, 0, {second.inner})"),
-        ]  # fmt: skip
-        return [
-            f"stage{call};"
-            for operand, call in staged
-            if all(map(self._early, operand.reads)) == ahead
+    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
+        depth, name = self._depth(), self._places.name
+        columns = ("first_row", "0", "first_column")
+        depths = (depth, depth, self._jobs[1].inner)
+        lines = [
+            f"stage<{kind}, T::THREADS>({layout.place(place)}, {name(operand.array)}, {first}, 0, "
+            f"{deep});"
+            for kind, place, operand, first, deep in zip(
+                "LRW", ("a", "b", "weights"), self._operands, columns, depths, strict=True
+            )
+            if self._is_early(operand) == ahead
         ]
+        return [*self._types(), *lines] if lines else []
 
-    def text(self) -> Text:
-        """The statements."""
+    def text(self, start: int | None) -> tuple[Text, Zones]:
+        """The statements, and how much shared memory they use."""
+        layout = self._layout(start)
         first, second = self._jobs
         rows, columns = second.result.shape
         few = first.result.shape[1]
-        _, scores, slopes, weights = self._room()
         each = (
             each_element("i", "T", "0", rows, few),
             each_element("i", "U", "first_column", rows, columns),
         )
         operands = ", ".join(self._places.name(each.array) for each in (first.left, first.right))
-        types, begun = self._types(), self._begin(ahead=True)
         works = [
             line
             for work in self._head.works
             for line in ("{", *(f"    {line}" for line in work.body(self._local)), "}")
         ]
         main = [
-            *types,
+            *self._types(),
             "i32 thread = thread_now();",
             *self._held[0].statements(each[0], "T::EACH"),
             *self._held[1].statements(each[1], "U::EACH"),
-            *self._begin(ahead=False),
-            f"float* scores = room + {scores};",
-            f"float* slopes = room + {slopes};",
+            f"float* scores = {layout.place('scores')};",
+            f"float* slopes = {layout.place('slopes')};",
             f"for (i32 e = thread; e < {ROWS * self._stride}; e += {THREADS})",
             "    slopes[e] = 0.0f;",
-            f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0, room, numbers);",
+            f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0,",
+            f"    {layout.place('a')}, {layout.place('b')}, room, numbers);",
             *each[0],
             "        float sum = tile_sum<T>(room, below, across);",
             *(f"        {line}" for line in self._ends[0]),
@@ -257,7 +286,7 @@ class _Writer:
             "}",
             "__syncthreads();",
             "float c[U::WARP_M / 16][U::WARP_N / 8][4] = {};",
-            f"warp_products<U, S, W>(c, slopes, room + {weights}, {second.inner});",
+            f"warp_products<U, S, W>(c, slopes, {layout.place('weights')}, {second.inner});",
             "warp_store<U>(c, room);",
             "__syncthreads();",
             *each[1],
@@ -266,4 +295,5 @@ class _Writer:
             "    }",
             "}",
         ]
-        return Text(main, [*types, *begun] if begun else [])
+        ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
+        return Text(main, ahead, late), layout.zones

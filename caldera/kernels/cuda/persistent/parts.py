@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,33 +31,51 @@ Early = Callable[[Array], bool]
 class Text:
     """Statements that do the unit whose number is in `unit`.
 
-    They are run by all threads of a block, so they may meet. Shared memory is `room`. What is
-    `ahead` is run before the blocks meet, and may only read what is there early.
+    They are run by all threads of a block, so they may meet. What is `ahead` is run before the
+    blocks meet, or even while the phase before is at work, and may only read what is there early;
+    what is `late` begins to bring the rest, and `main` is run after that.
     """
 
     main: Sequence[str]
-    ahead: Sequence[str] = field(default=())
+    ahead: Sequence[str] = ()
+    late: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Zones:
+    """How much of `room`, counted in floats, a part uses: from its beginning on, and elsewhere.
+
+    Only what is brought ahead goes to the second place.
+    """
+
+    late: int = 4 * THREADS
+    early: int = 0
+
+
+Code = Callable[[Places, Early, int | None], tuple[Text, Zones]]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """`code(places, early)` gives the statements. A heavy part wants blocks for itself.
+    """`code(places, early, start)` gives the statements, and what they use of `room`.
 
-    `load` is how long it keeps one block busy: in units, if these are not unusually large.
+    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy part
+    wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not
+    unusually large.
     """
 
     what: str
     units: int
     reads: Sequence[Array]
     writes: Sequence[Array]
-    code: Callable[[Places, Early], Text]
+    code: Code
     heavy: bool = False
     load: int = 0
 
 
-def plain(lines: Callable[[Places], list[str]]) -> Callable[[Places, Early], Text]:
+def plain(lines: Callable[[Places], list[str]]) -> Code:
     """The code of a part that does nothing ahead."""
-    return lambda places, early: Text(lines(places))
+    return lambda places, early, start: (Text(lines(places)), Zones())
 
 
 def units_of(count: int, each: int) -> int:

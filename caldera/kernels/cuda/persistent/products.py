@@ -10,12 +10,14 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.persistent.gathers import Gather
+from caldera.kernels.cuda.persistent.layout import Layout
 from caldera.kernels.cuda.persistent.parts import (
     ROOM_FLOATS,
     THREADS,
     Early,
     Part,
     Text,
+    Zones,
     units_of,
 )
 from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
@@ -89,6 +91,28 @@ def gathered(left: Operand, rows: Gather | None) -> Operand:
 
 
 @dataclass(frozen=True)
+class Side:
+    """An operand's part of a tile: how wide it is, and whether its lines lie along the sums."""
+
+    wide: int
+    along: bool
+
+    @property
+    def each(self) -> int:
+        """The floats of shared memory for an inner index."""
+        return self.wide if self.along else apart(self.wide)
+
+    @property
+    def fixed(self) -> int:
+        """The floats that come with any number of them."""
+        return 4 * self.wide if self.along else 0
+
+    def floats(self, depth: int) -> int:
+        """The floats for so many inner indices."""
+        return self.each * units_of(depth, 8) * 8 + self.fixed
+
+
+@dataclass(frozen=True)
 class Job:
     """A product to be done, the array it makes, and what becomes of each sum."""
 
@@ -118,15 +142,15 @@ class Job:
         """What its tiling depends on."""
         rows, columns = self.result.shape
         late = [not all(map(early, each.reads)) for each in (self.left, self.right)]
-        return Size(rows, columns, self.inner, *late)
+        return Size(rows, columns, self.inner, *late, exact=self.exact)
 
     def part(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Part:
         """The product by about so many blocks."""
         tiling = tiling_for(self.size(early), max(blocks, 1))
         return Part(
             self.name, tiling.units(*self.result.shape), reads, writes,
-            lambda places, early: _Writer(self, tiling, places, early).text(), heavy=True,
-            load=self.result.size // LOAD,
+            lambda places, early, start: _Writer(self, tiling, places, early).text(start),
+            heavy=True, load=self.result.size // LOAD,
         )  # fmt: skip
 
 
@@ -140,24 +164,50 @@ class _Writer:
         self._held = Kept(places, job.result.shape) if rolled else Held(places, "i")
         self._ending = job.finish(self._held, "sum")
 
+    @property
+    def _tile(self) -> int:
+        """The floats of a tile beside the operands, and of a layer of sums."""
+        return self._tiling.rows * apart(self._tiling.columns)
+
     def _depth(self) -> int:
         """How many inner indices are brought to shared memory at once."""
-        tiling = self._tiling
-        room = ROOM_FLOATS - len(self._held.tiles) * tiling.rows * apart(tiling.columns)
-        each = 0
-        for wide, along in self._sides:
-            each += wide if along else apart(wide)
-            room -= 4 * wide if along else 0
-        return min(self._job.inner, room // each // 8 * 8)
+        room = ROOM_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
+        sides = self._sides
+        each = sum(side.each for side in sides)
+        return min(self._job.inner, (room - sum(side.fixed for side in sides)) // each // 8 * 8)
 
     @property
-    def _sides(self) -> list[tuple[int, bool]]:
-        """How wide each operand's part of a tile is, and whether its lines lie along the sums."""
+    def _sides(self) -> list[Side]:
         left, right = self._job.left, self._job.right
         return [
-            (self._tiling.rows, not left.transposed),
-            (self._tiling.columns, right.transposed),
+            Side(self._tiling.rows, not left.transposed),
+            Side(self._tiling.columns, right.transposed),
         ]
+
+    def _is_early(self, operand: Operand) -> bool:
+        return all(map(self._early, operand.reads))
+
+    def _layout(self, start: int | None) -> Layout:
+        """Where everything lies."""
+        job, depth, layout = self._job, self._depth(), Layout()
+        sums = self._tiling.parts * self._tile
+        sides = zip("ab", (job.left, job.right), self._sides, strict=True)
+        sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sides]
+        early = sum(floats for _, floats, is_early in sized if is_early)
+        late = sum(floats for _, floats, is_early in sized if not is_early)
+        over_early = late < sums <= early
+        for name, floats, is_early in sized:
+            layout.add(name, floats, early=is_early)
+        if not over_early:
+            layout.late = max(layout.late, sums)
+        for number, array in enumerate(self._held.tiles):
+            layout.add(f"kept{number}", self._tile, early=self._early(array))
+        layout.end(start)
+        layout.places["sums"] = layout.start if over_early else 0
+        if job.left.rows is not None:
+            # The numbers of the rows have one place only.
+            layout.early = ROOM_FLOATS
+        return layout
 
     def _types(self) -> list[str]:
         job, tiling, depth = self._job, self._tiling, self._depth()
@@ -173,45 +223,29 @@ class _Writer:
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * T::N;",
         ]
 
-    def _begin(self, *, ahead: bool) -> list[str]:
+    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
         """Statements that bring what is there early, or what is not."""
-        job, lines = self._job, list[str]()
-        depth = min(job.inner, self._depth())
-        if all(map(self._early, job.left.reads)) == ahead:
+        job, lines, name = self._job, list[str](), self._places.name
+        depth = self._depth()
+        if self._is_early(job.left) == ahead:
+            more = ", numbers" * (job.left.rows is not None)
+            place, left = layout.place("a"), name(job.left.array)
             lines += self._numbers()
-            left, more = (
-                self._places.name(job.left.array),
-                ", numbers" * (job.left.rows is not None),
-            )
-            lines.append(f"stage<L, T::THREADS>(room, {left}, first_row, 0, {depth}{more});")
-        if all(map(self._early, job.right.reads)) == ahead:
-            right = self._places.name(job.right.array)
-            lines.append(
-                f"stage<R, T::THREADS>(room + L::ROOM, {right}, first_column, 0, {depth});"
-            )
+            lines.append(f"stage<L, T::THREADS>({place}, {left}, first_row, 0, {depth}{more});")
+        if self._is_early(job.right) == ahead:
+            place, right = layout.place("b"), name(job.right.array)
+            lines.append(f"stage<R, T::THREADS>({place}, {right}, first_column, 0, {depth});")
         rows, columns = job.result.shape
         for number, array in enumerate(self._held.tiles):
             if self._early(array) == ahead:
-                lead = array.strides[0] // 4
-                kind = Operand(array, False, lead).type_text(
+                kind = Operand(array, False, array.strides[0] // 4).type_text(
                     self._tiling.columns, columns, self._tiling.rows, along=False
                 )
                 lines += [
-                    f"stage<{kind}, T::THREADS>({self._tile(number)}, {self._places.name(array)},",
+                    f"stage<{kind}, T::THREADS>({layout.place(f'kept{number}')}, {name(array)},",
                     f"    first_column, first_row, min(T::M, {rows} - first_row));",
                 ]
-        return lines
-
-    def _tile(self, number: int) -> str:
-        """Where a tile beside the operands lies."""
-        tiling, depth = self._tiling, self._depth()
-        rounded = units_of(depth, 8) * 8
-        operands = sum(
-            wide * (rounded + 4) if along else apart(wide) * rounded for wide, along in self._sides
-        )
-        stride = apart(tiling.columns)
-        sums = tiling.parts * tiling.rows * stride
-        return f"room + {max(operands, sums) + number * tiling.rows * stride}"
+        return [*self._types(), *lines] if lines else []
 
     def _numbers(self) -> list[str]:
         """Statements that look up which rows of a table the tile wants."""
@@ -227,35 +261,35 @@ class _Writer:
             "__syncthreads();",
         ]
 
-    def text(self) -> Text:
-        """The statements."""
-        job, held = self._job, self._held
+    def text(self, start: int | None) -> tuple[Text, Zones]:
+        """The statements, and how much shared memory they use."""
+        job, held, layout = self._job, self._held, self._layout(start)
         rows, columns = job.result.shape
-        types, begun = self._types(), self._begin(ahead=True)
         operands = ", ".join(self._places.name(each.array) for each in (job.left, job.right))
         each = each_element("i", "T", "first_column", rows, columns)
         if isinstance(held, Kept):
             each[0] = "#pragma unroll 2"
         tiles = [
-            f"const float* kept{number} = {self._tile(number)};"
-            for number in range(len(self._held.tiles))
+            f"const float* kept{number} = {layout.place(f'kept{number}')};"
+            for number in range(len(held.tiles))
         ]
         main = [
-            *types,
+            *self._types(),
             "i32 thread = thread_now();",
+            *tiles,
+            f"float* sums = {layout.place('sums')};",
             "// These are read while the operands are on their way.",
             *held.statements(each, "T::EACH"),
-            *self._begin(ahead=False),
-            *tiles,
-            f"block_product<T, L, R, {job.inner}>({operands}, first_row, first_column, room, "
-            "numbers);",
+            f"block_product<T, L, R, {job.inner}>({operands}, first_row, first_column,",
+            f"    {layout.place('a')}, {layout.place('b')}, sums, numbers);",
             *each,
-            "        float sum = tile_sum<T>(room, below, across);",
+            "        float sum = tile_sum<T>(sums, below, across);",
             *(f"        {line}" for line in self._ending),
             "    }",
             "}",
         ]
-        return Text(main, [*types, *begun] if begun else [])
+        ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
+        return Text(main, ahead, late), layout.zones
 
 
 def is_product(node: Node) -> bool:

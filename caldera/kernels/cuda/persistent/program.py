@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.cuda.elements import STORED
+from caldera.kernels.cuda.persistent.layout import starts
 from caldera.kernels.cuda.persistent.parts import MASKS, NUMBERS, THREADS, Part, Text
 from caldera.kernels.cuda.persistent.phases import early_in
 from caldera.kernels.cuda.persistent.writer import Places
@@ -35,6 +36,7 @@ class Row:
     span: int
     units: int
     base: int
+    soon: int
 
 
 class Program:
@@ -46,17 +48,26 @@ class Program:
         self._bodies: dict[Text, int] = {}
         self._given: list[int] = []
         self._rows: list[Row] = []
-        for number, phase in enumerate(phases):
-            early = early_in(phases, number)
+        early = [early_in(phases, number) for number in range(len(phases))]
+        places = starts(
+            [
+                [part.code(Places(), is_early, None)[1] for part in phase]
+                for phase, is_early in zip(phases, early, strict=True)
+            ]
+        )
+        for number, (phase, start) in enumerate(zip(phases, places, strict=True)):
             for part, first, span in shared_out(phase, blocks):
-                body, given = self._body(part.code(self._places, early))
-                self._rows.append(Row(body, number, first, span, part.units, len(self._given)))
+                text, _ = part.code(self._places, early[number], start)
+                body, given = self._body(text)
+                base, soon = len(self._given), int(start is not None)
+                self._rows.append(Row(body, number, first, span, part.units, base, soon))
                 self._given += given
         self.source = self._source()
 
     def _body(self, text: Text) -> tuple[int, list[int]]:
         """The number of a code, and the numbers of its arrays in its order."""
-        found = [int(n) for line in (*text.ahead, *text.main) for n in _POINTER.findall(line)]
+        lines = (*text.ahead, *text.late, *text.main)
+        found = [int(n) for line in lines for n in _POINTER.findall(line)]
         given = list(dict.fromkeys(found))
 
         def named(lines: Sequence[str]) -> tuple[str, ...]:
@@ -74,8 +85,8 @@ class Program:
                 *lines,
             )
 
-        ahead = named(text.ahead)
-        body = Text(declared(named(text.main)), declared(ahead) if ahead else ())
+        each = (text.main, text.ahead, text.late)
+        body = Text(*(declared(named(lines)) for lines in each))
         return self._bodies.setdefault(body, len(self._bodies)), given
 
     @property
@@ -103,12 +114,29 @@ steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
     i32* numbers = (i32*)shared + {MASKS};
     float* room = shared + {MASKS + NUMBERS};
     Walk walk(parts, {parts}, {phases}, count, masks, counters);
+    bool begun = false;
     while (walk.go()) {{
         i32 unit = walk.unit, base = parts[walk.part].base, body = parts[walk.part].body;
-        switch (body) {{
+        // First what this part brings, if that was not begun before, then what the next one does.
+        for (i32 part = begun ? -1 : walk.part;;) {{
+            if (part >= 0) {{
+                i32 unit = part == walk.part ? walk.unit : first_unit(parts[part]);
+                i32 base = parts[part].base;
+                switch (parts[part].body) {{
 {_cases([text.ahead for text in bodies])}
+                }}
+                if (part != walk.part) break;
+            }}
+            walk.wait();
+            switch (body) {{
+{_cases([text.late for text in bodies])}
+            }}
+            copies_begun();
+            begun = walk.can_begin_next();
+            if (!begun) break;
+            part = walk.next;
         }}
-        walk.wait();
+        copies_begun();
         switch (body) {{
 {_cases([text.main for text in bodies])}
         }}

@@ -47,6 +47,7 @@ class Size:
     inner: int
     late_left: bool = True
     late_right: bool = True
+    exact: bool = False
 
     @property
     def work(self) -> int:
@@ -66,9 +67,12 @@ class Size:
         steps = units_of(self.inner, 8)
         places = tiling.down * tiling.across
         banks = steps * places * (tiling.warp_rows + tiling.warp_columns) / 4
-        chain = units_of(steps, tiling.parts) * (60 + tiling.warp_rows * tiling.warp_columns / 16)
-        ended = tiling.each * (60 + 4 * tiling.parts)
-        return waves * (1500 + fetched + max(banks, chain) + ended)
+        # A multiprocessor has four schedulers, each with a tensor core.
+        busiest = units_of(places * tiling.parts, 4) * units_of(steps, tiling.parts)
+        multiplied = tiling.warp_rows * tiling.warp_columns / 128 * (36 if self.exact else 12)
+        chain = units_of(steps, tiling.parts) * 60
+        ended = tiling.each * (80 + 4 * tiling.parts)
+        return waves * (1500 + fetched + max(banks, busiest * multiplied) + chain + ended)
 
 
 @cache
