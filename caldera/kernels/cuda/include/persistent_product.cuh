@@ -39,7 +39,8 @@ __device__ __forceinline__ void mma_add(float* c, const Fragment<true>* a, Fragm
     mma_tf32(c, high, b0.high, b1.high);
 }
 
-// Lines of so many elements lie apart so that fragments find each bank once: by 8 or 24 mod 32.
+// Lines of so many elements lie apart by 8 or 24 mod 32: fragments find each bank once, and lines
+// begin where copies to shared memory are fast, at multiples of 32 bytes.
 constexpr int apart(int wide) { return wide / 8 % 2 ? wide : wide + 8; }
 
 // How a block of THREADS threads makes a tile: DOWN x ACROSS places of WARP_M x WARP_N sums, each
@@ -52,18 +53,24 @@ struct Tiling {
     static const bool EXACT = EXACT_;
     // Elements of the tile that a thread ends with.
     static const int EACH = (M * N + THREADS - 1) / THREADS;
+    // Lines of the tile that the block ends at the same time.
+    static const int TOGETHER = THREADS / N;
 };
 
 // An operand in memory, whose lines lie LEAD apart, and a part of it in shared memory: WIDE of its
 // COUNT rows (columns) and DEPTH inner indices. ALONG: a line runs along the inner dimension, and
 // there is one for each row (column) of the result; else there is a line for each inner index.
-// ALIGNED: four neighbours may be read at once. GATHERED: lines have numbers of their own.
-template <int LEAD_, int COUNT_, bool ALONG_, bool ALIGNED_, bool GATHERED_, int WIDE_, int DEPTH_>
+// ALIGNED: four neighbours may be read at once. GATHERED: lines have numbers of their own. PAIRED:
+// both operands of the product lie along, and are read in pairs of neighbours.
+template <int LEAD_, int COUNT_, bool ALONG_, bool ALIGNED_, bool GATHERED_, bool PAIRED_, int WIDE_,
+          int DEPTH_>
 struct Staged {
     static const int LEAD = LEAD_, COUNT = COUNT_, WIDE = WIDE_, DEPTH = DEPTH_;
     static const bool ALONG = ALONG_, ALIGNED = ALIGNED_, GATHERED = GATHERED_;
+    static const bool PAIRED = PAIRED_;
     static const int ROUNDED = (DEPTH + 7) / 8 * 8;
-    static const int STRIDE = ALONG ? ROUNDED + 4 : apart(WIDE), LENGTH = ALONG ? ROUNDED : WIDE;
+    static const int STRIDE = !ALONG ? apart(WIDE) : PAIRED ? apart(ROUNDED) : ROUNDED + 4;
+    static const int LENGTH = ALONG ? ROUNDED : WIDE;
     static const int ROOM = STRIDE * (ALONG ? WIDE : ROUNDED);
     static const int DOWN = ALONG ? STRIDE : 1, DEEP = ALONG ? 1 : STRIDE;
 };
@@ -99,33 +106,47 @@ __device__ __forceinline__ void stage(float* to, const float* from, int first, i
     }
 }
 
+// Fragments of one operand for an inner index 8 k: of HALVES times eight rows (columns) from `from`
+// on. Where operands are paired, lane t takes inner indices 2 t and 2 t + 1, else t and t + 4.
+template <typename S, int HALVES, typename F>
+__device__ __forceinline__ void warp_fragments(F (&found)[HALVES][2], const float* from, int k) {
+#pragma unroll
+    for (int i = 0; i < HALVES; i++) {
+        const float* place = from + 8 * i * S::DOWN + k * S::DEEP;
+        if (S::PAIRED) {
+            float2 pair = *(const float2*)place;
+            found[i][0].set(pair.x);
+            found[i][1].set(pair.y);
+        } else {
+            found[i][0].set(place[0]);
+            found[i][1].set(place[4 * S::DEEP]);
+        }
+    }
+}
+
 // A warp's share of the products of what lies in shared memory, added to c.
 template <typename T, typename L, typename R>
 __device__ __forceinline__ void warp_products(float (&c)[T::WARP_M / 16][T::WARP_N / 8][4],
                                               const float* left, const float* right, int depth) {
     int thread = thread_now(), warp = thread >> 5, g = (thread & 31) >> 2, t = thread & 3;
     int place = warp / T::PARTS, part = warp % T::PARTS;
-    const float* a = left + (place % T::DOWN * T::WARP_M + g) * L::DOWN + t * L::DEEP;
-    const float* b = right + (place / T::DOWN * T::WARP_N + g) * R::DOWN + t * R::DEEP;
+    if (L::PAIRED) t *= 2;
+    left += (place % T::DOWN * T::WARP_M + g) * L::DOWN + t * L::DEEP;
+    right += (place / T::DOWN * T::WARP_N + g) * R::DOWN + t * R::DEEP;
     if (warp >= T::WARPS) return;
 #pragma unroll 1
     for (int k = part * 8; k < depth; k += 8 * T::PARTS) {
-        Fragment<T::EXACT> rows[T::WARP_M / 16][4], columns[T::WARP_N / 8][2];
+        Fragment<T::EXACT> rows[T::WARP_M / 8][2], columns[T::WARP_N / 8][2];
+        warp_fragments<L>(rows, left, k);
+        warp_fragments<R>(columns, right, k);
 #pragma unroll
-        for (int i = 0; i < T::WARP_M / 16; i++)
-#pragma unroll
-            for (int h = 0; h < 4; h++)
-                rows[i][h].set(a[(16 * i + h % 2 * 8) * L::DOWN + (k + h / 2 * 4) * L::DEEP]);
-#pragma unroll
-        for (int j = 0; j < T::WARP_N / 8; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                columns[j][h].set(b[8 * j * R::DOWN + (k + h * 4) * R::DEEP]);
-#pragma unroll
-        for (int i = 0; i < T::WARP_M / 16; i++)
+        for (int i = 0; i < T::WARP_M / 16; i++) {
+            Fragment<T::EXACT> a[4] = {rows[2 * i][0], rows[2 * i + 1][0], rows[2 * i][1],
+                                       rows[2 * i + 1][1]};
 #pragma unroll
             for (int j = 0; j < T::WARP_N / 8; j++)
-                mma_add(c[i][j], rows[i], columns[j][0], columns[j][1]);
+                mma_add(c[i][j], a, columns[j][0], columns[j][1]);
+        }
     }
 }
 

@@ -32,11 +32,13 @@ from caldera.kernels.cuda.persistent.products import (
     Side,
     apart,
     each_element,
+    fitting,
+    sides,
     tiling_text,
 )
 from caldera.kernels.cuda.persistent.rows import RowWork
 from caldera.kernels.cuda.persistent.tilings import Tiling
-from caldera.kernels.cuda.persistent.writer import Held, Local, Places
+from caldera.kernels.cuda.persistent.writer import Held, Local, OfRow, Places
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = WARPS
@@ -123,7 +125,7 @@ def _head(pieces: list[Any], work: RowWork) -> Head | None:
     second = next(
         (p for p in products if p.left is not None and same(p.left, work.writes[0])), None
     )
-    if first is None or second is None or second.rows is not None:
+    if first is None or second is None or first.rows is not None or second.rows is not None:
         return None
     rows, columns = first.result.shape
     fits = columns <= MOST_COLUMNS and second.result.shape[0] == rows == work.rows
@@ -159,7 +161,7 @@ class _Writer:
         self._wide = 8 * units_of(columns, 8)
         parts = min(WARPS, units_of(first.inner, 8))
         self._tilings = (Tiling(ROWS, self._wide, 1, 1, parts), tiling)
-        self._stride = self._wide + 4
+        self._stride = self._second[0].floats(self._wide) // ROWS
         matrices = [(first.result, "scores", self._stride)]
         matrices.append((head.works[0].writes[0], "slopes", self._stride))
         self._local = Local(places, matrices)
@@ -171,12 +173,13 @@ class _Writer:
     @property
     def _sides(self) -> list[Side]:
         """The operands of the first product, and the right one of the second."""
-        first, second = self._jobs
-        return [
-            Side(ROWS, along=True),
-            Side(self._wide, first.right.transposed),
-            Side(self._tilings[1].columns, second.right.transposed),
-        ]
+        right = (self._wide, self._jobs[0].right.transposed)
+        return [*sides((ROWS, True), right), self._second[1]]
+
+    @property
+    def _second(self) -> list[Side]:
+        """Both operands of the second product."""
+        return sides((ROWS, True), (self._tilings[1].columns, self._jobs[1].right.transposed))
 
     @property
     def _operands(self) -> list[Operand]:
@@ -189,9 +192,9 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices of the first product are brought at once."""
         left, right, weights = self._sides
-        room = ROOM_FLOATS - self._sums - 2 * ROWS * self._stride - left.fixed - right.fixed
+        room = ROOM_FLOATS - self._sums - 2 * ROWS * self._stride
         room -= weights.floats(self._jobs[1].inner)
-        return min(self._jobs[0].inner, room // (left.each + right.each) // 8 * 8)
+        return fitting([left, right], self._jobs[0].inner, room)
 
     @property
     def _sums(self) -> int:
@@ -210,6 +213,9 @@ class _Writer:
         for name in ("scores", "slopes"):
             layout.add(name, ROWS * self._stride, early=False)
         layout.end(start)
+        # To bring short lines would keep back the work of the phase before.
+        sided = zip(self._operands, self._sides, strict=True)
+        layout.soon = all(side.along for operand, side in sided if self._is_early(operand))
         return layout
 
     def _types(self) -> list[str]:
@@ -217,18 +223,20 @@ class _Writer:
         depth = self._depth()
         (rows, columns), inner = second.result.shape, second.inner
         few = first.result.shape[1]
-        left = first.left.type_text(ROWS, rows, depth, along=True)
-        right = first.right.type_text(self._wide, few, depth, along=first.right.transposed)
+        one, other, _ = self._sides
+        left, right = (
+            first.left.type_text(one, rows, depth),
+            first.right.type_text(other, few, depth),
+        )
         slopes = Operand(self._head.works[0].writes[0], False, inner)
         down = units_of(rows, ROWS)
-        wide = self._tilings[1].columns
-        weights = second.right.type_text(wide, columns, inner, along=second.right.transposed)
+        weights = second.right.type_text(self._second[1], columns, inner)
         return [
             f"typedef {tiling_text(self._tilings[0], first.exact)} T;",
             f"typedef {tiling_text(self._tilings[1], second.exact)} U;",
             f"typedef {left} L;",
             f"typedef {right} R;",
-            f"typedef {slopes.type_text(ROWS, rows, inner, along=True)} S;",
+            f"typedef {slopes.type_text(self._second[0], rows, inner)} S;",
             f"typedef {weights} W;",
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * U::N;",
         ]
@@ -258,14 +266,18 @@ class _Writer:
             each_element("i", "U", "first_column", rows, columns),
         )
         operands = ", ".join(self._places.name(each.array) for each in (first.left, first.right))
+        # Rows beyond the last one are read as the last one.
+        of_row = OfRow(self._local, "_row")
         works = [
             line
             for work in self._head.works
-            for line in ("{", *(f"    {line}" for line in work.body(self._local)), "}")
+            for line in ("{", *(f"    {line}" for line in work.body(of_row)), "}")
         ]
         main = [
             *self._types(),
             "i32 thread = thread_now();",
+            f"i32 row = min(first_row + (thread >> 5), {rows - 1}), lane = thread & 31;",
+            *of_row.statements([], ""),
             *self._held[0].statements(each[0], "T::EACH"),
             *self._held[1].statements(each[1], "U::EACH"),
             f"float* scores = {layout.place('scores')};",
@@ -280,8 +292,7 @@ class _Writer:
             "    }",
             "}",
             "__syncthreads();",
-            "i32 row = first_row + (thread >> 5), lane = thread & 31;",
-            f"if (row < {rows}) {{",
+            f"if (first_row + (thread >> 5) < {rows}) {{",
             *(f"    {line}" for line in works),
             "}",
             "__syncthreads();",

@@ -21,12 +21,13 @@ class Layout:
     >>> layout.add("b", 60, early=True)
     >>> layout.end(None)
     >>> layout.place("a"), layout.place("b"), layout.zones
-    ('room + 0', 'room + 100', Zones(late=100, early=60))
+    ('room + 0', 'room + 100', Zones(late=100, early=60, soon=True))
     """
 
     late: int = 0
     early: int = 0
     start: int = 0
+    soon: bool = True
     places: dict[str, int] = field(default_factory=dict)
     _early: set[str] = field(default_factory=set)
 
@@ -53,7 +54,7 @@ class Layout:
     @property
     def zones(self) -> Zones:
         """What is used."""
-        return Zones(self.late, self.early)
+        return Zones(self.late, self.early, self.soon)
 
 
 def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
@@ -69,7 +70,7 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
         late = max(zones.late for zones in phase)
         early = max(zones.early for zones in phase)
         start = None
-        if number and early:
+        if number and early and all(zones.soon for zones in phase):
             below = [last for first, last in used if first == 0]
             places = (max([late, *below]), (ROOM_FLOATS - early) // 4 * 4)
             start = next((each for each in places if _is_free(each, late, early, used)), None)

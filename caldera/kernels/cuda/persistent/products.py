@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,11 @@ class Operand:
         """What must be there before it can be brought."""
         return [self.array] if self.rows is None else list(self.rows.reads)
 
-    def type_text(self, wide: int, count: int, depth: int, *, along: bool) -> str:
-        """Its C++ type; `along` says whether its lines run along the inner axis."""
+    def type_text(self, side: Side, count: int, depth: int) -> str:
+        """The C++ type of so much of it."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
-        flags = ", ".join(map(_truth, (along, aligned, self.rows is not None)))
-        return f"Staged<{self.lead}, {count}, {flags}, {wide}, {depth}>"
+        flags = ", ".join(map(_truth, (side.along, aligned, self.rows is not None, side.paired)))
+        return f"Staged<{self.lead}, {count}, {flags}, {side.wide}, {depth}>"
 
 
 def operand(array: Array, transposed: bool) -> Operand | None:
@@ -92,24 +92,35 @@ def gathered(left: Operand, rows: Gather | None) -> Operand:
 
 @dataclass(frozen=True)
 class Side:
-    """An operand's part of a tile: how wide it is, and whether its lines lie along the sums."""
+    """An operand's part of a tile: how wide it is, and whether its lines lie along the sums.
+
+    Where those of both operands do, they are paired.
+    """
 
     wide: int
     along: bool
-
-    @property
-    def each(self) -> int:
-        """The floats of shared memory for an inner index."""
-        return self.wide if self.along else apart(self.wide)
-
-    @property
-    def fixed(self) -> int:
-        """The floats that come with any number of them."""
-        return 4 * self.wide if self.along else 0
+    paired: bool = False
 
     def floats(self, depth: int) -> int:
-        """The floats for so many inner indices."""
-        return self.each * units_of(depth, 8) * 8 + self.fixed
+        """The floats of shared memory for so many inner indices."""
+        rounded = units_of(depth, 8) * 8
+        if self.along:
+            return self.wide * (apart(rounded) if self.paired else rounded + 4)
+        return apart(self.wide) * rounded
+
+
+def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[Side]:
+    """Both operands of a product, by their widths and whether their lines lie along the sums."""
+    paired = left[1] and right[1]
+    return [Side(*left, paired), Side(*right, paired)]
+
+
+def fitting(sides: Sequence[Side], inner: int, room: int) -> int:
+    """How many of the inner indices fit into so many floats."""
+    depth = inner
+    while depth > 8 and sum(side.floats(depth) for side in sides) > room:
+        depth = (depth - 1) // 8 * 8
+    return depth
 
 
 @dataclass(frozen=True)
@@ -172,17 +183,14 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices are brought to shared memory at once."""
         room = ROOM_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
-        sides = self._sides
-        each = sum(side.each for side in sides)
-        return min(self._job.inner, (room - sum(side.fixed for side in sides)) // each // 8 * 8)
+        return fitting(self._sides, self._job.inner, room)
 
     @property
     def _sides(self) -> list[Side]:
         left, right = self._job.left, self._job.right
-        return [
-            Side(self._tiling.rows, not left.transposed),
-            Side(self._tiling.columns, right.transposed),
-        ]
+        return sides(
+            (self._tiling.rows, not left.transposed), (self._tiling.columns, right.transposed)
+        )
 
     def _is_early(self, operand: Operand) -> bool:
         return all(map(self._early, operand.reads))
@@ -191,8 +199,8 @@ class _Writer:
         """Where everything lies."""
         job, depth, layout = self._job, self._depth(), Layout()
         sums = self._tiling.parts * self._tile
-        sides = zip("ab", (job.left, job.right), self._sides, strict=True)
-        sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sides]
+        sided = list(zip("ab", (job.left, job.right), self._sides, strict=True))
+        sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sided]
         early = sum(floats for _, floats, is_early in sized if is_early)
         late = sum(floats for _, floats, is_early in sized if not is_early)
         over_early = late < sums <= early
@@ -204,17 +212,18 @@ class _Writer:
             layout.add(f"kept{number}", self._tile, early=self._early(array))
         layout.end(start)
         layout.places["sums"] = layout.start if over_early else 0
-        if job.left.rows is not None:
-            # The numbers of the rows have one place only.
-            layout.early = ROOM_FLOATS
+        # The numbers of rows have one place only; and to bring short lines takes so many
+        # instructions that it would keep back the work of the phase before.
+        long = all(side.along for _, each, side in sided if self._is_early(each))
+        layout.soon = long and job.left.rows is None
         return layout
 
     def _types(self) -> list[str]:
         job, tiling, depth = self._job, self._tiling, self._depth()
         rows, columns = job.result.shape
-        along = not job.left.transposed
-        left = job.left.type_text(tiling.rows, rows, depth, along=along)
-        right = job.right.type_text(tiling.columns, columns, depth, along=job.right.transposed)
+        first, second = self._sides
+        left = job.left.type_text(first, rows, depth)
+        right = job.right.type_text(second, columns, depth)
         down = units_of(rows, tiling.rows)
         return [
             f"typedef {tiling_text(tiling, job.exact)} T;",
@@ -238,9 +247,9 @@ class _Writer:
         rows, columns = job.result.shape
         for number, array in enumerate(self._held.tiles):
             if self._early(array) == ahead:
-                kind = Operand(array, False, array.strides[0] // 4).type_text(
-                    self._tiling.columns, columns, self._tiling.rows, along=False
-                )
+                side = Side(self._tiling.columns, along=False)
+                seen = Operand(array, False, array.strides[0] // 4)
+                kind = seen.type_text(side, columns, self._tiling.rows)
                 lines += [
                     f"stage<{kind}, T::THREADS>({layout.place(f'kept{number}')}, {name(array)},",
                     f"    first_column, first_row, min(T::M, {rows} - first_row));",
@@ -268,7 +277,7 @@ class _Writer:
         operands = ", ".join(self._places.name(each.array) for each in (job.left, job.right))
         each = each_element("i", "T", "first_column", rows, columns)
         if isinstance(held, Kept):
-            each[0] = "#pragma unroll 2"
+            each = each_line(rows, columns)
         tiles = [
             f"const float* kept{number} = {layout.place(f'kept{number}')};"
             for number in range(len(held.tiles))
@@ -306,6 +315,17 @@ def each_element(index: str, tiling: str, first: str, rows: int, columns: int) -
         f"    i32 below = e / {tiling}::N, across = e % {tiling}::N;",
         f"    i32 row = first_row + below, column = {first} + across;",
         f"    if (below < {tiling}::M && row < {rows} && column < {columns}) {{",
+    ]
+
+
+def each_line(rows: int, columns: int) -> list[str]:
+    """The same for many elements: a thread takes those of one column, lines apart."""
+    return [
+        "i32 across = thread % T::N, column = first_column + across;",
+        "#pragma unroll 4",
+        "for (i32 below = thread / T::N; below < T::M; below += T::TOGETHER) {",
+        "    i32 row = first_row + below;",
+        f"    if (thread < T::TOGETHER * T::N && row < {rows} && column < {columns}) {{",
     ]
 
 

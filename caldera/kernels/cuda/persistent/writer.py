@@ -151,6 +151,17 @@ class Kept(Ahead):
         return f"kept{keys.index(key)}[below * T::STRIDE + across]"
 
 
+class OfRow(Ahead):
+    """What there is one of for each row is read ahead, for `row`."""
+
+    def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        if list(coordinates) != ["row"]:
+            return value
+        kind = computed_type(array.dtype.name)
+        name = f"one{self._mark}{len(self._once)}"
+        return self._once.setdefault(value, (name, kind))[0]
+
+
 class Local(Through):
     """Places of which some are matrices whose rows, from `first_row` on, are in shared memory too.
 
