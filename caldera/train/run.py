@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.data import Batch, IterableData, Loader, Share
+from caldera.data import Batch, Loader, Share
 from caldera.memory import Reading
 from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
@@ -81,7 +81,7 @@ class Run:
     @property
     def batches(self) -> int | None:
         """Batches in this epoch; None for a stream, which has no length."""
-        return None if isinstance(self.loader.data, IterableData) else len(self.loader)
+        return None if self.loader.data.is_stream else len(self.loader)
 
     @property
     def communicator(self) -> Communicator:

@@ -27,7 +27,7 @@ from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
 from caldera.strategy import Alone, Strategy
-from caldera.train.source import Fed, Source, Values, arrays_of, share_of
+from caldera.train.source import Fed, Source, Values, drawn
 from caldera.train.totals import Totals
 
 if TYPE_CHECKING:
@@ -120,12 +120,13 @@ class Steps:
 
         With several ranks, `heard` is how many of them had which wish.
         """
+        plan = self.training(batch)
         feeds: dict[str, Any] = {}
         if not isinstance(batch, Share):
-            feeds, batch = self.feeds(arrays_of(batch), weights), share_of(batch)
+            feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
         if self.strategy.several:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
-        self._launch(self.training(batch), feeds)
+        self._launch(plan, feeds)
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
         """The loss and the metrics of an epoch."""
@@ -139,8 +140,8 @@ class Steps:
         if isinstance(batch, Share):
             self._launch(self.evaluation(batch), {})
             return
-        plan = self.evaluation(share_of(batch))
-        feeds = self.feeds(arrays_of(batch), None)
+        plan = self.evaluation(batch)
+        feeds = self.feeds(batch.arrays, None) | drawn(batch, plan)
         # Only what the main output needs is fed.
         self._launch(plan, {name: feeds[name] for name in plan.inputs})
 
@@ -154,25 +155,27 @@ class Steps:
 
     # --- plans
 
-    def training(self, batch: int | Share) -> Plan:
-        """A training step on a batch, given by its number of samples or as a share."""
+    def training(self, batch: int | Share | Batch) -> Plan:
+        """A training step on a batch, or on one like those that are given by their size."""
         return self._kept("training", batch, self._training_program)
 
-    def evaluation(self, batch: int | Share) -> Plan:
+    def evaluation(self, batch: int | Share | Batch) -> Plan:
         """Adds a batch to the evaluation totals."""
         return self._kept("evaluation", batch, self._evaluation_program)
 
-    def _kept(self, kind: str, batch: int | Share, build: Callable[[int], list[Expr]]) -> Plan:
-        share = _share(batch)
-        key = (kind, self.source.key(share))
+    def _kept(
+        self, kind: str, given: int | Share | Batch, build: Callable[[int], list[Expr]]
+    ) -> Plan:
+        batch = _whole(given) if isinstance(given, int) else given
+        key = (kind, self.source.key(batch))
         if key not in self._plans:
-            self._plans[key] = self.strategy.compiled(lambda: self._compiled(share, build))
+            self._plans[key] = self.strategy.compiled(lambda: self._compiled(batch, build))
         return self._plans[key]
 
-    def _compiled(self, share: Share, build: Callable[[int], list[Expr]]) -> Plan:
-        values = self.source.values(share)
+    def _compiled(self, batch: Share | Batch, build: Callable[[int], list[Expr]]) -> Plan:
+        values = self.source.values(batch)
         programs = []
-        for part in self.strategy.parts(share):
+        for part in self.strategy.parts(values.share):
             self._values = values.part(part)
             programs.append(build(len(part)))
         return compile(
@@ -224,7 +227,7 @@ class Steps:
     def _batch(self, count: int) -> Values:
         """The batch that is being written down, or a whole one of this size."""
         if self._values is None or len(self._values.share) != count:
-            self._values = self.source.values(_share(count))
+            self._values = self.source.values(_whole(count))
         return self._values
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
@@ -321,8 +324,9 @@ class Steps:
         return found
 
 
-def _share(batch: int | Share) -> Share:
-    return batch if isinstance(batch, Share) else Share.of(0, batch, batch)
+def _whole(samples: int) -> Share:
+    """A whole batch of so many samples."""
+    return Share.of(0, samples, samples)
 
 
 def lifted(value: float, dtype: Any) -> Expr:

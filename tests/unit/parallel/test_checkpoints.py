@@ -24,7 +24,7 @@ from tests.unit.parallel.ranks import (
     values,
 )
 
-DATA = samples(26)
+DATA = samples(24)
 
 
 def made() -> cd.NeuralNetwork:
