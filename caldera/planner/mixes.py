@@ -16,7 +16,7 @@ from caldera.planner.collectives import Cost, allgather, allreduce, reduce_scatt
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
 from caldera.planner.spread import share, status, too_many
 from caldera.planner.stages import Stage, cut
-from caldera.planner.timeline import pieces, sent_behind, total
+from caldera.planner.timeline import one_by_one, pieces, sent_behind, total
 from caldera.planner.workload import LayerCost, Workload
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
@@ -174,7 +174,10 @@ def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[
     backward = seconds * (1 - setting.compute.forward)
     share_of_all = stage.weight or 1.0
     work = pieces(stage.layers[::-1], backward / share_of_all, BUCKET_BYTES * mix.model)
-    return sent_behind(work, cost) - sum(piece.seconds for piece in work), total(work, cost)
+    exchange = total(work, cost)
+    if not setting.cluster.hides(mix.data, stride):
+        return exchange.seconds, exchange
+    return sent_behind(work, cost) - sum(piece.seconds for piece in work), exchange
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:
@@ -213,7 +216,8 @@ def dense_layers_split(setting: Setting) -> Prediction:
 
     # Dense layers come last: when the backward pass reaches the others, theirs are done.
     behind = pieces(others[::-1], backward, BUCKET_BYTES)
-    left = sent_behind(behind, cost) - sum(piece.seconds for piece in behind)
+    after = sent_behind if cluster.hides(ranks) else one_by_one
+    left = after(behind, cost) - sum(piece.seconds for piece in behind)
     moved = Cost()
     for layer in dense:
         moved += allgather(layer.given * setting.batch, ranks, wire)

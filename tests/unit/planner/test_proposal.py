@@ -72,7 +72,7 @@ def test_sentences_say_what_bounds_it() -> None:
 
 def test_sentences_say_when_fewer_ranks_are_faster() -> None:
     text = proposal(ranks=64, link=SLOW, latency="1ms").explain("strong")
-    assert "With this batch 1 ranks are faster than 64" in text
+    assert "With this batch one rank is faster than 64" in text
 
 
 # --- memory
@@ -156,6 +156,30 @@ def test_the_proposed_strategy_trains() -> None:
 def test_a_strategy_is_for_the_ranks_that_were_planned() -> None:
     with pytest.raises(ConfigError, match="expected 8 ranks, as was planned, got 1"):
         proposal(speed="1G").strategy("weak")
+
+
+def test_a_compressed_strategy_has_a_compressor_of_its_own() -> None:
+    found = proposal(ranks=2, link=SLOW, exact=False)
+    assert found.ranking("weak").best.way.family == COMPRESSED
+
+    def made(comm: Communicator) -> Any:
+        strategy = found.strategy("weak", comm)
+        assert isinstance(strategy, parallel.DataParallel)
+        return strategy.compression
+
+    first, second = run_virtual_ranks(2, made)
+    assert type(first) is type(second)
+    assert first is not second
+
+
+def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = proposal(speed="1G")
+    monkeypatch.delattr(parallel, "DataParallel")
+    with pytest.raises(ConfigError, match=r"expected parallel\.DataParallel, got a Caldera that"):
+        found.strategy("weak")
+    monkeypatch.setattr(parallel, "DataParallel", lambda communicator: None, raising=False)
+    with pytest.raises(ConfigError, match="that takes algorithm, got one that does not"):
+        found.strategy("weak")
 
 
 def test_one_rank_trains_alone() -> None:
