@@ -176,7 +176,7 @@ class Steps:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            self._values = values.part(part)
+            self._values = values.part(part, self.strategy.of_part)
             programs.append(build(len(part)))
         return compile(
             [*self.strategy.written(programs), *values.updates],
@@ -194,10 +194,12 @@ class Steps:
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
+        updates += self.strategy.counted(total)
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
-        outputs, _ = self.traced(count, training=False)
+        found, _ = self.traced(count, training=False)
+        outputs = self.strategy.predictions(found, self.objective.losses)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
         loss, total = self.loss(outputs, count, main)
@@ -216,6 +218,18 @@ class Steps:
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
         return named_outputs(result), traced
+
+    def network(self, count: int) -> list[Expr]:
+        """What the network computes for so many samples, whichever these are."""
+        inputs = [
+            op.input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+        with trace(
+            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
+            several_ranks=self.strategy.several,
+        ):  # fmt: skip
+            return list(named_outputs(self.model(*inputs)).values())
 
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
@@ -249,11 +263,15 @@ class Steps:
         """What this rank's samples add to the loss of the whole batch, and the weight of that."""
         weights = self._weights(count)
         if weights is None:
-            total = lifted(float(self._batch(count).share.count), self.model.dtype)
+            samples = self._batch(count).share.count
+            total = lifted(float(samples), self.model.dtype)
+            divisor = lifted(float(samples or 1), self.model.dtype)
         else:
             (total,) = self.strategy.over_all([op.sum(weights)])
+            # Samples that count for nothing have no loss.
+            divisor = op.where(total == 0.0, 1.0, total)
         terms = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in parts.items()
         ]
         result = terms[0]
