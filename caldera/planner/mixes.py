@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from caldera.parallel.data_parallel import BUCKET_BYTES
 from caldera.planner.collectives import Cost, allgather, allreduce, reduce_scatter
@@ -70,17 +71,21 @@ def ways(ranks: int) -> Iterator[Way]:
                     yield _way(mix)
     if ranks > 1:
         name = "Hybrid, dense layers split"
-        yield Way(HYBRID, name, ("Hybrid", {}), True, dense_layers_split)
+        maker = ("Hybrid", {"axes": {"model": ranks}, "samples": "all"})
+        yield Way(HYBRID, name, maker, True, dense_layers_split)
 
 
 def _way(mix: Mix) -> Way:
-    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
-    pipe = {"micro_batches": mix.micro, "schedule": mix.schedule} if mix.pipeline > 1 else {}
-    mesh = {name: size for name, size in axes.items() if size > 1}
     names = {PIPELINE: "PipelineParallel", TENSOR: "TensorParallel", HYBRID: "Hybrid"}
-    maker = (names[mix.family], {"mesh": mesh, **pipe})
-    title = f"{names[mix.family]}, {mix}"
-    return Way(mix.family, title, maker, True, partial(mixed, mix=mix))
+    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
+    given: dict[str, Any] = {}
+    if mix.family == HYBRID:
+        given["axes"] = {name: size for name, size in axes.items() if size > 1}
+    if mix.pipeline > 1:
+        given |= {"micro_batches": mix.micro, "schedule": mix.schedule}
+    name = names[mix.family]
+    title = f"{name}, {mix}"
+    return Way(mix.family, title, (name, given), True, partial(mixed, mix=mix))
 
 
 def mixed(setting: Setting, mix: Mix) -> Prediction:

@@ -14,8 +14,12 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.planner import Compute, Proposal, Wire, measured_wire, workload_of
 from caldera.planner.compute import measured
+from caldera.planner.making import strategy_of
 from caldera.planner.mixes import HYBRID, PIPELINE
+from caldera.planner.ranking import all_ways
 from caldera.planner.spread import COMPRESSED, DATA, SHARDED
+
+from .made import setting
 
 SLOW, QUICK = "100Mb", "100Gb"
 WIDE = 2048
@@ -180,6 +184,23 @@ def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(parallel, "DataParallel", lambda communicator: None, raising=False)
     with pytest.raises(ConfigError, match="that takes algorithm, got one that does not"):
         found.strategy("weak")
+
+
+def test_every_way_that_has_a_strategy_makes_it() -> None:
+    given = setting(4)
+    names = {"DataParallel", "Sharded", "TensorParallel", "LocalSGD", "ElasticAveraging", "Gossip"}
+    names |= {"Ensemble", "Hybrid"}
+    chosen = [
+        way
+        for way in all_ways(given)
+        if way.maker[0] in names and "pipeline" not in way.maker[1].get("axes", {})
+    ]
+    assert {way.maker[0] for way in chosen} == names
+
+    def made(comm: Communicator) -> list[str]:
+        return [type(strategy_of(way, 4, comm)).__name__ for way in chosen]
+
+    assert run_virtual_ranks(4, made)[0] == [way.maker[0] for way in chosen]
 
 
 def test_one_rank_trains_alone() -> None:
