@@ -64,8 +64,8 @@ class Strategy(ABC):
         return self.communicator.size > 1
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Which part of each batch this rank reads, of how many."""
+    def reader(self) -> tuple[int, int]:
+        """As which of how many a rank reads its samples of each batch."""
         return self.communicator.rank, self.communicator.size
 
     def evaluating(self) -> Strategy:
@@ -103,6 +103,11 @@ class Strategy(ABC):
         """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
         return [share]
 
+    def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
+        """What a rank computes a part from, where it has read the samples of its share."""
+        begin = part.first - share.first
+        return value[begin : begin + len(part)]
+
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
         """The last word on a program, of which there is one for each part."""
         (program,) = programs
@@ -123,6 +128,10 @@ class Strategy(ABC):
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:  # noqa: B027
         """Before the first plan is made: the model is whole, and starts the same on every rank."""
+
+    def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:  # noqa: B027
+        """After that, and still before: `network` gives what the model computes for so many
+        samples, for those who have to know what is in it."""
 
     def take_apart(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""

@@ -13,6 +13,9 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Sharded(1)` | one process, but for rounding | 1/n of what the optimizer keeps | 2 S (n-1)/n |
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
+| `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |
+| `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
+| `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
 
 S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
 whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
@@ -40,11 +43,37 @@ checkpoint holds every rank: as many ranks go on to the bit, others from what al
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.elastic import ElasticAveraging
 from caldera.parallel.ensemble import Ensemble
 from caldera.parallel.gossip import Gossip
+from caldera.parallel.hybrid import Hybrid
 from caldera.parallel.local_sgd import LocalSGD
 from caldera.parallel.sharded import Sharded
+from caldera.parallel.tensor_parallel import TensorParallel
 
-__all__ = ["DataParallel", "ElasticAveraging", "Ensemble", "Gossip", "LocalSGD", "Sharded"]
+if TYPE_CHECKING:
+    from caldera.planner import Proposal, plan
+
+__all__ = [
+    "DataParallel",
+    "ElasticAveraging",
+    "Ensemble",
+    "Gossip",
+    "Hybrid",
+    "LocalSGD",
+    "Proposal",
+    "Sharded",
+    "TensorParallel",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The planner times training, which needs strategies itself: it comes when it is asked for.
+    if name not in ("Proposal", "plan"):
+        raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
+    return getattr(import_module("caldera.planner"), name)

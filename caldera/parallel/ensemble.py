@@ -83,7 +83,7 @@ class Ensemble(Replicas):
         return f"Ensemble(seeds={self.seeds}, start={self.start!r})"
 
     @property
-    def place(self) -> tuple[int, int]:
+    def reader(self) -> tuple[int, int]:
         return 0, 1
 
     def evaluating(self) -> Strategy:
@@ -137,7 +137,7 @@ class _MeanOfMembers(Alone):
         self.communicator, self.in_plans = together.communicator, together.in_plans
 
     @property
-    def place(self) -> tuple[int, int]:
+    def reader(self) -> tuple[int, int]:
         return 0, 1
 
     def predictions(

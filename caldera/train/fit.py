@@ -57,7 +57,7 @@ def make_steps(
     model.ensure_built(sample)
     check_targets(model, data, sample, weighted=weighted)
     inputs = len(model.signature.inputs)
-    return Steps(
+    steps = Steps(
         model,
         model.objective,
         model.optimizer,
@@ -68,6 +68,8 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or Fed(),
     )
+    steps.strategy.prepare(steps.network)
+    return steps
 
 
 @cache
@@ -153,7 +155,7 @@ def fit(
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
     """The batches of this rank: it reads its own samples and no others."""
-    rank, ranks = strategy.place
+    rank, ranks = strategy.reader
     return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
 
 

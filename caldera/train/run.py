@@ -204,7 +204,7 @@ class Run:
         if self._evaluator is None:
             return self.model.evaluate(self.validation)
         strategy = self._evaluator.strategy
-        rank, ranks = strategy.place
+        rank, ranks = strategy.reader
         loader = Loader(
             self.validation, self.model.batch_size, shuffle=False, rank=rank, ranks=ranks,
             parts=strategy.batch_parts,

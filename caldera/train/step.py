@@ -176,7 +176,7 @@ class Steps:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            self._values = values.part(part)
+            self._values = values.part(part, self.strategy.of_part)
             programs.append(build(len(part)))
         return compile(
             [*self.strategy.written(programs), *values.updates],
@@ -218,6 +218,18 @@ class Steps:
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
         return named_outputs(result), traced
+
+    def network(self, count: int) -> list[Expr]:
+        """What the network computes for so many samples, whichever these are."""
+        inputs = [
+            op.input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+        with trace(
+            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
+            several_ranks=self.strategy.several,
+        ):  # fmt: skip
+            return list(named_outputs(self.model(*inputs)).values())
 
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
