@@ -152,8 +152,8 @@ class Job:
     def size(self, early: Early) -> Size:
         """What its tiling depends on."""
         rows, columns = self.result.shape
-        late = [not all(map(early, each.reads)) for each in (self.left, self.right)]
-        return Size(rows, columns, self.inner, *late, exact=self.exact)
+        left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
+        return Size(rows, columns, self.inner, left, right, exact=self.exact)
 
     def part(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Part:
         """The product by about so many blocks."""
