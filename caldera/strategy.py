@@ -10,12 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from caldera import op
-from caldera.comm import Communicator, SingleProcess
+from caldera.comm import Communicator, Mesh, SingleProcess
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
+from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.plan.plan import Plan
+
+WISHES = "wishes"
+"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 
 
 class Holder(Protocol):
@@ -53,7 +57,7 @@ class Strategy(ABC):
     """
 
     communicator: Communicator
-    in_plans: Communicator
+    in_plans: Communicator | Mesh
     batch_parts: int = 0
     """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
 
@@ -61,6 +65,17 @@ class Strategy(ABC):
     def several(self) -> bool:
         """Whether what a rank computes is only a part of the whole."""
         return self.communicator.size > 1
+
+    @property
+    def readers(self) -> tuple[int, int]:
+        """This rank's place among those that have different samples of a batch, and how many they
+        are: all ranks, unless several work on the same samples."""
+        return self.communicator.rank, self.communicator.size
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether others have samples of a batch that this rank has not."""
+        return self.several
 
     # --- graphs
 
@@ -73,6 +88,9 @@ class Strategy(ABC):
         self, loss: Expr, parameters: Sequence[Variable]
     ) -> tuple[list[Variable], list[Expr]]:
         """What this rank's optimizer changes, and the gradients of the whole batch for it."""
+
+    def traced(self, written: Context) -> None:  # noqa: B027
+        """The network has been written down for a part of a batch, layer by layer."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:

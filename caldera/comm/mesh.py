@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from caldera.comm.interface import Communicator
 from caldera.errors import CommError
 
+EVERYONE = "all"
+"""The axis along which all ranks of a mesh lie."""
+
 
 class Mesh:
     """The ranks of a communicator as a grid: `Mesh(world, {"data": 2, "model": 2})`.
@@ -16,7 +19,7 @@ class Mesh:
     -1: whatever the number of ranks leaves for it.
 
     - `shape`: the length of each axis; `coordinates`: where this rank is on each.
-    - `communicator`: all ranks of the grid.
+    - `communicator`: all ranks of the grid, who are also those along the axis "all".
 
     >>> from caldera.comm import Mesh, run_virtual_ranks
     >>> def work(comm):
@@ -43,9 +46,16 @@ class Mesh:
             assert made is not None
             self._axes[name] = made
 
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return self.communicator.size
+
     def axis(self, name: str) -> Communicator:
         """The ranks that differ from this one along that axis alone; its rank there is its
         coordinate."""
+        if name == EVERYONE:
+            return self.communicator
         if name not in self._axes:
             raise CommError.build(
                 "mesh", expected="one of the axes " + ", ".join(self._axes), got=repr(name)

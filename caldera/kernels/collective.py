@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from caldera.comm import Communicator, SingleProcess
+from caldera.comm import Communicator, Mesh, SingleProcess
 from caldera.comm.request import Done, Request
 from caldera.comm.tree import tree_sum
 from caldera.graph.node import Node
@@ -55,7 +55,12 @@ class Flight:
 
 
 def communicator_of(call: Call) -> Communicator:
-    """Who carries a message; alone, nobody has to."""
+    """Who carries a message: on a mesh, those along its axis; alone, nobody has to."""
+    if isinstance(call.communicator, Mesh):
+        attrs = call.node.attrs
+        return call.communicator.axis(
+            attrs["message"].axis if "message" in attrs else attrs["axis"]
+        )
     if call.communicator is not None:
         return call.communicator
     if not hasattr(_alone, "communicator"):
@@ -92,6 +97,16 @@ def starting(
     def later() -> None:
         flight.begin(communicator.background(carry), receive)
 
+    def to_one() -> None:
+        if ready is not None:
+            ready()
+        flight.begin(communicator.Isend(send, message.peer), receive)
+
+    def from_one() -> None:
+        flight.begin(communicator.Irecv(receive, message.peer), receive)
+
+    if message.is_between_two:
+        return to_one if message.kind == "send" else from_one
     return now if message.now else later
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.graph.ops.collective import start
+from caldera.graph.ops.collective import Number, start, turn
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
@@ -312,14 +312,20 @@ def _small(buffers: set[Buffer]) -> set[Buffer]:
 def _in_order(roots: Sequence[Node]) -> list[Node]:
     """All nodes, inputs before users. What is sent to other ranks comes as early as it can, so that
     it is on its way while the rest is computed; what comes from them where it is needed."""
-    sent = [node for node in topological(roots) if node.op is start]
+    sent = [node for node in topological(roots) if node.op is start or node.op is turn]
     early: list[Node] = []
-    for node in sorted(sent, key=lambda node: node.attrs["message"].number):
-        message = node.attrs["message"]
-        if message.kind != "gather":
+    for node in sorted(sent, key=_number):
+        message = node.attrs.get("message")
+        if message is None or message.kind != "gather":
             # One that is waited for at once comes late, but what it sends is ready first.
-            early += node.inputs[:-1] if message.now else [node]
+            early += node.inputs[:-1] if message is not None and message.now else [node]
     return topological([*early, *roots])
+
+
+def _number(node: Node) -> Number:
+    """The place of a message or a turn in their order."""
+    number: Number = node.attrs["number"] if node.op is turn else node.attrs["message"].number
+    return number
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

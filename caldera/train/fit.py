@@ -153,11 +153,8 @@ def loader_for(
     strategy: Strategy, data: Data | IterableData, batch_size: int, **settings: Any
 ) -> Loader:
     """The batches of this rank: it reads its own samples and no others."""
-    everyone = strategy.communicator
-    return Loader(
-        data, batch_size, rank=everyone.rank, ranks=everyone.size, parts=strategy.batch_parts,
-        **settings,
-    )  # fmt: skip
+    rank, ranks = strategy.readers
+    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **settings)
 
 
 def evaluate(
