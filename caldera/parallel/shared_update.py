@@ -19,7 +19,8 @@ class SharedUpdate:
     """The assignments of a step, for one stage.
 
     `stages` has the stage of each leaf that belongs to one, `new` what leaves have become on this
-    rank. `run` gives the assignments to what is this stage's, or everybody's.
+    rank. `run` gives the assignments to what is this stage's or everybody's, and what else has to
+    be part of the program.
     """
 
     def __init__(self, stages: Mapping[Node, int], new: Mapping[Node, Node], stage: int) -> None:
@@ -31,16 +32,22 @@ class SharedUpdate:
     def run(self, assignments: Sequence[Node]) -> list[Node]:
         """Those of this rank."""
         order = topological(assignments)
+        given: list[Node] = []
         for group in self._that_meet(order):
             here = [
                 rebuilt([node], self._new)[0] if stage == self._stage else zero(node)
                 for node, stage in group.items()
             ]
-            self._new |= zip(group, over_axis(here, AXIS), strict=True)
+            totals = over_axis(here, AXIS)
+            self._new |= zip(group, totals, strict=True)
+            given += totals
         own = [
             each for each in assignments if self._owner.get(each.inputs[0]) in (None, self._stage)
         ]
-        return list(rebuilt(own, self._new))
+        found = rebuilt(own, self._new)
+        needed = set(topological(found))
+        # A rank that does not need what is given takes part all the same.
+        return [*found, *(total for total in given if total not in needed)]
 
     def _that_meet(self, order: Sequence[Node]) -> list[dict[Node, int]]:
         """The values that everybody needs, each with its stage: those of one message after the
