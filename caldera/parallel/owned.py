@@ -8,8 +8,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.lazy import Variable
-from caldera.parallel.parts import Elsewhere
-from caldera.tensor import Tensor
+from caldera.parallel.parts import Elsewhere, variable_like
 
 
 def let_go(variable: Variable) -> None:
@@ -21,9 +20,8 @@ def let_go(variable: Variable) -> None:
 def made_whole(variable: Variable, owner: int, communicator: Communicator) -> None:
     """Give every rank the values that one of them has; all have to call this."""
     value = _from_owner(variable, owner, communicator)
-    there = variable.symbol.value
-    if isinstance(there, Elsewhere):
-        variable.symbol.move(Tensor.from_numpy(value, device=there.device, name=variable.name))
+    if isinstance(variable.symbol.value, Elsewhere):
+        variable.symbol.move(variable_like(variable, variable.shape, value).tensor)
 
 
 def _from_owner(variable: Variable, owner: int, communicator: Communicator) -> np.ndarray:

@@ -39,16 +39,13 @@ def main(folder: Path) -> None:
     expected, alone = trained(Alone(), epochs=2)
     cuts = ["2-Dropout", "3-ReLU", "5-Dense"]
     strategies = {
-        "1f1b": lambda: PipelineParallel(cuts, micro_batches=3),
-        "fill-drain": lambda: PipelineParallel(cuts, micro_batches=3, schedule="fill-drain"),
-        "two pipelines": lambda: PipelineParallel(data=2),
+        "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),
+        "two pipelines": lambda: PipelineParallel(data=2, schedule="fill-drain"),
     }
     for name, make in strategies.items():
         trained(make(), epochs=1, checkpoint=folder / name)
-        found, history = trained(
-            DataParallel() if name == "1f1b" else make(), epochs=2, checkpoint=folder / name,
-            resume=True,
-        )  # fmt: skip
+        after = DataParallel() if name == "one pipeline" else make()
+        found, history = trained(after, epochs=2, checkpoint=folder / name, resume=True)
         assert found.keys() == expected.keys()
         for key, value in found.items():
             np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)
