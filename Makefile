@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup tools demo test test-cuda lint benchmark clean
+.PHONY: setup tools demo test test-cuda lint docs benchmark clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
@@ -30,6 +30,9 @@ lint: tools
 test: lint
 	$(RUN)/python -m pytest -n auto
 
+docs: tools
+	$(RUN)/python -m tools.docs out/docs
+
 # For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
 test-cuda:
 	$(PYTHON) -m pytest tests/card
@@ -37,6 +40,7 @@ test-cuda:
 benchmark: tools
 	$(RUN)/python benchmarks/overhead.py
 	$(RUN)/python benchmarks/input.py
+	$(RUN)/python benchmarks/pipeline_profiles.py
 	$(RUN)/python benchmarks/progress.py
 
 clean:

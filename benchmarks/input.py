@@ -1,7 +1,7 @@
 """What it costs to bring shuffled batches from memory to training.
 
 Prints the time of a batch of 128 samples of 784 numbers, as float32 and as bytes that become
-floats, and of 128 colour images of 32x32 with transforms: ours, NumPy's gather alone, and PyTorch's
+floats, and of 128 colour images of 32x32 with stages: ours, NumPy's gather alone, and PyTorch's
 DataLoader where it is installed.
 
     python benchmarks/input.py
@@ -109,19 +109,18 @@ def main() -> None:
     images = generator.integers(0, 256, (10_000, 3, 32, 32)).astype(np.uint8)
     labels = generator.integers(0, 10, len(images))
     samples = data.ArrayData(images, labels)
-    transforms: dict[str, data.Transform] = {
+    stages: dict[str, data.Stage] = {
         "Crop(32, 4)": data.Crop(32, 4),
         "Mirror()": data.Mirror(),
         "Cutout(8)": data.Cutout(8),
         "Normalise": data.Normalise((0.5,) * 3, (0.25,) * 3),
     }
-    everything = data.Compose(list(transforms.values()))
     report(
         f"{BATCH} images of 3x32x32, bytes to float32",
         {
             "none": loader(samples),
-            **{name: loader(samples.transformed(each)) for name, each in transforms.items()},
-            "all four": loader(samples.transformed(everything)),
+            **{name: loader(data.Pipeline(samples, each)) for name, each in stages.items()},
+            "all four": loader(data.Pipeline(samples, list(stages.values()))),
         },
         "none",
     )

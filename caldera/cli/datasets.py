@@ -144,11 +144,11 @@ def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
             f"augmentation {', '.join(asked)}", expected="images",
             got=f"samples of shape {found.shape}",
         )  # fmt: skip
-    transforms: list[data.Transform] = []
+    stages: list[data.Stage] = []
     if options.get("crop"):
-        transforms.append(data.Crop(found.shape[-2:], padding=options["crop"]))
+        stages.append(data.Crop(found.shape[-2:], padding=options["crop"]))
     if options.get("mirror"):
-        transforms.append(data.Mirror())
+        stages.append(data.Mirror())
     if options.get("cutout"):
-        transforms.append(data.Cutout(options["cutout"]))
-    return found.transformed(train=transforms)
+        stages.append(data.Cutout(options["cutout"]))
+    return found.transformed(train=stages)

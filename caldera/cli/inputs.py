@@ -10,7 +10,8 @@ import numpy as np
 
 from caldera import data, io
 from caldera.cli.datasets import column_of
-from caldera.data.decode import SUFFIXES, Labelled, Size, decode_all
+from caldera.data.decode import Size, decode_all
+from caldera.data.files import SUFFIXES, Labelled
 from caldera.errors import DataError
 from caldera.io.files import opened
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from caldera.errors import ConfigError
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
+_HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _SENT = ("CALDERA_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
 
@@ -39,6 +41,10 @@ def launch(
     `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
     go on when one dies, if this MPI can do that.
     """
+    if hosts is not None and not re.fullmatch(_HOSTS, hosts):
+        raise ConfigError.build(
+            "run --hosts", expected="machines and their ranks, as in a:4,b:4", got=hosts
+        )
     starter = _mpiexec(environment)
     is_open_mpi = "Open MPI" in _version(starter) or "OpenRTE" in _version(starter)
     added = {"CALDERA_THREADS": environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))}
@@ -86,6 +92,8 @@ def _version(starter: str) -> str:
 
 
 def _threads(ranks: int, hosts: str | None) -> int:
-    """The cores of this machine shared out: several pools that each want all of them only wait."""
+    """The cores of a machine shared out: several pools that each want all of them only wait."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) if hosts is not None else max(1, (cores or 1) // ranks)
+    if hosts is not None:
+        ranks = max(int(host.partition(":")[2] or 1) for host in hosts.split(","))
+    return max(1, (cores or 1) // ranks)

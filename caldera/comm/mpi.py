@@ -15,7 +15,6 @@ import ctypes
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -85,6 +84,9 @@ class _MpiRequest(Request):
             if owner.naps:
                 self._wait_napping()
                 return
+            if self._expected < 0:
+                self._request.Wait()
+                return
             status = mpi().Status()
             self._request.Wait(status)
         except mpi().Exception as error:
@@ -122,7 +124,8 @@ class _MpiRequest(Request):
             )
 
 
-_alive: weakref.WeakSet[MpiCommunicator] = weakref.WeakSet()
+_made: list[MpiCommunicator] = []
+"""All of this process. They stay: what a rank has done in one is asked for until the end."""
 _lost = threading.Event()
 
 
@@ -163,7 +166,7 @@ class MpiCommunicator(Communicator):
             self.nodes = _node_numbers(self)
             beside = f"{label} in the background"
             self._background = MpiCommunicator(handle.Dup(), beside, generation, self)
-        _alive.add(self)
+        _made.append(self)
 
     # --- messages
 
@@ -221,7 +224,7 @@ class MpiCommunicator(Communicator):
         gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         if error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]:
             _lost.set()
-            for communicator in list(_alive):
+            for communicator in list(_made):
                 # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
                 if communicator.generation <= self.generation:
                     communicator.handle.Revoke()
@@ -320,7 +323,7 @@ class MpiCommunicator(Communicator):
     @staticmethod
     def relatives() -> list[MpiCommunicator]:
         """All communicators of this process."""
-        return list(_alive)
+        return list(_made)
 
     @staticmethod
     def a_rank_is_lost() -> bool:

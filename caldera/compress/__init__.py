@@ -7,7 +7,6 @@ ones, so that nothing is lost. `Compressor` says what they have in common.
 from __future__ import annotations
 
 from caldera.compress._base import Compressor, compressors
-from caldera.compress.factors import factors_are_smaller, sum_by_factors
 from caldera.compress.feedback import redistribute
 from caldera.compress.power_sgd import PowerSGD
 from caldera.compress.quantisers import QSGD, Cast, Lossless, OneBit, TernGrad
@@ -30,9 +29,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "compressors",
-    "factors_are_smaller",
     "predicted_seconds",
     "redistribute",
     "sparse_allreduce",
-    "sum_by_factors",
 ]

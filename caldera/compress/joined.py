@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from caldera.compress.sparse import SparseVector, Sum
-from caldera.kernels.native.compression import add_at, put, take_out
+from caldera.kernels.native.compression import add_at, put
 
 
 class Joined:
@@ -17,20 +17,19 @@ class Joined:
     >>> import numpy as np
     >>> from caldera.compress.joined import Joined
     >>> arrays = [np.array([1.0, 2.0]), np.array([3.0])]
-    >>> Joined(arrays).take([np.array([1], np.int32), np.array([0], np.int32)]).places
-    array([1, 2], dtype=int32)
+    >>> Joined(arrays).add(np.array([1, 2], np.int32), np.array([0.5, 0.25]))
     >>> arrays
-    [array([1., 0.]), array([0.])]
+    [array([1. , 2.5]), array([3.25])]
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
         self.edges = list(accumulate((array.size for array in arrays), initial=0))
 
-    def take(self, chosen: Sequence[np.ndarray]) -> SparseVector:
-        """The elements at some places of each array, which are zero after that."""
-        values = [take_out(a, places) for a, places in zip(self.arrays, chosen, strict=True)]
-        places = [each + np.int32(e) for each, e in zip(chosen, self.edges, strict=False)]
+    def sparse(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> SparseVector:
+        """Places and values of each array as one sparse vector."""
+        places = [each + np.int32(e) for (each, _), e in zip(parts, self.edges, strict=False)]
+        values = [each for _, each in parts]
         return SparseVector(self.edges[-1], np.concatenate(places), np.concatenate(values))
 
     def add(self, places: np.ndarray, amounts: np.ndarray) -> None:

@@ -31,8 +31,9 @@ def alltoall_messages(
     rule gives them (then for all ranks)."""
     lengths = _complete(known)
     if lengths is None:
-        lengths = np.empty(communicator.size, np.int64)
-        communicator.Alltoall(np.array([each.size for each in leaving], np.int64), lengths)
+        everyone = np.empty((communicator.size, communicator.size), np.int64)
+        communicator.Allgather(np.array([each.size for each in leaving], np.int64), everyone)
+        lengths = everyone[:, communicator.rank]
     received = np.empty(int(lengths.sum()), np.uint8)
     sent = [message.size for message in leaving]
     communicator.Alltoall(np.concatenate(leaving), received, sent, lengths.tolist())
@@ -46,8 +47,7 @@ def allgather_messages(
     lengths = _complete(known)
     if lengths is None:
         lengths = np.empty(communicator.size, np.int64)
-        # All at once, where an Allgather would go around the ring.
-        communicator.Alltoall(np.full(communicator.size, message.size, np.int64), lengths)
+        communicator.Allgather(np.array([message.size], np.int64), lengths)
     received = np.empty(int(lengths.sum()), np.uint8)
     communicator.Allgather(message, received, lengths.tolist())
     return _cut(received, lengths)

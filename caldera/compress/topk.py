@@ -18,6 +18,7 @@ from caldera.compress.draws import Chance
 from caldera.compress.joined import Joined
 from caldera.compress.sparse import ALGORITHMS, Coding, Link, sum_sparse
 from caldera.errors import ConfigError
+from caldera.kernels.native.compression import take_out
 
 
 @compressors.register("topk")
@@ -75,17 +76,20 @@ class TopK(Compressor):
     def _exchange(
         self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
     ) -> None:
-        waiting = [self._accumulated(name, gradient) for name, gradient in gradients.items()]
-        chosen = self._select(waiting, chance)
-        self._restart_velocities(gradients, chosen)
-        residuals = Joined(waiting)
-        vector = residuals.take(chosen)
+        residuals = [self._kept.like("residual", n, g) for n, g in gradients.items()]
+        added = [self._velocity(name, gradient) for name, gradient in gradients.items()]
+        taken = self._taken(residuals, added, chance)
+        if self.momentum:
+            for velocity, (places, _) in zip(added, taken, strict=True):
+                velocity[places] = 0
+        waiting = Joined(residuals)
+        vector = waiting.sparse(taken)
         if not np.isfinite(vector.values).all():
             self._forget_what_is_no_number(gradients)
         code: Code = self.quantiser or Plain(vector.values.dtype)
-        coding = Coding(code, chance, communicator.rank, residuals.add)
+        coding = Coding(code, chance, communicator.rank, waiting.add)
         total = sum_sparse(
-            vector, communicator, coding, self._expected(waiting), self.algorithm, self.link
+            vector, communicator, coding, self._expected(residuals), self.algorithm, self.link
         )
         if isinstance(total, np.ndarray):
             total = self._scaled(total, communicator.size)
@@ -93,31 +97,34 @@ class TopK(Compressor):
             total = replace(total, values=self._scaled(total.values, communicator.size))
         Joined([gradient.reshape(-1) for gradient in gradients.values()]).write(total)
 
-    def _accumulated(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        """The parameter's residual with this gradient added to it."""
-        residual = self._kept.like("residual", name, gradient)
-        flat = gradient.reshape(-1)
-        if self.momentum:
-            velocity = self._kept.like("velocity", name, gradient)
-            velocity *= velocity.dtype.type(self.momentum)
-            velocity += flat
-            flat = velocity
-        residual += flat
-        return residual
+    def _velocity(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        """What is added to the residual: the gradient, or with momentum what it has become."""
+        if not self.momentum:
+            return gradient.reshape(-1)
+        velocity = self._kept.like("velocity", name, gradient)
+        velocity *= velocity.dtype.type(self.momentum)
+        velocity += gradient.reshape(-1)
+        return velocity
 
-    def _select(self, waiting: Sequence[np.ndarray], chance: Chance) -> list[np.ndarray]:
-        """The places of each parameter that are sent now."""
+    def _taken(
+        self, residuals: Sequence[np.ndarray], added: Sequence[np.ndarray], chance: Chance
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Places and values of what is sent now, for each parameter; residuals keep the rest."""
+        pairs = list(zip(residuals, added, strict=True))
         if self.block is not None:
-            return [selection.in_blocks(each, int(self.k), self.block) for each in waiting]
-        groups = [waiting] if self.scope == "global" else [[each] for each in waiting]
-        found: list[np.ndarray] = []
+            k = int(self.k)
+            return [selection.take_in_blocks(r, new, k, self.block) for r, new in pairs]
+        for residual, new in pairs:
+            residual += new
+        groups = [residuals] if self.scope == "global" else [[each] for each in residuals]
+        chosen: list[np.ndarray] = []
         for group in groups:
             count = self._count(sum(each.size for each in group))
             if self.sampled:
-                found += selection.sampled(group, count, chance.step)
+                chosen += selection.sampled(group, count, chance.step)
             else:
-                found += selection.exact(group, count)
-        return found
+                chosen += selection.exact(group, count)
+        return [(p, take_out(r, p)) for p, r in zip(chosen, residuals, strict=True)]
 
     def _count(self, size: int) -> int:
         """How many of so many elements are sent."""
@@ -126,18 +133,11 @@ class TopK(Compressor):
             return whole * int(self.k) + -(-int(self.k) * rest // self.block)
         return max(ceil(self.k * size), 1) if self.k < 1 else min(int(self.k), size)
 
-    def _expected(self, waiting: Sequence[np.ndarray]) -> int:
+    def _expected(self, residuals: Sequence[np.ndarray]) -> int:
         """How many elements a rank sends: the same number on all of them, whatever they found."""
         if self.scope == "global":
-            return self._count(sum(each.size for each in waiting))
-        return sum(self._count(each.size) for each in waiting)
-
-    def _restart_velocities(
-        self, gradients: Mapping[str, np.ndarray], chosen: Sequence[np.ndarray]
-    ) -> None:
-        if self.momentum:
-            for (name, gradient), places in zip(gradients.items(), chosen, strict=True):
-                self._kept.like("velocity", name, gradient)[places] = 0
+            return self._count(sum(each.size for each in residuals))
+        return sum(self._count(each.size) for each in residuals)
 
     def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Infinities and nans are sent, so that the step shows them, but must not stay."""

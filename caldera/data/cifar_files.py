@@ -17,9 +17,10 @@ import numpy as np
 from caldera.data._base import Array
 from caldera.data.array_data import ArrayData
 from caldera.data.dataset import Dataset
-from caldera.data.decode import SUFFIXES, Labelled, Size, class_names, decode_all
+from caldera.data.decode import Size, decode_all
 from caldera.data.download import Published
 from caldera.data.download import download as fetch
+from caldera.data.files import SUFFIXES, Labelled, class_names
 from caldera.data.image_files import train_and_test
 from caldera.data.places import cache_folder, file_hash, not_found, places, remembered
 from caldera.data.unpack import archive_members

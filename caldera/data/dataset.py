@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from caldera.data._base import Array, Data
-from caldera.data.array_data import SCALE, ArrayData
+from caldera.data.array_data import ArrayData
 from caldera.data.draw import permutation
-from caldera.data.stream import IterableData
-from caldera.data.transform import TransformLike
+from caldera.data.pipeline import Pipeline
+from caldera.data.scaling import SCALE
+from caldera.data.stage import StagesLike
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.tensor.convert import array_of
 
@@ -39,8 +39,8 @@ class Dataset:
     (2, 1, 8, 8)
     """
 
-    train: ArrayData
-    test: ArrayData
+    train: Data
+    test: Data
     classes: int
     class_names: tuple[str, ...]
     name: str
@@ -74,10 +74,8 @@ class Dataset:
         """
         return self.classes or int(np.prod(self.train.batch(np.arange(1))[-1].shape[1:]))
 
-    def transformed(
-        self, train: TransformLike | None = None, test: TransformLike | None = None
-    ) -> Dataset:
-        """The same samples with other transforms.
+    def transformed(self, train: StagesLike = (), test: StagesLike = ()) -> Dataset:
+        """The same samples, through these stages: `train` and `test` become pipelines.
 
         >>> from caldera import data
         >>> digits = data.digits()
@@ -86,7 +84,14 @@ class Dataset:
         >>> bool(abs(digits.test.x.mean()) < 0.1)
         True
         """
-        return replace(self, train=self.train.transformed(train), test=self.test.transformed(test))
+        return replace(self, train=Pipeline(self.train, train), test=Pipeline(self.test, test))
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Whoever takes it for samples is told what it is."""
+        raise ConfigError.build(
+            f"data set {self.name}", expected="samples", got="a data set",
+            hint="take its .train or .test",
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         target = f", {self.classes} classes" if self.classes else ""
@@ -162,12 +167,12 @@ def arrays(
 
 
 def split(
-    samples: ArrayData | tuple[ArrayLike, ...],
+    samples: Data | tuple[ArrayLike, ...],
     *,
     test: float = 0.2,
     seed: int = 0,
     stratify: bool | None = None,
-) -> tuple[ArrayData, ArrayData]:
+) -> tuple[Data, Data]:
     """Samples in two parts, chosen at random: to train with, and to test with.
 
     `test` is the part that is set aside, or a number of samples. With `stratify` each class gives
@@ -179,7 +184,7 @@ def split(
     >>> sorted(test.y.tolist())
     [0, 0, 1, 1]
     """
-    if not isinstance(samples, ArrayData):
+    if not isinstance(samples, Data):
         samples = ArrayData(*samples)
     total = len(samples)
     wanted = _test_count(test, total)
@@ -195,43 +200,6 @@ def split(
     else:
         chosen = np.arange(total) < wanted
     return samples.subset(np.sort(order[~chosen])), samples.subset(np.sort(order[chosen]))
-
-
-def as_data(value: Any) -> Data | IterableData:
-    """Data of whatever holds samples: Data, an array, a tuple (x, y) of arrays, or an iterable.
-
-    An iterable that is no array is read as samples; for batches, use `IterableData`.
-
-    >>> import numpy as np
-    >>> from caldera import data
-    >>> data.as_data((np.zeros((3, 2)), [0, 1, 1]))
-    ArrayData(3 samples, shape (2,), float64)
-    """
-    if isinstance(value, Data | IterableData):
-        return value
-    if isinstance(value, Dataset):
-        raise ConfigError.build(
-            "data.as_data", expected="samples", got="a data set", hint="take its .train or .test"
-        )
-    if isinstance(value, tuple):
-        for part in value[1:]:
-            if np.asarray(part).dtype.kind in _TEXT_KINDS:
-                raise DataError.build(
-                    "data.as_data", expected="targets that are numbers", got="texts",
-                    hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
-                )  # fmt: skip
-        return ArrayData(*value)
-    if isinstance(value, list):
-        return ArrayData(value)
-    array = np.asarray(value)
-    # NumPy makes one object of what it cannot read as an array.
-    if (
-        array.dtype == object
-        and array.ndim == 0
-        and (isinstance(value, Iterable) or callable(value))
-    ):
-        return IterableData(value)
-    return ArrayData(array)
 
 
 def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:

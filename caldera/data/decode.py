@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.config import settings
-from caldera.errors import DataError
+from caldera.data._base import Array
+from caldera.data.draw import Draw
+from caldera.data.files import Labelled
+from caldera.data.stage import Transform
+from caldera.errors import ConfigError, DataError
 from caldera.optional import optional_import
 from caldera.threads import parallel_for
 
-SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
 # Only these are tried: for some others Pillow starts programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 # Eight bits a channel; deeper pixels would be cut off silently.
@@ -36,23 +38,6 @@ class Size(NamedTuple):
 
     height: int
     width: int
-
-
-class Labelled(NamedTuple):
-    """An image that is not read yet, and its class."""
-
-    name: str
-    label: str
-    read: Callable[[], bytes]
-
-
-def class_names(images: Sequence[Labelled]) -> tuple[str, ...]:
-    """The classes of images; their order gives the class numbers.
-
-    >>> class_names([Labelled("1.png", "dog", bytes), Labelled("2.png", "cat", bytes)])
-    ('cat', 'dog')
-    """
-    return tuple(sorted({image.label for image in images}))
 
 
 def decode_all(
@@ -81,7 +66,7 @@ def decode_all(
             where,
             expected=f"room for {needed} bytes of images",
             got=str(error),
-            hint="give a smaller size=(height, width)",
+            hint="give a smaller size=(height, width), or in_memory=False",
         ) from None
 
     def decode_share(worker: int, workers: int) -> None:
@@ -98,6 +83,55 @@ def decode_all(
     return x, y
 
 
+@dataclass(frozen=True)
+class Decode(Transform):
+    """Encoded images (JPEG, PNG, ...) become bytes of shape (channels, height, width).
+
+    All are brought to `size` (height, width), or must have one size if none is given. `channels` is
+    3 for colours and 1 for shades of grey. Needs Pillow.
+
+    >>> import io
+    >>> import numpy as np
+    >>> from PIL import Image
+    >>> from caldera import data
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (5, 4)).save(file, "PNG")
+    >>> data.Decode()(np.array([file.getvalue()], object), data.Draw()).shape
+    (1, 3, 4, 5)
+    """
+
+    size: tuple[int, int] | None = None
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        check_decoding("data.Decode", self.size, self.channels)
+
+    def __call__(self, x: Array, draw: Draw) -> NDArray[np.uint8]:
+        if x.dtype != object:
+            raise DataError.build(
+                "data.Decode", expected="encoded images", got=f"arrays of {x.dtype} {x.shape[1:]}"
+            )
+        decode = Decoder(self.channels, "data.Decode")
+        size = decode.size(x[0]) if self.size is None else Size(*self.size)
+        images = np.empty((len(x), self.channels, *size), np.uint8)
+        for number, content in enumerate(x):
+            images[number] = decode(content, size, resize=self.size is not None)
+        return images
+
+
+def check_decoding(where: str, size: tuple[int, int] | None, channels: int) -> None:
+    """Whether images can be decoded to this.
+
+    >>> check_decoding("data.Decode", (32, 32), 2)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: data.Decode: expected 1 or 3 channels, got 2
+    """
+    if channels not in _MODE_OF_CHANNELS:
+        raise ConfigError.build(where, expected="1 or 3 channels", got=repr(channels))
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise ConfigError.build(where, expected="size=(height, width)", got=repr(size))
+
+
 class Decoder:
     """Decodes images with Pillow; whatever is wrong with one is a `DataError` with its name."""
 
@@ -106,12 +140,12 @@ class Decoder:
         self._mode = _MODE_OF_CHANNELS[channels]
         self._where = where
 
-    def size(self, content: bytes, name: str) -> Size:
+    def size(self, content: bytes, name: str = "") -> Size:
         """The size of an image, which is not decoded."""
         return self._use(content, name, lambda image: Size(image.height, image.width))
 
     def __call__(
-        self, content: bytes, size: Size, name: str, *, resize: bool = False
+        self, content: bytes, size: Size, name: str = "", *, resize: bool = False
     ) -> NDArray[np.uint8]:
         """An image as (channels, height, width)."""
 
@@ -119,7 +153,7 @@ class Decoder:
             found = Size(image.height, image.width)
             if found != size and not resize:
                 raise DataError.build(
-                    f"{self._where} {name}",
+                    f"{self._where} {name}".rstrip(),
                     expected=f"an image of {size.height}x{size.width}",
                     got=f"{found.height}x{found.width}",
                     hint="size=(height, width) brings images to one size",
@@ -133,7 +167,7 @@ class Decoder:
         return self._use(content, name, pixels)
 
     def _use(self, content: bytes, name: str, function: Callable[[Any], Any]) -> Any:
-        where = f"{self._where} {name}"
+        where = f"{self._where} {name}".rstrip()
         try:
             with self._pillow.open(io.BytesIO(content), formats=_FORMATS) as image:
                 # The header alone has been read so far.

@@ -1,4 +1,4 @@
-"""The random numbers of the input pipeline: the order of an epoch, and what transforms draw.
+"""The random numbers of the input pipeline: the order of an epoch, and what stages draw.
 
 Both are functions of (seed, epoch, place in the epoch), by the same counter-based generator as all
 other random numbers. Nothing depends on what was drawn before, so an epoch can be continued in its
@@ -21,7 +21,7 @@ from caldera.tensor import philox
 _LOW_WORD = 0xFFFFFFFF
 # Fillers and random ops count their streams from 0; these are out of their way.
 _ORDER_STREAM = 0xDA7A0000
-_TRANSFORM_STREAMS = 0xDA7A0001
+_STAGE_STREAMS = 0xDA7A0001
 
 
 def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -48,6 +48,28 @@ def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return keys.astype(np.int64)
 
 
+_BLOCKS_MIXED = 16
+
+
+def block_permutation(count: int, block: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """An order in which samples of one block come near each other.
+
+    The blocks come in a random order, and the samples of 16 blocks in a row are mixed.
+
+    >>> order = block_permutation(1000, block=10, seed=0, epoch=0)
+    >>> sorted(order.tolist()) == list(range(1000)), len(set((order[:160] // 10).tolist()))
+    (True, 16)
+    """
+    mixed = permutation(count, seed, epoch)
+    if block == 1:
+        return mixed
+    blocks = permutation(-(-count // block), seed, epoch)
+    numbers = (blocks[:, None] * block + np.arange(block)).reshape(-1)
+    numbers = numbers[numbers < count]
+    groups = np.arange(count) // (block * _BLOCKS_MIXED)
+    return numbers[np.lexsort((mixed, groups))]
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Names the random numbers of one batch: its samples stand at `first` and on in the epoch.
@@ -64,16 +86,16 @@ class Draw:
     first: int = 0
     stream: int = 0
 
-    def of_transform(self, number: int) -> Draw:
-        """The numbers of the transform at this place in a sequence."""
-        return replace(self, stream=number)
+    def of_stage(self, number: int) -> Draw:
+        """The numbers of the stage at this place in a pipeline."""
+        return Draw(self.seed, self.epoch, self.first, number)
 
     def uniform(self, samples: int, numbers: int = 1) -> NDArray[np.float32]:
         """Numbers in [0, 1), of shape (samples, numbers)."""
         flat = philox.uniform01(
             self.seed,
             self.epoch,
-            _TRANSFORM_STREAMS + self.stream,
+            _STAGE_STREAMS + self.stream,
             self.first * numbers,
             samples * numbers,
         )
@@ -104,8 +126,8 @@ class LazyDraw:
     first: Any
     stream: int = 0
 
-    def of_transform(self, number: int) -> LazyDraw:
-        """The numbers of the transform at this place in a sequence."""
+    def of_stage(self, number: int) -> LazyDraw:
+        """The numbers of the stage at this place in a pipeline."""
         return replace(self, stream=number)
 
     def uniform(self, samples: int, numbers: int = 1) -> Expr:
@@ -114,7 +136,7 @@ class LazyDraw:
             (samples, numbers),
             state=self.state,
             offset=self.first * numbers,
-            stream=_TRANSFORM_STREAMS + self.stream,
+            stream=_STAGE_STREAMS + self.stream,
         )
 
     def whole(self, samples: int, below: tuple[int, ...]) -> Expr:

@@ -65,6 +65,35 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
         return array.reshape(shape)
 
 
+def map_idx(path: PathLike) -> NDArray[np.uint8]:
+    """The array of an IDX file of bytes; it stays in the file, unless that is compressed.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"
+    >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + b"abc")
+    >>> map_idx(path).tolist()
+    [97, 98, 99]
+    """
+    where = named("map_idx", path)
+    with opened(path, "rb", where) as file:
+        stored = file_size(file)
+        contents = Unpacked(file, limit=stored * _LARGEST_COMPRESSION, where=where)
+        axes = max(contents.read(_BYTES_OF_SIZE)[3:], default=0)
+        if contents.is_compressed:
+            return read_idx(path, axes)
+        file.seek(0)
+        shape = _read_header(contents, axes, where)
+        wanted, left = math.prod(shape), stored - file.tell()
+        if wanted != left:
+            raise DataError.build(
+                where, expected=f"{wanted} bytes for shape {shape}", got=str(left),
+                hint="the file is truncated or damaged",
+            )  # fmt: skip
+        if not wanted:
+            return np.zeros(shape, np.uint8)
+        return np.memmap(file, np.uint8, "r", file.tell(), shape).view(np.ndarray)
+
+
 def _read_header(contents: Unpacked, axes: int, where: str) -> tuple[int, ...]:
     """The shape that the header gives."""
     magic = contents.read(_BYTES_OF_SIZE)

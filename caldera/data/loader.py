@@ -2,97 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.data._base import Array, Arrays, Data
-from caldera.data.draw import Draw, permutation
+from caldera.config import settings
+from caldera.data._base import Data
+from caldera.data.batch import Batch, Rest, Share
+from caldera.data.draw import Draw
+from caldera.data.making import Job, Ready, made_ahead, memory_for_batches
+from caldera.data.pipeline import Pipeline
 from caldera.data.stream import IterableData
-from caldera.errors import CheckpointError, ConfigError, DataError
-
-
-class _NoLengthError(DataError, TypeError):
-    """A stream has no length; `list(...)` asks for one, and takes a TypeError for an answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One rank's part of a batch.
-
-    - `x`, `y`: the samples; `y` is None where there are no targets.
-    - `first`: the place of the rank's first sample in the whole batch.
-    - `count`: how many samples the whole batch has, over all ranks; `len(batch)` are this rank's.
-    - `indices`: the samples' numbers in the data.
-    - `between`: more inputs, for data of more than two arrays.
-
-    >>> import numpy as np
-    >>> from caldera import data
-    >>> loader = data.Loader(data.ArrayData(np.arange(10.0)), 4, shuffle=False, rank=1, ranks=2)
-    >>> for batch in loader:
-    ...     print(batch.x, batch.first, batch.count, batch.indices)
-    [2. 3.] 2 4 [2 3]
-    [6. 7.] 2 4 [6 7]
-    [9.] 1 2 [9]
-    """
-
-    x: Array
-    y: Array | None
-    first: int
-    count: int
-    indices: NDArray[np.integer]
-    between: Arrays = ()
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
-# Not frozen: one is made for each step, and freezing would triple its cost.
-@dataclass(slots=True)
-class Share:
-    """Which samples of a batch a rank reads, for those who have the samples elsewhere.
-
-    - `start`: the place of the whole batch in the order of the epoch.
-    - `first`: the place of the rank's first sample in the whole batch.
-    - `samples`: how many samples this rank has, as `len(share)` says.
-    - `count`: how many samples the whole batch has, over all ranks.
-    - `size`: the batch size; only the last batch of an epoch has fewer samples.
-
-    >>> import numpy as np
-    >>> from caldera import data
-    >>> next(data.Loader(data.ArrayData(np.arange(10)), batch_size=4).shares())
-    Share(start=0, first=0, samples=4, count=4, size=4)
-    """
-
-    start: int
-    first: int
-    samples: int
-    count: int
-    size: int
-
-    @classmethod
-    def of(
-        cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1, parts: int = 0
-    ) -> Share:
-        """What a rank has of a batch of `count` samples.
-
-        With `parts`, the batch is first cut into so many of them, and ranks get whole ones.
-
-        >>> from caldera.data import Share
-        >>> Share.of(0, 10, 10, rank=1, ranks=3)
-        Share(start=0, first=3, samples=3, count=10, size=10)
-        >>> Share.of(0, 10, 10, rank=1, ranks=3, parts=5)
-        Share(start=0, first=2, samples=4, count=10, size=10)
-        """
-        parts = parts or ranks
-        first, end = (count * (parts * r // ranks) // parts for r in (rank, rank + 1))
-        return cls(start, first, end - first, count, size)
-
-    def __len__(self) -> int:
-        return self.samples
+from caldera.data.tuner import Setting, Tuner
+from caldera.errors import CheckpointError, ConfigError
 
 
 class Loader:
@@ -101,8 +26,8 @@ class Loader:
     The order is a function of `seed` and the epoch; streams come in their own. Of each batch, ranks
     read parts that follow one another; a rank's part may be one sample smaller than another's, or
     empty; with `parts` each batch is first cut into so many, of which ranks get whole ones. An
-    iteration that is left early goes on where it was left. `batch_size` can be changed
-    between epochs.
+    iteration that is left early goes on where it was left. `batch_size` can be changed between
+    epochs. How the batches are made is said by the data's `Pipeline`.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -138,7 +63,7 @@ class Loader:
             )
         if not _is_whole(seed):
             raise ConfigError.build("data.Loader", expected="a seed, an int", got=repr(seed))
-        self.data = data
+        self.data = Pipeline.of(data)
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = int(seed)
@@ -150,6 +75,8 @@ class Loader:
         self._position = 0
         # The last order that was asked for, and what it depends on.
         self._order: tuple[tuple[int, int, int], NDArray[np.int64]] | None = None
+        # What was found out about making batches holds for all epochs.
+        self._tuner: tuple[tuple[int | None, ...], Tuner] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -176,15 +103,46 @@ class Loader:
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
-        if isinstance(self.data, IterableData):
-            raise _NoLengthError.build("len(data.Loader)", expected="data", got="a stream")
         whole, rest = divmod(len(self.data), self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.data, IterableData):
-            return self._stream(self.data)
-        return self._numbered(self.data)
+        return self.batches()
+
+    def batches(self, places: Sequence[int | None] = (None,)) -> Iterator[Batch]:
+        """As iterating; `places` are the numbers of stages that may be run before handing it out.
+
+        A batch for which that is not all of them has a `rest`.
+        """
+        jobs = self._read_jobs() if self.data.is_stream else self._numbered_jobs()
+        with closing(made_ahead(self.data, jobs, self._tuned(tuple(places)))) as made:
+            for ready in made:
+                self._position = ready.job.share.start + ready.job.share.count
+                yield _batch(ready)
+        self._next_epoch()
+
+    @property
+    def setting(self) -> Setting:
+        """How batches are made now.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> data.Loader(data.Pipeline(np.arange(4), workers=3, prefetch=5), 2).setting
+        Setting(workers=3, prefetch=5, host_stages=None)
+        """
+        return (self._tuner[1] if self._tuner else self._tuned((None,))).setting
+
+    def _tuned(self, places: tuple[int | None, ...]) -> Tuner:
+        if self._tuner is None or self._tuner[0] != places:
+            tuner = Tuner(
+                settings.threads,
+                workers=self.data.workers,
+                prefetch=self.data.prefetch,
+                places=places,
+                memory=memory_for_batches(),
+            )
+            self._tuner = (places, tuner)
+        return self._tuner[1]
 
     def order(self) -> NDArray[np.int64]:
         """The numbers of all samples in the order of this epoch; made once."""
@@ -193,7 +151,7 @@ class Loader:
             return np.arange(samples)
         name = (samples, self.seed, self._epoch)
         if self._order is None or self._order[0] != name:
-            numbers = permutation(*name)
+            numbers = self.data.order(self.seed, self._epoch)
             numbers.flags.writeable = False
             self._order = (name, numbers)
         return self._order[1]
@@ -207,8 +165,7 @@ class Loader:
         >>> [(share.start, len(share)) for share in loader.shares()], loader.epoch
         ([(0, 2), (2, 2), (4, 1)], 1)
         """
-        size = self.batch_size
-        while (share := self._next_share(size)) is not None:
+        for share in self._shares():
             self._position = share.start + share.count
             yield share
         self._next_epoch()
@@ -246,7 +203,7 @@ class Loader:
                 got=repr(dict(state)),
             )
         epoch, position, seed, samples = (int(state[name]) for name in names)
-        is_stream = isinstance(self.data, IterableData)
+        is_stream = self.data.is_stream
         fits = position == 0 or (samples == self._samples() and (is_stream or position <= samples))
         if epoch < 0 or position < 0 or not fits:
             raise CheckpointError.build(
@@ -259,22 +216,11 @@ class Loader:
 
     def _samples(self) -> int:
         """The length of the data; 0 for a stream."""
-        return 0 if isinstance(self.data, IterableData) else len(self.data)
+        return 0 if self.data.is_stream else len(self.data)
 
-    def _numbered(self, data: Data) -> Iterator[Batch]:
-        size = self.batch_size
-        order = self.order()
-        while (share := self._next_share(size)) is not None:
-            place = share.start + share.first
-            indices = order[place : place + share.samples]
-            arrays = data.drawn_batch(indices, Draw(self.seed, self._epoch, place))
-            self._position = share.start + share.count
-            yield _batch(arrays, share.first, share.count, indices)
-        self._next_epoch()
-
-    def _next_share(self, size: int) -> Share | None:
-        """This rank's part of the next batch; None at the end of the epoch."""
-        samples = self._samples()
+    def _shares(self) -> Iterator[Share]:
+        """This rank's parts of the batches that are left of this epoch."""
+        size, samples, position = self.batch_size, self._samples(), self._position
         if self.drop_last and 0 < samples < size:
             raise ConfigError.build(
                 "data.Loader",
@@ -282,37 +228,53 @@ class Loader:
                 got=str(size),
                 hint="drop_last leaves out a batch that is not full, and here that is all of them",
             )
-        start = self._position
-        if start + (size if self.drop_last else 1) > samples:
-            return None
-        return self.share(start, min(size, samples - start), size)
+        while position + (size if self.drop_last else 1) <= samples:
+            count = min(size, samples - position)
+            yield self.share(position, count, size)
+            position += count
 
     def share(self, start: int, count: int, size: int) -> Share:
         """What this rank has of a batch that begins at `start` (see `Share`)."""
         return Share.of(start, count, size, self.rank, self.ranks, self.parts)
 
-    def _stream(self, data: IterableData) -> Iterator[Batch]:
-        for arrays in data.read(self.batch_size, skip=self._position):
-            start = self._position
-            count = len(arrays[0])
-            if self.drop_last and count < self.batch_size:
+    def _numbered_jobs(self) -> Iterator[Job]:
+        order, following = self.order(), self.data.stages.following
+        seed, epoch = self.seed, self._epoch
+        for share in self._shares():
+            place = share.start + share.first
+            indices = order[place : place + share.samples + following]
+            missing = share.samples + following - len(indices)
+            if missing:
+                # After the last sample comes the first.
+                indices = np.concatenate([indices, np.resize(order, missing)])
+            yield Job(share, indices, Draw(seed, epoch, place))
+
+    def _read_jobs(self) -> Iterator[Job]:
+        source, following = self.data.source, self.data.stages.following
+        assert isinstance(source, IterableData)
+        seed, epoch, start, size = self.seed, self._epoch, self._position, self.batch_size
+        for arrays in source.read(size, start, following):
+            count = len(arrays[0]) - following
+            if self.drop_last and count < size:
                 break
-            share = self.share(start, count, self.batch_size)
+            share = self.share(start, count, size)
             begin, end = share.first, share.first + share.samples
-            part = tuple(array[begin:end] for array in arrays)
-            x = data.finish(part[0], Draw(self.seed, self._epoch, start + begin))
-            self._position = start + count
-            yield _batch((x, *part[1:]), begin, count, np.arange(start + begin, start + end))
-        self._next_epoch()
+            part = tuple(array[begin : end + following] for array in arrays)
+            numbers = np.arange(start + begin, start + end)
+            yield Job(share, numbers, Draw(seed, epoch, start + begin), part)
+            start += count
 
     def _next_epoch(self) -> None:
         self._epoch += 1
         self._position = 0
 
 
-def _batch(arrays: Arrays, first: int, count: int, indices: NDArray[np.integer]) -> Batch:
+def _batch(ready: Ready) -> Batch:
+    job, arrays = ready.job, ready.made.arrays
     target = arrays[-1] if len(arrays) > 1 else None
-    return Batch(arrays[0], target, first, count, indices, arrays[1:-1])
+    indices = job.indices[: job.share.samples]
+    rest = None if ready.end is None else Rest(ready.end, job.draw)
+    return Batch(arrays[0], target, job.share.first, job.share.count, indices, arrays[1:-1], rest)
 
 
 def _is_whole(value: object) -> bool:

@@ -7,11 +7,10 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from caldera.data._base import Array, Arrays
-from caldera.data.array_data import SCALE, finished
-from caldera.data.draw import Draw
-from caldera.data.transform import TransformLike, as_transform
+from caldera.data._base import Arrays
+from caldera.data.scaling import SCALE, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType
@@ -46,7 +45,6 @@ class IterableData:
         source: Source,
         *,
         batches: bool = False,
-        transform: TransformLike | None = None,
         scale: float | None = SCALE,
     ) -> None:
         if not callable(source) and not isinstance(source, Iterable):
@@ -57,8 +55,7 @@ class IterableData:
             )
         self._source = source
         self._batches = batches
-        self._transform = as_transform(transform)
-        self._scale = scale
+        self.scale = checked_scale(scale, "data.IterableData")
         self._kind: _Kind | None = None
         # The first item of an iterator, when it had to be looked at before reading.
         self._seen: list[Any] = []
@@ -67,53 +64,62 @@ class IterableData:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample's x; the first item shows it."""
-        return self._blank().shape[1:]
+        return self._first_kind().shapes[0]
 
     @property
     def dtype(self) -> DType:
         """The dtype of x in a batch."""
-        return self._blank().dtype
+        return scaled(self.blank()[0], self.scale).dtype
 
-    def read(self, batch_size: int, skip: int = 0) -> Iterator[Arrays]:
+    def read(self, batch_size: int, skip: int = 0, following: int = 0) -> Iterator[Arrays]:
         """Batches as stored, from sample number `skip` on; the last may be smaller.
+
+        Each has at its end so many samples of the next one; after the last sample comes the first.
 
         >>> from caldera import data
         >>> stream = data.IterableData([[1, 2, 3], [4, 5]], batches=True)
         >>> [x.tolist() for x, in stream.read(batch_size=2, skip=1)]
         [[2, 3], [4, 5]]
+        >>> [x.tolist() for x, in stream.read(batch_size=2, following=1)]
+        [[1, 2, 3], [3, 4, 5], [5, 1]]
         """
         held: list[Arrays] = []
-        count = 0
+        first: list[Arrays] = []
+        seen = count = 0
         for piece in self._pieces(batch_size):
-            kept = tuple(array[skip:] for array in piece)
-            skip = max(0, skip - len(piece[0]))
+            if seen < following:
+                first.append(_part(piece, 0, following - seen))
+            kept = _part(piece, max(0, skip - seen))
+            seen += len(piece[0])
             held.append(kept)
             count += len(kept[0])
-            while count >= batch_size:
+            while count >= batch_size + following:
                 joined = _joined(held)
-                yield tuple(array[:batch_size] for array in joined)
-                held = [tuple(array[batch_size:] for array in joined)]
+                yield _part(joined, 0, batch_size + following)
+                held = [_part(joined, batch_size)]
                 count -= batch_size
-        if count:
-            yield _joined(held)
-
-    def finish(self, x: Array, draw: Draw) -> Array:
-        """A batch's x, transformed and scaled; see `ArrayData`."""
-        return finished(x, self._transform, self._scale, draw)
+        if not count:
+            return
+        # As often as it takes: there may be fewer samples than are needed after the last.
+        rows = np.arange(following) % max(min(seen, following), 1)
+        joined = _joined([*held, *([_taken(_joined(first), rows)] if following else [])])
+        for start in range(0, count, batch_size):
+            yield _part(joined, start, min(start + batch_size, count) + following)
 
     def blank(self) -> Arrays:
-        """One sample of zeros, of the shapes and dtypes of a batch: the first item shows them.
+        """One sample of zeros, of the shapes and dtypes that are read: the first item shows them.
 
         >>> from caldera import data
         >>> [array.shape for array in data.IterableData([([1.0, 2.0], 3)]).blank()]
         [(1, 2), (1,)]
         """
-        x = self._blank()
-        assert self._kind is not None
-        rest = zip(self._kind.shapes[1:], self._kind.dtypes[1:], strict=True)
-        return (x, *[np.zeros((1, *shape), dtype) for shape, dtype in rest])
+        kind = self._first_kind()
+        return tuple(
+            np.zeros((1, *shape), dtype)
+            for shape, dtype in zip(kind.shapes, kind.dtypes, strict=True)
+        )
 
-    def _blank(self) -> Array:
+    def _first_kind(self) -> _Kind:
         if self._kind is None:
             items = self._items()
             first = next(items, None)
@@ -124,8 +130,7 @@ class IterableData:
                 self._spent = False
             self._piece([first] if not self._batches else first, 0)
         assert self._kind is not None
-        blank = np.zeros((1, *self._kind.shapes[0]), self._kind.dtypes[0])
-        return self.finish(blank, Draw())
+        return self._kind
 
     def _is_iterator(self) -> bool:
         return isinstance(self._source, Iterator)
@@ -201,6 +206,14 @@ def _as_arrays(item: Any, where: str) -> Arrays:
         return (array_of(item, where),)
     except CalderaError as error:
         raise DataError.build(where, expected="arrays of numbers", got=str(error)) from None
+
+
+def _part(arrays: Arrays, start: int, end: int | None = None) -> Arrays:
+    return tuple(array[start:end] for array in arrays)
+
+
+def _taken(arrays: Arrays, rows: NDArray[np.int64]) -> Arrays:
+    return tuple(array[rows] for array in arrays)
 
 
 def _joined(pieces: list[Arrays]) -> Arrays:

@@ -101,7 +101,7 @@ def archive_members(path: PathLike, limit: int, largest: int, where: str) -> Ite
                 for count, info in enumerate(archive):
                     if count >= _MOST_MEMBERS:
                         raise _refused(where, f"more than {_MOST_MEMBERS} files")
-                    name = _checked_name(info, largest, where)
+                    name = checked_name(info, largest, where)
                     if not info.isdir():
                         yield Member(name, _content(archive, info, where))
         except DataError:
@@ -117,7 +117,7 @@ def archive_members(path: PathLike, limit: int, largest: int, where: str) -> Ite
         contents.finish()
 
 
-def _checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPath:
+def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPath:
     """The name of a member, unless what the archive says about it is reason to refuse it."""
     name = PurePosixPath(info.name)
     if name.is_absolute() or ".." in name.parts or "\\" in info.name or ":" in info.name:

@@ -7,7 +7,7 @@ taken, nothing in it is executed, and damage is reported with the file's name.
 from __future__ import annotations
 
 from caldera.io.csv_files import read_csv, write_csv
-from caldera.io.numpy_files import load_npy, load_npz, save_npy, save_npz
+from caldera.io.numpy_files import load_npy, load_npz, map_npy, save_npy, save_npz
 from caldera.io.safetensors_files import (
     load_safetensors,
     load_safetensors_metadata,
@@ -19,6 +19,7 @@ __all__ = [
     "load_npz",
     "load_safetensors",
     "load_safetensors_metadata",
+    "map_npy",
     "read_csv",
     "save_npy",
     "save_npz",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,29 @@ def load_npy(path: PathLike) -> Tensor:
     where = named("load_npy", path)
     with opened(path, "rb", where) as file:
         return _read(file, file_size(file), where)
+
+
+def map_npy(path: PathLike) -> NDArray[Any]:
+    """The array of an npy file, which stays there: only what is read is brought to memory.
+
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npy"
+    >>> np.save(path, np.arange(6).reshape(3, 2))
+    >>> cd.io.map_npy(path)[1].tolist()
+    [2, 3]
+    """
+    where = named("map_npy", path)
+    with opened(path, "rb", where) as file:
+        shape, column_major, stored = _header(file, where)
+        _checked_dtype(stored, where)
+        _check_size(shape, stored, file_size(file) - file.tell(), where)
+        if not size(shape):
+            return np.zeros(shape, stored)
+        order: Literal["C", "F"] = "F" if column_major else "C"
+        mapped = np.memmap(file, stored, "r", file.tell(), shape, order)
+    return mapped.view(np.ndarray)
 
 
 def save_npz(path: PathLike, tensors: Mapping[str, Tensor | NDArray[Any]]) -> None:
@@ -119,24 +142,31 @@ def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
 def _read(file: IO[bytes], total: int, where: str) -> Tensor:
     """One npy file of `total` bytes."""
     shape, column_major, stored = _header(file, where)
+    dtype = _checked_dtype(stored, where)
+    _check_size(shape, dtype, total - file.tell(), where)
+    tensor = read_tensor(file, shape[::-1] if column_major else shape, dtype, where)
+    if not stored.isnative:
+        tensor.host_array(write=True).byteswap(inplace=True)
+    return tensor.T.copy() if column_major else tensor
+
+
+def _checked_dtype(stored: DType, where: str) -> DType:
     try:
-        dtype = canonical(stored)
+        return canonical(stored)
     except DtypeError:
         raise DataError.build(
             where, expected="numbers of a dtype that Caldera has", got=f"dtype {stored}",
             hint="objects, records and complex numbers are not read",
         ) from None  # fmt: skip
+
+
+def _check_size(shape: Shape, dtype: DType, left: int, where: str) -> None:
     wanted = size(shape) * dtype.itemsize
-    left = total - file.tell()
     if wanted != left:
         raise DataError.build(
             where, expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
             got=f"{left} in the file", hint="the file is truncated or damaged",
         )  # fmt: skip
-    tensor = read_tensor(file, shape[::-1] if column_major else shape, dtype, where)
-    if not stored.isnative:
-        tensor.host_array(write=True).byteswap(inplace=True)
-    return tensor.T.copy() if column_major else tensor
 
 
 def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:

@@ -105,12 +105,15 @@ class Choices:
 
     # --- choosing
 
-    def kernel(self, node: Node, family: str) -> Kernel:
+    def kernel(self, node: Node, family: str, *, measure: bool = True) -> Kernel:
         """The kernel that runs this node on devices of this family."""
-        return self.verdict(node, family).kernel
+        return self.verdict(node, family, measure=measure).kernel
 
-    def verdict(self, node: Node, family: str) -> Verdict:
-        """The kernel for this node, with the reason for it."""
+    def verdict(self, node: Node, family: str, *, measure: bool = True) -> Verdict:
+        """The kernel for this node, with the reason for it.
+
+        Without `measure` it is one remembered or guessed.
+        """
         able = self._table.candidates(node, family)
         if len(able) == 1:
             return Verdict(able[0], None, "only")
@@ -132,7 +135,10 @@ class Choices:
         if question is None:
             return guess
         with self._lock:
-            return self._recall(question, within) or self._decide(node, question, within, guess)
+            known = self._recall(question, within)
+            if known is None and measure:
+                known = self._decide(node, question, within, guess)
+            return known or guess
 
     def _recall(self, question: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
         key = (settings.cache_dir, remember.digest(question))

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from caldera.comm import Communicator, Mesh, SingleProcess
+from caldera.comm import Communicator, SingleProcess
 from caldera.comm.request import Done, Request
 from caldera.comm.tree import tree_sum
 from caldera.graph.node import Node
@@ -55,14 +55,10 @@ class Flight:
 
 
 def communicator_of(call: Call) -> Communicator:
-    """Who carries a message: on a mesh, those along its axis; alone, nobody has to."""
-    if isinstance(call.communicator, Mesh):
-        attrs = call.node.attrs
-        return call.communicator.axis(
-            attrs["message"].axis if "message" in attrs else attrs["axis"]
-        )
+    """Who carries a message; alone, nobody has to."""
     if call.communicator is not None:
-        return call.communicator
+        carrier: Communicator = call.communicator.along(call.node.attrs["message"].axis)
+        return carrier
     if not hasattr(_alone, "communicator"):
         _alone.communicator = SingleProcess()
     return _alone.communicator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +15,7 @@ from caldera.graph.program import Program, program_of
 from caldera.kernels import cpu, native, reference
 from caldera.kernels.channels import wants_channels_last
 from caldera.kernels.choose import choices
-from caldera.kernels.table import TABLE
+from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.passes.pipeline import optimise
@@ -60,16 +60,24 @@ def compile_nodes(
         if key in _plans:
             _plans.move_to_end(key)
             return _plans[key]
+    several = communicator is not None and communicator.size > 1
     optimised = optimise(
         program,
         has_kernel=lambda name: TABLE.has(name, place.kernels),
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
-        several_ranks=communicator is not None and communicator.size > 1,
+        several_ranks=several,
     )
+    # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
+    soon = not place.is_host and not several
+
+    def choose(node: Node, measure: bool) -> Kernel:
+        return choices.kernel(node, place.kernels, measure=measure)
+
     plan = Plan(
-        program, optimised, place, lambda node: choices.kernel(node, place.kernels),
+        program, optimised, place, partial(choose, measure=not soon),
+        choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
     )  # fmt: skip
     if not remember:

@@ -221,6 +221,12 @@ class CudaDevice(Device):
         limit = self.pool.capacity
         return there if limit is None else min(there, limit)
 
+    def trim(self) -> int:
+        given_back = super().trim()
+        with self.card.active():
+            cupy().get_default_memory_pool().free_all_blocks()
+        return given_back
+
     def new_stream(self) -> Stream:
         return CudaStream(self.card, self.counters)
 

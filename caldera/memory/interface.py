@@ -276,6 +276,10 @@ class Device(ABC):
         """Memory of the device."""
         return self.pool.allocate(nbytes, owner)
 
+    def trim(self) -> int:
+        """Give memory that nobody uses back to the system; how many bytes that were."""
+        return self.pool.trim()
+
     @abstractmethod
     def allocate_host(self, nbytes: int, owner: str = "") -> Block:
         """Host memory that this device copies from and to at full speed."""

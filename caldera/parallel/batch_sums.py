@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from caldera import op
-from caldera.graph.body import rebuilt, topological
+from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.graph.ops.base import full
 from caldera.graph.ops.collective import Message, next_number, summed
@@ -76,22 +76,6 @@ def late_sums(
         own = [value if is_wish(value) else (next(here) or zero(value)) for value in values]
         if sums[0] not in known:
             new |= zip(sums, over(own), strict=True)
-    return new
-
-
-def sums_of_some(
-    writings: Sequence[Writing], own: Sequence[Writing], over: OverRanks
-) -> dict[Node, Node]:
-    """What leaves become where each rank has some parts of the batch, and the whole network."""
-    new: dict[Node, Node] = {}
-    for call, first in enumerate(writings[0].values):
-        here = [
-            _sum(rebuilt([each.values[call][place] for each in own], new)) if own else zero(value)
-            for place, value in enumerate(first)
-        ]
-        totals = over(here)
-        for each in writings:
-            new |= zip(each.sums[call], totals, strict=True)
     return new
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, world
+from caldera.compress import redistribute
 from caldera.config import settings
 from caldera.data import Share
 from caldera.errors import ConfigError
@@ -18,7 +19,8 @@ from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.agreement import check_same, same_plan, same_values
 from caldera.parallel.buckets import buckets, in_backward_order
-from caldera.parallel.compression import Compression, by_rank, for_rank, of_all_ranks
+from caldera.parallel.compression import Compression, by_rank, of_all_ranks
+from caldera.parallel.factors import by_factors, has_factors
 from caldera.parallel.virtual_shards import joined, shards_of
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
@@ -33,7 +35,9 @@ class DataParallel(Strategy):
     `batch_size` is that of the whole batch. Gradients are put together in messages of about
     `bucket_bytes`, in the order in which the backward pass finds them, and are exchanged while it
     goes on; with `overlap=False` it is done first. `algorithm` is one of
-    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`.
+    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`. With `factors`
+    a dense layer's gradient is computed from the inputs and output gradients of all ranks, wherever
+    these are less to send than the gradient.
 
     The parameters are the same on all ranks after every step, to the bit. With `shards` they are
     also the same whatever the number of ranks: the batch is cut into that many parts, each of which
@@ -64,6 +68,7 @@ class DataParallel(Strategy):
         algorithm: str = "auto",
         overlap: bool = True,
         compression: Compression | None = None,
+        factors: bool = False,
         shards: int | None = None,
         communicator: Communicator | None = None,
     ) -> None:
@@ -77,11 +82,12 @@ class DataParallel(Strategy):
                 "DataParallel", expected="a compression that takes sums", got=repr(compression),
                 hint="losses are divided by the samples of all ranks: make it with mean=False",
             )  # fmt: skip
-        if shards is not None and (shards < given.size or compression is not None):
+        plain = compression is None and not factors
+        if shards is not None and (shards < given.size or not plain):
             raise ConfigError.build(
                 "DataParallel",
-                expected=f"at least one shard for each of {given.size} ranks, and no compression",
-                got=f"shards={shards}, compression={compression}",
+                expected=f"at least one shard for each of {given.size} ranks, and whole gradients",
+                got=f"shards={shards}, compression={compression}, factors={factors}",
             )  # fmt: skip
         # Nothing that others send through theirs is ever received here.
         self.communicator, self.in_plans = given.Dup(), given.Dup()
@@ -89,6 +95,8 @@ class DataParallel(Strategy):
         self.bucket_bytes = bucket_bytes
         self.overlap = overlap
         self.compression = compression
+        self.factors = factors
+        self._share: Share | None = None
         self.shards = shards
         self.batch_parts = shards or 0
 
@@ -113,7 +121,10 @@ class DataParallel(Strategy):
         found = op.grad(loss, list(parameters), unused="zero")
         exchanged: dict[int, Expr] = dict(enumerate(found))
         if self.several:
-            for bucket in buckets(found, order, self.bucket_bytes):
+            factored = [index for index in order if self._has_factors(found[index])]
+            exchanged |= {index: self._by_factors(found[index]) for index in factored}
+            whole = [index for index in order if index not in factored]
+            for bucket in buckets(found, whole, self.bucket_bytes):
                 message = Message(
                     "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
                     names=tuple(parameters[index].name for index in bucket),
@@ -123,7 +134,19 @@ class DataParallel(Strategy):
         # What is ready first is updated first, while the rest is still on its way.
         return [parameters[index] for index in order], [exchanged[index] for index in order]
 
+    def _has_factors(self, gradient: Expr) -> bool:
+        share = self._share
+        return self.factors and share is not None and has_factors(gradient.node, share)
+
+    def _by_factors(self, gradient: Expr) -> Expr:
+        assert self._share is not None
+        message = Message(
+            "gather", "data", next_number(), ranks=self.communicator.size, now=not self.overlap
+        )
+        return Expr(by_factors(gradient.node, self._share, message))
+
     def parts(self, share: Share) -> list[Share]:
+        self._share = share
         if self.shards is None:
             return [share]
         return shards_of(share, self.shards, self.communicator.rank, self.communicator.size)
@@ -157,5 +180,5 @@ class DataParallel(Strategy):
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         if self.compression is not None and arrays:
-            everyone = self.communicator
-            self.compression.restore(for_rank(by_rank(arrays), everyone.rank, everyone.size))
+            states = redistribute(by_rank(arrays), self.communicator.size)
+            self.compression.restore(states[self.communicator.rank])

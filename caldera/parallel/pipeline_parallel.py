@@ -7,11 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 from caldera.comm import Communicator, Mesh, world
-from caldera.comm.mesh import EVERYONE
 from caldera.config import settings
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.graph.body import rebuilt, substitute
+from caldera.graph.body import substitute
 from caldera.graph.node import Node
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
@@ -25,12 +24,11 @@ from caldera.parallel.batch_sums import (
     late_sums,
     over_axis,
     stand_in,
-    sums_of_some,
     zero,
 )
 from caldera.parallel.buckets import buckets
 from caldera.parallel.cutting import Written, check_begins, chosen
-from caldera.parallel.data_parallel import BUCKET_BYTES
+from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.owned import Owned, let_go, made_whole
 from caldera.parallel.shared_update import SharedUpdate
 from caldera.parallel.stage_program import AXIS, Part, StageProgram
@@ -38,7 +36,7 @@ from caldera.parallel.timetable import SCHEDULES
 from caldera.plan.plan import Plan
 from caldera.strategy import Holder, Strategy
 
-DATA = "data"
+DATA, EVERYONE = "data", "all"
 
 
 class PipelineParallel(Strategy):
@@ -57,7 +55,7 @@ class PipelineParallel(Strategy):
     statistics are those of a part (over all pipelines), and its running ones go on from part to
     part. While steps run a rank has the parameters of its stage, and what the optimizer keeps for
     them, and no others; between epochs, and for checkpoints, everything is as one process would
-    have it. Evaluation takes turns: each rank has some parts of a batch, and the whole model.
+    have it. Evaluation is data parallel, for the model is whole then.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -94,8 +92,10 @@ class PipelineParallel(Strategy):
             )  # fmt: skip
         axes, given = _axes(stages, data, mesh, communicator)
         # Nothing that others send through theirs is ever received here.
-        self.mesh = Mesh(given.Dup(), axes)
-        self.communicator, self.in_plans = self.mesh.communicator, Mesh(given.Dup(), axes)
+        self.communicator, self.in_plans = given.Dup(), given.Dup()
+        self.mesh = Mesh(self.communicator, axes)
+        self.communicator.axes = self.mesh.axes
+        self.in_plans.axes = Mesh(self.in_plans, axes).axes
         self.stages = axes[AXIS]
         self.stage = self.mesh.coordinates[AXIS]
         self.micro_batches = micro_batches
@@ -108,15 +108,22 @@ class PipelineParallel(Strategy):
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
         self._stage_of: dict[Variable, int] = {}
+        self._evaluating: DataParallel | None = None
         self._is_apart = False
 
     @property
-    def readers(self) -> tuple[int, int]:
+    def reader(self) -> tuple[int, int]:
         return self.mesh.coordinates[DATA], self.mesh.shape[DATA]
 
     @property
     def shares_batches(self) -> bool:
         return self.mesh.shape[DATA] > 1
+
+    def evaluating(self) -> Strategy:
+        # The model is whole then, and nobody has to wait for others.
+        if self._evaluating is None:
+            self._evaluating = DataParallel(communicator=self.communicator)
+        return self._evaluating
 
     # --- graphs
 
@@ -146,16 +153,7 @@ class PipelineParallel(Strategy):
         return list(parameters), [Expr(node) for node in now.slopes]
 
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        roots = [each.node for each in programs[0]]
-        if self._writing[0].loss is not None:
-            return [Expr(node) for node in self._training(roots)]
-        # Between epochs the model is whole: each rank of a pipeline takes some parts.
-        own = self._writing[self.stage :: self.stages]
-        new = sums_of_some(self._writing, own, self._over_ranks)
-        return [Expr(node) for node in rebuilt(roots, new)]
-
-    def _training(self, roots: Sequence[Node]) -> list[Node]:
-        first = self._writing[0]
+        first, roots = self._writing[0], [each.node for each in programs[0]]
         parts = [self._part(writing) for writing in self._writing]
         if self._begins is None:
             self._begins = chosen(parts[0].written, self._wanted)
@@ -176,7 +174,8 @@ class PipelineParallel(Strategy):
         assignments, stages = self._update(program, roots, new)
         self._let_go()
         assert program.token is not None
-        return [*SharedUpdate(stages, new, self.stage).run(assignments), program.token]
+        own = SharedUpdate(stages, new, self.stage).run(assignments)
+        return [Expr(node) for node in (*own, program.token)]
 
     def _part(self, writing: Writing) -> Part:
         assert writing.loss is not None
@@ -216,7 +215,7 @@ class PipelineParallel(Strategy):
         own = [each for each in alone if self._stage_of[each] == self.stage]
         shared = [each for each in first.parameters if each not in self._stage_of]
         found = self._summed(own, program, DATA, self.mesh.shape[DATA])
-        found |= self._summed(shared, program, EVERYONE, self.mesh.size)
+        found |= self._summed(shared, program, EVERYONE, self.communicator.size)
         return {leaves[variable]: slope for variable, slope in found.items()}
 
     def _summed(

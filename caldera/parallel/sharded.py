@@ -116,6 +116,7 @@ class Sharded(DataParallel):
             there = forward if node in self._forward else backward
             inputs = tuple(there.get(given, new[given]) for given in node.inputs)
             new[node] = node.op.rebuild(node, inputs)
+        self._forward = set()
         return [new[root] for root in roots]
 
     def _gathered(self, ahead: int) -> dict[Node, Node]:

@@ -6,6 +6,9 @@ value is complete only when the loop has ended.
 
 A group may take in a consumer if no path leads from the one to the other through a node outside,
 for the joined node would have to run both before and after that one.
+
+What asks whether the result of a relu is positive, as its gradient does, stays apart from it where
+a product keeps that result for its own gradient anyway: else the answer would be kept as well.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from caldera.graph.body import Body, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import as_tuple
 from caldera.graph.ops.control import fused
+from caldera.graph.ops.elementwise import greater, relu
 from caldera.graph.program import Program
+from caldera.passes.constants import uniform
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.shape import Shape
 
@@ -54,6 +59,7 @@ class _Fuser:
         self.program = program
         self.order = program.order()
         self.users = users_of(self.order)
+        self.place = {node: position for position, node in enumerate(self.order)}
         self.group: dict[Node, _Group] = {}
 
     def run(self) -> Program:
@@ -64,10 +70,24 @@ class _Fuser:
             if _is_loop(node):
                 group.shape = node.shape
                 group.me = 1 << position
-            if _is_loop(node) or _is_tail(node):
+            if (_is_loop(node) or _is_tail(node)) and not self._asks_what_is_kept(node):
                 for given in node.inputs:
                     self._try_join(given, node, position)
         return self._rebuild()
+
+    def _asks_what_is_kept(self, node: Node) -> bool:
+        if node.op is not greater or uniform(node.inputs[1]) != 0:
+            return False
+        result = node.inputs[0]
+        if result.op is not relu:
+            return False
+        # Somebody else needs it at about the time when the answer is needed.
+        return any(
+            not _is_loop(other)
+            and abs(self.place[other] - self.place[reader]) < self.place[other] - self.place[result]
+            for reader in self.users[node]
+            for other in self.users[result]
+        )
 
     def _try_join(self, producer: Node, consumer: Node, now: int) -> None:
         first, second = self.group[producer], self.group[consumer]

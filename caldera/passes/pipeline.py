@@ -22,12 +22,13 @@ from caldera.passes.layout import layout
 from caldera.passes.lower import HasKernel, lower
 from caldera.passes.norm_epilogue import norm_epilogue
 from caldera.passes.pattern import Rules
+from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
 from caldera.passes.update_product import update_product
 
 NAMES = (
-    "losses", "fold", "simplify", "epilogue", "norm_epilogue", "merge", "hoist", "dead",
-    "update_product", "fuse", "layout", "in_place",
+    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "merge", "hoist",
+    "dead", "update_product", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -82,6 +83,7 @@ def passes(
         ("losses", losses.RULES),
         ("precision", lambda program: lower_precision(program, precision)),
         ("algebra", algebra),
+        ("pool_first", pool_first),
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", epilogue),
         ("norm_epilogue", norm_epilogue),

@@ -185,7 +185,7 @@ def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
     """What the step's kernel was measured against, and why it was chosen."""
     if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
-    verdict = choices.verdict(step.node, device.kernels)
+    verdict = choices.verdict(step.node, device.kernels, measure=False)
     # Somebody may have fixed another kernel since the plan was made.
     return (verdict.beaten, verdict.source) if verdict.kernel is step.kernel else ({}, "")
 

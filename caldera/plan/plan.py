@@ -54,6 +54,9 @@ class _Bound:
 class Plan:
     """Kernel calls over planned memory. Made by `cd.compile`; `run()` gives the outputs.
 
+    `choose` says which kernel runs a node. With `choose_well`, which takes its time, this is asked
+    before the second run: what runs only once is not worth it, and a first result comes soon.
+
     >>> import caldera as cd
     >>> from caldera import op
     >>> x = op.var("x", (3,), fill=cd.constant(2.0))
@@ -71,6 +74,7 @@ class Plan:
         device: Device,
         choose: Chooser,
         *,
+        choose_well: Chooser | None = None,
         in_place: bool = True,
         communicator: Any = None,
     ) -> None:
@@ -79,6 +83,8 @@ class Plan:
         self.device = device
         self._communicator = communicator
         self._choose_simple = choose
+        self._choose_well = choose_well
+        self._has_run = False
         self._in_place = in_place
         self._constants: dict[Node, Any] = {}
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
@@ -248,6 +254,9 @@ class Plan:
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
         with self._lock:
+            if self._has_run and self._choose_well is not None and not self.is_captured:
+                self._settle()
+            self._has_run = True
             bound = self._prepare(feeds)
             if self.device.is_host and bound.graph is None:
                 _execute(bound.calls)
@@ -283,6 +292,8 @@ class Plan:
                 hint="run the plan without capturing it",
             )  # fmt: skip
         with self._lock:
+            if self._choose_well is not None and not self._is_joined():
+                self._settle()
             self._block = self._block_to_keep()
             stream = self.device.stream
             for turn, bound in enumerate(self._bound):
@@ -301,6 +312,22 @@ class Plan:
             self._roots, self._choose, _symbol_of, self._in_place, family, reuse,
             spread=reuse and family in GROUPERS,
         )  # fmt: skip
+
+    def _settle(self) -> None:
+        """Choose the kernels again, for good."""
+        assert self._choose_well is not None
+        self._choose_simple, self._choose_well = self._choose_well, None
+        self._block = None
+        self._bound = [_Bound() for _ in self._bound]
+        self.schedule = self._schedule(reuse=True)
+
+    def _is_joined(self) -> bool:
+        """Whether all calls become one launch, for which no kernels need to be chosen."""
+        if not can_join(self.device, self.schedule):
+            return False
+        self._block = self._block_to_keep()
+        self._bind(self._bound[0], self._slots)
+        return self._joined() is not None
 
     def _joined(self) -> CapturedGraph | None:
         """All calls as one launch, where the device can do that for this plan."""

@@ -17,6 +17,7 @@ from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
 from caldera.graph.ops.collective import Number, start, turn
+from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import Look, ghost, look
@@ -121,7 +122,7 @@ class Schedule:
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
-        for node in _in_order([root.node for root in self.roots]):
+        for node in _in_order(self.roots):
             self._values[node] = self._visit(node)
         self._deliver()
         self._collect()
@@ -309,17 +310,45 @@ def _small(buffers: set[Buffer]) -> set[Buffer]:
     return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
 
 
-def _in_order(roots: Sequence[Node]) -> list[Node]:
+def _in_order(roots: Sequence[Root]) -> list[Node]:
     """All nodes, inputs before users. What is sent to other ranks comes as early as it can, so that
-    it is on its way while the rest is computed; what comes from them where it is needed."""
-    sent = [node for node in topological(roots) if node.op is start or node.op is turn]
+    it is on its way while the rest is computed; what comes from them where it is needed.
+
+    Results that only loops read, such as gradients of parameters, come as soon as they can, and so
+    do roots: then what they are made of need not be kept. Before something is overwritten, all come
+    that read it.
+    """
+    nodes = [root.node for root in roots]
+    order = topological(nodes)
+    sent = [node for node in order if node.op is start or node.op is turn]
     early: list[Node] = []
     for node in sorted(sent, key=_number):
         message = node.attrs.get("message")
         if message is None or message.kind != "gather":
             # One that is waited for at once comes late, but what it sends is ready first.
             early += node.inputs[:-1] if message is not None and message.now else [node]
-    return topological([*early, *roots])
+    depth: dict[Node, float] = {}
+    for node in order:
+        depth[node] = 1 + max((depth[given] for given in node.inputs), default=0)
+    leads_on: set[Node] = set()
+    for node in reversed(order):
+        if node in leads_on or _is_heavy(node):
+            leads_on.update(node.inputs)
+    soon = {node: depth[node] for node in order if _is_heavy(node) and node not in leads_on}
+    written: dict[Any, Node] = {root.key: root.node for root in roots if root.overwrites}
+    after = {node: depth[node] for node in nodes}
+    for node in order:
+        for given in node.inputs:
+            changed = written.get(given.attrs.get("symbol"))
+            if changed is not None and _is_heavy(node):
+                soon[node] = depth[node]
+                after[changed] = max(after[changed], depth[node] + 0.5)
+    soon |= after
+    return topological([*early, *sorted(soon, key=soon.__getitem__)])
+
+
+def _is_heavy(node: Node) -> bool:
+    return node.op.kind in ("product", "other") or node.op is scan
 
 
 def _number(node: Node) -> Number:

@@ -27,5 +27,9 @@ class SharedArena:
     def at_least(self, nbytes: int) -> Block:
         """The block, replaced by a larger one if it is too small."""
         if self.block is None or self.block.nbytes < nbytes:
+            self.block = None
+            if not self._device.is_host:
+                # The memory of a device is scarce: the old block must not lie beside the new one.
+                self._device.trim()
             self.block = self._device.allocate(nbytes, owner="arena")
         return self.block

@@ -22,7 +22,6 @@ from caldera.memory import Reading
 from caldera.tensor.dtype import is_float
 from caldera.train.callbacks import Callback
 from caldera.train.layermap import LayerMap
-from caldera.train.source import arrays_of
 from caldera.train.step import Steps
 
 if TYPE_CHECKING:
@@ -57,6 +56,11 @@ class StopAtNonFinite(Callback):
         self._every = LOOK_EVERY
         self._at_once = True
         self._reading: Reading | None = None
+        self._steps_before = 0
+
+    def run_begins(self, run: Run) -> None:
+        # A model that has been trained before goes on counting; a run counts from 0.
+        self._steps_before = int(run.steps.random.numpy()[1]) - run.step
 
     def epoch_begins(self, run: Run) -> None:
         self._last = run.batches
@@ -77,9 +81,14 @@ class StopAtNonFinite(Callback):
             bad = int(self._reading.numbers()[0])
             self._reading = None
             if bad >= 0:
-                raise self._explained(run, bad)
+                raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
+        if not run.steps.strategy.several:
+            # Others do not know of it: they end because this rank does.
+            error, _ = self._explained_here(run, bad)
+            rank, ranks = run.communicator.rank, run.communicator.size
+            return error if ranks == 1 else NonFiniteError(f"rank {rank}: {error}")
         # All ranks are here: the loss is the same on each of them.
         run.steps.strategy.make_whole()
         error, blamed = self._explained_here(run, bad)
@@ -111,7 +120,7 @@ def _fed(run: Run, step: int) -> tuple[int, dict[str, Any]]:
     place = {"position": (step - (run.step - run.batch)) * run.loader.batch_size}
     spare.restore({**run.loader.state(), **place})
     batch = next(iter(spare))
-    return len(batch), run.steps.feeds(arrays_of(batch), run.weights_of(batch))
+    return len(batch), run.steps.feeds(batch.arrays, run.weights_of(batch))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import world
-from caldera.data import Data, IterableData, Loader, as_data
+from caldera.config import settings
+from caldera.data import Data, IterableData, Loader, Pipeline
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
 from caldera.parallel.data_parallel import DataParallel
@@ -31,16 +32,14 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 
-def sample_of(data: Data | IterableData) -> tuple[np.ndarray, ...]:
-    """A small batch of inputs and targets, for its shapes and dtypes."""
-    if isinstance(data, IterableData):
-        found = data.blank()
-    else:
-        found = data.batch(np.arange(min(1, len(data))))
-    if len(found) < 2 or not len(found[0]):
+def sample_of(data: Pipeline) -> tuple[np.ndarray, ...]:
+    """A batch of one sample, inputs and targets, for its shapes and dtypes."""
+    found = data.blank()
+    count = 1 if data.is_stream else len(data)
+    if len(found) < 2 or not count:
         raise DataError.build(
             "fit", expected="samples with inputs and targets",
-            got=f"{len(found)} arrays of {len(found[0])} samples", hint="pass (x, y)",
+            got=f"{len(found)} arrays of {count} samples", hint="pass (x, y)",
         )  # fmt: skip
     return found
 
@@ -54,11 +53,11 @@ def make_steps(
     source: Source | None = None,
 ) -> Steps:
     """The plans for training a model on data like this, built for its shapes."""
-    sample = sample_of(data)
+    sample = sample_of(Pipeline.of(data))
     model.ensure_built(sample)
     check_targets(model, data, sample, weighted=weighted)
     inputs = len(model.signature.inputs)
-    return Steps(
+    steps = Steps(
         model,
         model.objective,
         model.optimizer,
@@ -69,6 +68,8 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or Fed(),
     )
+    steps.strategy.prepare(steps.network)
+    return steps
 
 
 @cache
@@ -95,26 +96,29 @@ def fit(
     class_weights: Any,
 ) -> History:
     """Train; see `Model.fit`."""
-    source = as_data(data)
-    weights = Weights.of(source, sample_weights, class_weights)
-    model.ensure_built(sample_of(source))
+    pipeline = Pipeline.of(data)
+    weights = Weights.of(pipeline, sample_weights, class_weights)
+    model.ensure_built(sample_of(pipeline))
     strategy = usual_strategy() if parallel is None else parallel
-    length = None if isinstance(source, IterableData) else len(source)
+    length = None if pipeline.is_stream else len(pipeline)
     strategy.agree({
         "samples": length, "epochs": epochs, "batch_size": batch_size, "shuffle": shuffle,
         "weights": weights is not None, "validation": validation is not None,
         "checkpoint": checkpoint is not None, "resume": resume, "precision": model.precision,
         "device": model.device.kernels,
+        # These put together what ranks have parts of.
+        "checkpointers": sum(isinstance(each, Checkpointer) for each in callbacks),
     })  # fmt: skip
     # The order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
-    model.seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    model.seed = strategy.rank_seed(seed)
     strategy.begin(model, model.optimizer)
     steps = make_steps(
-        model, source, strategy, weighted=weights is not None,
-        source=resident(model, source, weights),
+        model, pipeline, strategy, weighted=weights is not None,
+        source=resident(model, pipeline, weights) or _fed(model, pipeline, weights, strategy),
     )  # fmt: skip
-    loader = loader_for(strategy, source, batch_size, shuffle=shuffle, seed=model.seed)
+    loader = loader_for(strategy, pipeline, batch_size, shuffle=shuffle, seed=model.seed)
     loader.restore(loader.state() | {"epoch": model.epochs_done})
     saver = Checkpointer(checkpoint) if checkpoint is not None else None
     if resume and saver is None:
@@ -129,7 +133,7 @@ def fit(
         watchers.append(saver)
     # One rank speaks for all.
     watchers.append(Progress(verbose if strategy.communicator.rank == 0 else 0))
-    held_out = None if validation is None else as_data(validation)
+    held_out = None if validation is None else Pipeline.of(validation)
     run = Run(
         model,
         steps,
@@ -138,7 +142,7 @@ def fit(
         history=History(),
         callbacks=watchers,
         validation=held_out,
-        evaluator=None if held_out is None else _evaluator(model, held_out, strategy),
+        evaluator=None if held_out is None else _evaluator(model, held_out, strategy.evaluating()),
         weights=weights,
     )
     if saver is not None and resume:
@@ -149,29 +153,38 @@ def fit(
     return history
 
 
-def loader_for(
-    strategy: Strategy, data: Data | IterableData, batch_size: int, **settings: Any
-) -> Loader:
+def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
     """The batches of this rank: it reads its own samples and no others."""
-    rank, ranks = strategy.readers
-    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **settings)
+    rank, ranks = strategy.reader
+    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
 
 
 def evaluate(
     model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
-    source = as_data(data)
-    strategy = Alone() if parallel is None else parallel
+    pipeline = Pipeline.of(data)
+    strategy = Alone() if parallel is None else parallel.evaluating()
     if parallel is None:
-        steps = model.evaluation_steps(source)
+        steps = model.evaluation_steps(pipeline)
     else:
-        model.ensure_built(sample_of(source))
-        steps = make_steps(model, source, strategy)
-    return steps.evaluated(loader_for(strategy, source, batch_size, shuffle=False))
+        model.ensure_built(sample_of(pipeline))
+        steps = make_steps(model, pipeline, strategy)
+    return steps.evaluated(loader_for(strategy, pipeline, batch_size, shuffle=False))
 
 
-def _evaluator(model: Model, data: Data | IterableData, strategy: Strategy) -> Steps | None:
+def _fed(model: Model, pipeline: Pipeline, weights: Weights | None, strategy: Strategy) -> Fed:
+    """Batches that are fed; a device may take part in making them."""
+    if weights is not None and weights.by_class is not None:
+        # They go by the labels of a batch that is finished.
+        return Fed()
+    # Ranks make their plans together, so none of them may change its own.
+    may_change = not (strategy.several or settings.deterministic)
+    inputs = len(model.signature.inputs)
+    return Fed.to(model.device, pipeline, inputs, may_change=may_change)
+
+
+def _evaluator(model: Model, data: Pipeline, strategy: Strategy) -> Steps | None:
     """Plans that evaluate over several ranks, or on data that lie on the device; None if those
     serve that the model keeps."""
     there = resident(model, data)

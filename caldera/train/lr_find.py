@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import IterableData, Loader, as_data
+from caldera.data import Loader, Pipeline
 from caldera.errors import ConfigError
 from caldera.train.axis import axis_of
 from caldera.train.chart import write_chart
 from caldera.train.fit import make_steps
 from caldera.train.panel import COLOURS, Line, Panel
 from caldera.train.snapshot import Snapshot
-from caldera.train.source import arrays_of
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -103,15 +102,15 @@ def lr_find(
             "lr_find", expected="0 < lowest < highest and at least 2 steps",
             got=f"{lowest}, {highest} and {steps}",
         )  # fmt: skip
-    source = as_data(data)
-    if isinstance(source, IterableData):
+    pipeline = Pipeline.of(data)
+    if pipeline.is_stream:
         raise ConfigError.build(
             "lr_find", expected="data that can be asked for by number", got="a stream"
         )
     given = model.optimizer
     optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
-    trial = dataclasses.replace(make_steps(model, source), optimizer=optimizer)
-    loader = Loader(source, batch_size or model.batch_size, seed=model.seed)
+    trial = dataclasses.replace(make_steps(model, pipeline), optimizer=optimizer)
+    loader = Loader(pipeline, batch_size or model.batch_size, seed=model.seed)
     before = Snapshot.of(model)
     try:
         rates, losses = _try(trial, loader, np.geomspace(lowest, highest, steps))
@@ -131,7 +130,7 @@ def _try(steps: Steps, loader: Loader, rates: np.ndarray) -> tuple[list[float], 
         plan = steps.training(len(batch))
         steps.optimizer.learning_rate.assign(rate)
         steps.training_totals.reset()
-        plan.run(steps.feeds(arrays_of(batch), None))
+        plan.run(steps.feeds(batch.arrays, None))
         loss = steps.training_totals.loss()
         if not math.isfinite(loss):
             break

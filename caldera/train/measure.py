@@ -25,7 +25,6 @@ from caldera.train.record import (
     Setting,
     StepFacts,
 )
-from caldera.train.source import arrays_of
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -128,7 +127,7 @@ def _predicted(
 
 def _batches(model: Model, data: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for batch in Loader(data.test, model.batch_size, shuffle=False):
-        *inputs, targets = arrays_of(batch)
+        *inputs, targets = batch.arrays
         yield targets, model.predict(*inputs)
 
 

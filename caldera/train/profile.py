@@ -10,7 +10,6 @@ from caldera.errors import DataError
 from caldera.plan.explain import Explanation
 from caldera.plan.plan import Plan
 from caldera.train.fit import make_steps
-from caldera.train.source import arrays_of
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -34,4 +33,4 @@ def training_step(model: Model, data: Any, batch_size: int) -> tuple[Plan, dict[
     batch = next(iter(Loader(source, batch_size, shuffle=False)), None)
     if batch is None:
         raise DataError.build("profile", expected="at least one sample", got="none")
-    return steps.training(len(batch)), steps.feeds(arrays_of(batch), None)
+    return steps.training(len(batch)), steps.feeds(batch.arrays, None)

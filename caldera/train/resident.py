@@ -2,7 +2,7 @@
 
 All samples are put on the device once, and the order of each epoch when it begins. A counter that
 is on the device as well says which batch is next, so a step needs nothing from the host: no copy,
-and nobody waits. Transforms are part of the step; they draw the numbers they would on the host.
+and nobody waits. Stages are part of the step; they draw the numbers they would on the host.
 """
 
 from __future__ import annotations
@@ -15,39 +15,47 @@ import numpy as np
 
 from caldera import op
 from caldera.config import settings
-from caldera.data import Batch, Data, IterableData, Loader, Share
-from caldera.data.array_data import finished
+from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
 from caldera.data.draw import Draw, LazyDraw
+from caldera.data.placing import can_finish
 from caldera.data.stored import Stored
-from caldera.errors import DataError, DtypeError, ShapeError
+from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.memory import DEVICE, Device
 from caldera.tensor import Tensor
 from caldera.tensor.convert import exactly
-from caldera.tensor.dtype import canonical, is_float
-from caldera.train.source import Source, Values
+from caldera.tensor.dtype import canonical
+from caldera.train.source import Source, Values, array_names, as_words, by_name, in_shape
 from caldera.train.weights import Weights
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
-_WORD = (1 << 64) - 1
-
 
 class Resident(Source):
     """Batches of data on a device. `arrays` has all samples of each array, by name.
 
-    What comes out as "x0" is made of `raw`, if that is given: x as it is stored.
+    The arrays called `staged` are held as they are stored, and pass through the stages of the
+    pipeline in each step.
     """
 
     def __init__(
-        self, arrays: dict[str, np.ndarray], samples: int, device: Device, raw: Stored | None = None
+        self,
+        arrays: dict[str, np.ndarray],
+        samples: int,
+        device: Device,
+        pipeline: Pipeline,
+        staged: Sequence[str] = (),
     ) -> None:
         self._arrays = arrays
         self._samples = samples
         self._device = device
-        self._raw = raw
-        self._order = op.var("order", (samples,), dtype="int64", device=device)
+        self._stages = pipeline.stages
+        self._staged = staged
+        self._following = self._stages.following if staged else 0
+        # After the last sample comes the first, for those who look further than a batch.
+        length = samples + self._following
+        self._order = op.var("order", (length,), dtype="int64", device=device)
         self._turn = op.var("batch", (), dtype="int64", device=device)
         self._epoch = op.var("epoch", (2,), dtype="int64", device=device)
         self._held: dict[str, Tensor] = {}
@@ -66,58 +74,61 @@ class Resident(Source):
         place = (loader.seed, loader.epoch)
         ordered_by = place if loader.shuffle else ()
         if ordered_by != self._ordered_by:
-            self._order.assign(loader.order())
+            order = loader.order()
+            self._order.assign(np.concatenate([order, np.resize(order, self._following)]))
             self._ordered_by = ordered_by
         self._turn.assign(loader.position // loader.batch_size)
-        if self._raw is not None and self._raw.transform is not None:
-            self._epoch.assign(np.array([each & _WORD for each in place], np.uint64).view(np.int64))
+        if self._staged:
+            self._epoch.assign(as_words(*place))
 
     # --- a batch
 
-    def key(self, share: Share) -> Hashable:
+    def key(self, batch: Batch | Share) -> Hashable:
+        share = _share(batch)
         # Only a last batch is smaller than others, and it is always in the same place.
         return len(share), share.first, share.count, share.count == share.size
 
-    def values(self, share: Share) -> Values:
-        key = self.key(share)
+    def values(self, batch: Batch | Share) -> Values:
+        share, key = _share(batch), self.key(batch)
         if key not in self._values:
             rows, place, updates = self._rows(share)
-            draw = LazyDraw(self._epoch, place)
+            made = by_name(self._made(rows, place)) if self._staged else None
 
             def fetch(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-                return self._fetched(name, rows, draw, shape, canonical(dtype))
+                if made is not None and name in self._staged:
+                    return made(name, shape, dtype)
+                # Only stages look beyond the batch.
+                tensor = self._tensor(name, canonical(dtype))
+                return in_shape(op.gather(tensor, rows[: len(share)]), shape, name)
 
             self._values[key] = Values(share, fetch, updates)
         return self._values[key]
 
+    def _made(self, rows: Expr, place: Expr) -> dict[str, Expr]:
+        """What the stages make of the samples in these rows."""
+        raw = tuple(op.gather(self._tensor(name, None), rows) for name in self._staged)
+        made = self._stages.expressions(raw, LazyDraw(self._epoch, place))
+        assert made is not None
+        return dict(zip(self._staged, made, strict=True))
+
     def _rows(self, share: Share) -> tuple[Expr, Expr, list[Expr]]:
         """The numbers of a batch's samples, the place of the first, and what counts batches on."""
         first, end, count = share.first, share.first + share.samples, share.count
+        after = self._following
         if count != share.size:
             start = self._samples - count
-            return self._order[start + first : start + end], op.cast(start + first, "int64"), []
+            rows = self._order[start + first : start + end + after]
+            return rows, op.cast(start + first, "int64"), []
         batches = self._samples // count
+        place = self._turn * count + first
         table = op.reshape(self._order[: batches * count], (batches, count))
+        rows = op.gather(table[:, first:end], self._turn)
+        if after:
+            following = op.gather(self._order, place + share.samples + np.arange(after))
+            rows = op.concat([rows, following])
         # After the last comes the first again, whoever runs the plan: it never reads beyond.
-        following = op.where(self._turn < batches - 1, self._turn + 1, 0)
-        return (
-            op.gather(table[:, first:end], self._turn),
-            self._turn * count + first,
-            [op.assign(self._turn, following)],
-        )
-
-    def _fetched(
-        self, name: str, rows: Expr, draw: LazyDraw, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Expr:
-        raw = self._raw if name == "x0" else None
-        found = op.gather(self._tensor(name, dtype if raw is None else None), rows)
-        if raw is not None:
-            made = raw.finished(found, draw)
-            assert made is not None
-            found = _cast(made, dtype, name)
-        if found.shape != shape:
-            raise ShapeError.build(f"input {name}", expected=f"shape {shape}", got=f"{found.shape}")
-        return found
+        next_turn = op.where(self._turn < batches - 1, self._turn + 1, 0)
+        return rows, place, [op.assign(self._turn, next_turn)]
 
     def _tensor(self, name: str, dtype: np.dtype[Any] | None) -> Tensor:
         """All samples of an array, put on the device when they are first asked for."""
@@ -142,26 +153,33 @@ def resident(
     model: Model, data: Data | IterableData, weights: Weights | None = None
 ) -> Resident | None:
     """The data on the model's device; None if they cannot be there or would take too much of it."""
-    stored = None if model.device.is_host or isinstance(data, IterableData) else data.stored()
+    pipeline = Pipeline.of(data)
+    stored = None if model.device.is_host else pipeline.stored()
     if stored is None or not len(stored):
         return None
     inputs = [canonical(dtype) for _, dtype in model.signature.inputs]
+    names = array_names(len(inputs), len(stored.arrays))
     taken = [*inputs, *[array.dtype for array in stored.arrays[len(inputs) :]]]
     room = _room(model.device) - len(stored) * (8 if weights is None else 16)
-    raw: Stored | None = None
-    if stored.transform is None and _bytes(stored, taken) <= room:
+    staged: list[str] = []
+    if not pipeline.own_stages and _bytes(stored, taken) <= room:
         # As the network takes it: nothing is left to do in a step.
-        x, *others = stored.samples()
-        given = [finished(x, None, stored.scale, Draw()), *others]
-    elif _can_finish(stored) and _bytes(stored, [stored.arrays[0].dtype, *taken[1:]]) <= room:
-        raw, given = stored, list(stored.samples())
+        given = pipeline.stages.apply(stored.samples(), Draw())
+    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= room and can_finish(
+        pipeline, pipeline.example(0), 0
+    ):
+        staged, given = names, stored.samples()
     else:
         return None
-    names = [f"x{i}" for i in range(len(inputs))] + [f"y{i}" for i in range(len(given))]
-    arrays = dict(zip(names, given, strict=False))
+    arrays = dict(zip(names, given, strict=True))
     if weights is not None:
         arrays["weights"] = weights.of_samples(np.arange(len(stored)), given[-1])
-    return Resident(arrays, len(stored), model.device, raw)
+    return Resident(arrays, len(stored), model.device, pipeline, staged)
+
+
+def _share(batch: Batch | Share) -> Share:
+    assert isinstance(batch, Share)
+    return batch
 
 
 def _bytes(stored: Stored, dtypes: Sequence[np.dtype[Any]]) -> int:
@@ -176,18 +194,3 @@ def _room(device: Device) -> float:
     """The bytes that data may take on a device."""
     there = device.memory_bytes
     return float("inf") if there is None else settings.resident_fraction * there
-
-
-def _can_finish(stored: Stored) -> bool:
-    x = stored.arrays[0]
-    blank = op.input("x", (1, *x.shape[1:]), dtype=x.dtype)
-    return stored.finished(blank, LazyDraw(np.zeros(2, np.int64), np.int64(0))) is not None
-
-
-def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
-    if is_float(value.dtype) and not is_float(dtype):
-        raise DtypeError.build(
-            f"input {name}", expected=f"values that {dtype} can hold", got=str(value.dtype),
-            hint="convert them with astype first, or choose another dtype",
-        )  # fmt: skip
-    return op.cast(value, dtype)

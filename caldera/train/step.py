@@ -27,7 +27,7 @@ from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
 from caldera.strategy import WISHES, Alone, Strategy
-from caldera.train.source import Fed, Source, Values, arrays_of, share_of
+from caldera.train.source import Fed, Source, Values, drawn
 from caldera.train.totals import Totals
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ class Steps:
 
         With several ranks, `heard` is how many of them had which wish.
         """
+        plan = self.training(batch)
         feeds: dict[str, Any] = {}
         if not isinstance(batch, Share):
-            feeds, batch = self.feeds(arrays_of(batch), weights), share_of(batch)
+            feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
         if self.strategy.several:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
-        plan = self.training(batch)
         # A rank that computes only a part of the network may not need all of it.
         self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
@@ -139,8 +139,8 @@ class Steps:
         if isinstance(batch, Share):
             self._launch(self.evaluation(batch), {})
             return
-        plan = self.evaluation(share_of(batch))
-        feeds = self.feeds(arrays_of(batch), None)
+        plan = self.evaluation(batch)
+        feeds = self.feeds(batch.arrays, None) | drawn(batch, plan)
         # Only what the main output needs is fed.
         self._launch(plan, {name: feeds[name] for name in plan.inputs})
 
@@ -154,26 +154,28 @@ class Steps:
 
     # --- plans
 
-    def training(self, batch: int | Share) -> Plan:
-        """A training step on a batch, given by its number of samples or as a share."""
+    def training(self, batch: int | Share | Batch) -> Plan:
+        """A training step on a batch, or on one like those that are given by their size."""
         return self._kept("training", batch, self._training_program)
 
-    def evaluation(self, batch: int | Share) -> Plan:
+    def evaluation(self, batch: int | Share | Batch) -> Plan:
         """Adds a batch to the evaluation totals."""
         return self._kept("evaluation", batch, self._evaluation_program)
 
-    def _kept(self, kind: str, batch: int | Share, build: Callable[[int], list[Expr]]) -> Plan:
-        share = _share(batch)
-        key = (kind, self.source.key(share))
+    def _kept(
+        self, kind: str, given: int | Share | Batch, build: Callable[[int], list[Expr]]
+    ) -> Plan:
+        batch = _whole(given) if isinstance(given, int) else given
+        key = (kind, self.source.key(batch))
         if key not in self._plans:
-            self._plans[key] = self.strategy.compiled(lambda: self._compiled(share, build))
+            self._plans[key] = self.strategy.compiled(lambda: self._compiled(batch, build))
         return self._plans[key]
 
-    def _compiled(self, share: Share, build: Callable[[int], list[Expr]]) -> Plan:
-        values = self.source.values(share)
+    def _compiled(self, batch: Share | Batch, build: Callable[[int], list[Expr]]) -> Plan:
+        values = self.source.values(batch)
         programs = []
-        for part in self.strategy.parts(share):
-            self._values = values.part(part)
+        for part in self.strategy.parts(values.share):
+            self._values = values.part(part, self.strategy.of_part)
             programs.append(build(len(part)))
         return compile(
             [*self.strategy.written(programs), *values.updates],
@@ -191,10 +193,12 @@ class Steps:
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
+        updates += self.strategy.counted(total)
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
-        outputs, _ = self.traced(count, training=False)
+        found, _ = self.traced(count, training=False)
+        outputs = self.strategy.predictions(found, self.objective.losses)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
         loss, total = self.loss(outputs, count, main)
@@ -215,6 +219,18 @@ class Steps:
         self.strategy.traced(traced)
         return named_outputs(result), traced
 
+    def network(self, count: int) -> list[Expr]:
+        """What the network computes for so many samples, whichever these are."""
+        inputs = [
+            op.input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+        with trace(
+            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
+            several_ranks=self.strategy.several,
+        ):  # fmt: skip
+            return list(named_outputs(self.model(*inputs)).values())
+
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
         return [
@@ -225,7 +241,7 @@ class Steps:
     def _batch(self, count: int) -> Values:
         """The batch that is being written down, or a whole one of this size."""
         if self._values is None or len(self._values.share) != count:
-            self._values = self.source.values(_share(count))
+            self._values = self.source.values(_whole(count))
         return self._values
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
@@ -247,11 +263,15 @@ class Steps:
         """What this rank's samples add to the loss of the whole batch, and the weight of that."""
         weights = self._weights(count)
         if weights is None:
-            total = lifted(float(self._batch(count).share.count), self.model.dtype)
+            samples = self._batch(count).share.count
+            total = lifted(float(samples), self.model.dtype)
+            divisor = lifted(float(samples or 1), self.model.dtype)
         else:
             (total,) = self.strategy.over_all([op.sum(weights)])
+            # Samples that count for nothing have no loss.
+            divisor = op.where(total == 0.0, 1.0, total)
         terms = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in parts.items()
         ]
         result = terms[0]
@@ -322,8 +342,9 @@ class Steps:
         return found
 
 
-def _share(batch: int | Share) -> Share:
-    return batch if isinstance(batch, Share) else Share.of(0, batch, batch)
+def _whole(samples: int) -> Share:
+    """A whole batch of so many samples."""
+    return Share.of(0, samples, samples)
 
 
 def lifted(value: float, dtype: Any) -> Expr:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.data import Data, IterableData
+from caldera.data import Data, IterableData, Pipeline
 from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.nn.losses import CrossEntropy
 
@@ -36,7 +36,10 @@ def check_targets(
         raise DtypeError.build(
             f"targets for {what}", expected="the number of a class for each sample, as int64",
             got=f"targets of {target.dtype}",
-            hint="predict values with loss='mean_squared', or convert classes with "
+            hint="rows of probabilities, as of data.OneHot, are what "
+            "loss=nn.losses.CrossEntropy(probabilities=True) takes"
+            if target.shape == prediction
+            else "predict values with loss='mean_squared', or convert classes with "
             "y.astype('int64')",
         )  # fmt: skip
     if target.shape[1:] != shape[1:]:
@@ -50,8 +53,9 @@ def check_targets(
 
 
 def _labels(data: Data | IterableData, sample: np.ndarray) -> np.ndarray:
-    """All labels, where they lie in an array; else those of the sample."""
-    stored = None if isinstance(data, IterableData) else data.stored()
+    """All labels, where they lie in an array as they are; else those of the sample."""
+    pipeline = Pipeline.of(data)
+    stored = None if pipeline.changes_targets else pipeline.stored()
     if stored is None:
         return sample
     labels = stored.arrays[-1]

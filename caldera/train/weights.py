@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from caldera.data import Batch, Data, IterableData
+from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
+from caldera.tensor.dtype import is_float
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,10 @@ class Weights:
     """Weights by sample, by class, or both, which are then multiplied.
 
     >>> import numpy as np
-    >>> from caldera.data import ArrayData
+    >>> from caldera.data import Pipeline
     >>> from caldera.train.weights import Weights
     >>> labels = np.array([0, 1, 1])
-    >>> weights = Weights.of(ArrayData(np.zeros((3, 1)), labels), by_class={1: 5.0})
+    >>> weights = Weights.of(Pipeline((np.zeros((3, 1)), labels)), by_class={1: 5.0})
     >>> weights.of_samples(np.arange(3), labels).tolist()
     [1.0, 5.0, 5.0]
     """
@@ -28,9 +29,7 @@ class Weights:
     by_class: np.ndarray | None
 
     @classmethod
-    def of(
-        cls, data: Data | IterableData, by_sample: Any = None, by_class: Any = None
-    ) -> Weights | None:
+    def of(cls, data: Pipeline, by_sample: Any = None, by_class: Any = None) -> Weights | None:
         """From what a user gives; None if all samples count the same."""
         if by_sample is None and by_class is None:
             return None
@@ -49,12 +48,22 @@ class Weights:
         if self.by_sample is not None:
             weights = weights * self.by_sample[indices]
         if self.by_class is not None:
-            weights = weights * self.by_class[np.asarray(labels, dtype=np.int64)]
+            weights = weights * self.by_class[_classes(labels)]
         return weights
 
 
-def _checked(given: Any, data: Data | IterableData) -> np.ndarray:
-    if isinstance(data, IterableData):
+def _classes(labels: np.ndarray | None) -> np.ndarray:
+    if labels is None or labels.ndim != 1 or is_float(labels.dtype):
+        raise DataError.build(
+            "fit", expected="class numbers as targets for class_weights",
+            got="none" if labels is None else f"{labels.dtype} {labels.shape}",
+            hint="weigh the samples with sample_weights instead",
+        )  # fmt: skip
+    return labels.astype(np.int64)
+
+
+def _checked(given: Any, data: Pipeline) -> np.ndarray:
+    if data.is_stream:
         raise DataError.build(
             "fit", expected="data with numbered samples for sample_weights", got="a stream",
             hint="use arrays, or class_weights",

@@ -9,7 +9,6 @@ import pytest
 
 from caldera import data, nn, optim
 from caldera.config import settings
-from caldera.data import ArrayData
 from caldera.memory import Device
 from caldera.memory.trace import recorded
 from caldera.train import ahead
@@ -47,17 +46,23 @@ def test_a_perceptron_learns_the_same(card: Device, fraction: float) -> None:
         compare(perceptron, card, points(), validation=points(20))
 
 
-def test_images_are_changed_as_on_the_host(card: Device) -> None:
+CHANGES = [data.Crop(6, padding=1), data.Mirror(), data.Cutout(2), data.Normalise(0.5, 0.25)]
+
+
+@pytest.mark.parametrize(("fraction", "stages"), [(1.0, CHANGES), (0.0, CHANGES[1::2])])
+def test_images_are_changed_as_on_the_host(
+    card: Device, fraction: float, stages: list[data.Stage]
+) -> None:
     generator = np.random.default_rng(1)
     x = generator.integers(0, 256, (20, 2, 6, 6)).astype("uint8")
-    transform = [data.Crop(6, padding=1), data.Mirror(), data.Cutout(2), data.Normalise(0.5, 0.25)]
-    given = ArrayData(x, generator.integers(0, 3, 20), transform=transform)
+    given = data.Pipeline((x, generator.integers(0, 3, 20)), stages)
 
     def network(device: Any) -> NeuralNetwork:
         layers = [nn.Input((2, 6, 6)), nn.Flatten(), nn.Dense(3)]
         return NeuralNetwork(layers, batch_size=8, seed=5, device=device)
 
-    compare(network, card, given)
+    with settings.override(resident_fraction=fraction, memory_limit=1 << 34):
+        compare(network, card, given)
 
 
 class Counted(Callback):

@@ -10,6 +10,7 @@ def test_mpi_keeps_the_contract_at_1_2_3_4_and_8_ranks(job: Job) -> None:
     assert done.returncode == 0, done.stderr
     found = sorted(line for line in done.stdout.splitlines() if line.startswith("kept"))
     assert found == [f"kept by {ranks} ranks" for ranks in (1, 2, 2, 2, 2, 3, 4, 8)]
+    assert "given as they are" in done.stdout
 
 
 def test_an_mpi_without_threads_does_what_is_asked_at_once(job: Job) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from caldera.comm.algorithms.direct import direct_reduce_scatter
 from caldera.comm.algorithms.messages import (
     TAG,
+    post_send,
     segment_elements,
     start_receive,
     start_send,
@@ -41,7 +42,7 @@ def broadcast(comm: Communicator, buffer: np.ndarray, root: int) -> None:
         if place:
             arriving.popleft().wait()
         if place + 1 < comm.size:
-            leaving.append(comm.Isend(buffer[begin:end], (comm.rank + 1) % comm.size, TAG))
+            leaving.append(post_send(comm, buffer[begin:end], (comm.rank + 1) % comm.size))
     wait_all(leaving)
 
 

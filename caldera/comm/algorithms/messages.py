@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,19 +27,33 @@ def segment_elements(buffer: np.ndarray) -> int:
     return max(1, SEGMENT_BYTES // buffer.itemsize)
 
 
+def post_send(comm: Communicator, buffer: np.ndarray, dest: int) -> Request:
+    """`Isend` for what needs no checks: there are many segments, and each costs a little."""
+    with comm.traffic.operation("Isend"):
+        comm.traffic.sent(buffer.nbytes)
+        return comm._start_send(buffer, dest, TAG)
+
+
+def post_receive(comm: Communicator, buffer: np.ndarray, source: int) -> Request:
+    """`Irecv` for what needs no checks."""
+    with comm.traffic.operation("Irecv"):
+        comm.traffic.received(buffer.nbytes)
+        return comm._start_receive(buffer, source, TAG)
+
+
 def start_send(comm: Communicator, buffer: np.ndarray, dest: int) -> list[Request]:
     """Begin to send a buffer in segments."""
     pieces = segments((0, buffer.size), segment_elements(buffer))
-    return [comm.Isend(buffer[begin:end], dest, TAG) for begin, end in pieces]
+    return [post_send(comm, buffer[begin:end], dest) for begin, end in pieces]
 
 
 def start_receive(comm: Communicator, buffer: np.ndarray, source: int) -> list[Request]:
     """Begin to receive a buffer that is sent in segments."""
     pieces = segments((0, buffer.size), segment_elements(buffer))
-    return [comm.Irecv(buffer[begin:end], source, TAG) for begin, end in pieces]
+    return [post_receive(comm, buffer[begin:end], source) for begin, end in pieces]
 
 
-def wait_all(requests: Sequence[Request]) -> None:
+def wait_all(requests: Iterable[Request]) -> None:
     """Wait for all of them."""
     for request in requests:
         request.wait()
@@ -69,7 +83,7 @@ def combine_from(
     def receive(index: int) -> None:
         begin, end = pieces[index]
         room = scratch[index % WINDOW, : end - begin]
-        underway.append((comm.Irecv(room, source, TAG), room))
+        underway.append((post_receive(comm, room, source), room))
 
     for index in range(min(WINDOW, len(pieces))):
         receive(index)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.messages import TAG, WINDOW, segment_elements
+from caldera.comm.algorithms.messages import (
+    WINDOW,
+    post_receive,
+    post_send,
+    segment_elements,
+    wait_all,
+)
 from caldera.comm.algorithms.parts import bounds, even_counts, segments
 from caldera.comm.reduction import combine, finish
 from caldera.comm.request import Request
@@ -92,7 +98,7 @@ def _travel(
     sends: deque[tuple[int, Request]] = deque()
 
     def send(step: int, begin: int, end: int) -> None:
-        sends.append((step, comm.Isend(buffer[begin:end], right, TAG)))
+        sends.append((step, post_send(comm, buffer[begin:end], right)))
 
     def receive(index: int) -> tuple[Request, np.ndarray]:
         step, begin, end = arriving[index]
@@ -103,7 +109,7 @@ def _travel(
             # This part was sent n - 1 steps ago, and must have left before it is overwritten.
             while sends and sends[0][0] <= step + 1 - n:
                 sends.popleft()[1].wait()
-        return comm.Irecv(room, left, TAG), room
+        return post_receive(comm, room, left), room
 
     underway = deque(receive(index) for index in range(len(scratch)))
     for begin, end in segments(parts[(me - 1 - steps[0]) % n], piece):
@@ -119,5 +125,4 @@ def _travel(
             send(step + 1, begin, end)
         if index + WINDOW < len(arriving):
             underway.append(receive(index + WINDOW))
-    for _, sent in sends:
-        sent.wait()
+    wait_all(request for _, request in sends)

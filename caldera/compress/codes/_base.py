@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,6 +27,20 @@ class Code(ABC):
     @abstractmethod
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
         """The `count` values of a message, as a new array of this dtype."""
+
+    def encode_all(
+        self, vectors: Sequence[np.ndarray], draws: Draws
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """A message for each vector, and the values that whoever decodes it will have."""
+        messages, values = [], []
+        for vector in vectors:
+            messages.append(self.encode(vector, draws))
+            draws = draws.after(vector.size)
+            if self.lossless:
+                values.append(vector)
+            else:
+                values.append(self.decode(messages[-1], vector.size, vector.dtype))
+        return messages, values
 
     @abstractmethod
     def bits(self, count: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from caldera.compress.draws import Chance
 from caldera.compress.places import pack_places, unpack_places
 from caldera.compress.sparse.vector import SparseVector
 from caldera.compress.wire import as_bytes
-from caldera.kernels.native.compression.draws import ALIGNED
 from caldera.tensor.dtype import DType
 
 Keep = Callable[[np.ndarray, np.ndarray], None]
@@ -33,22 +33,26 @@ class Coding:
         self._keep = keep
 
     def encode(
-        self, vector: SparseVector, stage: int, owner: int, begin: int = 0, drawn: int = 0
-    ) -> tuple[np.ndarray, SparseVector]:
-        """The message of a vector, and the vector that whoever decodes it will have.
+        self, vectors: Sequence[SparseVector], begins: Sequence[int], stage: int, owner: int
+    ) -> tuple[list[np.ndarray], list[SparseVector]]:
+        """The messages of some vectors, and the vectors that whoever decodes them will have.
 
-        `owner` is the rank whose draws round it and who keeps the loss; `begin` is where the
-        vector begins in the whole, and `drawn` how many draws the owner used in this stage.
+        `begins` are where the vectors begin in the whole. `owner` is the rank by whose draws of
+        this stage they are rounded, and who keeps the loss.
         """
-        draws = self._chance.of(owner, stage, -(-drawn // ALIGNED) * ALIGNED)
-        encoded = self.code.encode(vector.values, draws)
-        message = as_bytes(pack_places(vector.places, vector.length), encoded)
+        values = [vector.values for vector in vectors]
+        encoded, decoded = self.code.encode_all(values, self._chance.of(owner, stage))
+        messages = [
+            as_bytes(pack_places(vector.places, vector.length), each)
+            for vector, each in zip(vectors, encoded, strict=True)
+        ]
         if self.code.lossless:
-            return message, vector
-        values = self.code.decode(encoded, vector.values.size, vector.values.dtype)
+            return messages, list(vectors)
         if owner == self._rank:
-            self._lose(vector.places + np.int32(begin), vector.values - values)
-        return message, SparseVector(vector.length, vector.places, values)
+            places = [v.places + np.int32(b) for v, b in zip(vectors, begins, strict=True)]
+            lost = [meant - sent for meant, sent in zip(values, decoded, strict=True)]
+            self._lose(np.concatenate(places), np.concatenate(lost))
+        return messages, [replace(v, values=d) for v, d in zip(vectors, decoded, strict=True)]
 
     def decode(self, message: np.ndarray, length: int, dtype: DType) -> SparseVector:
         """The vector of a message."""

@@ -95,15 +95,15 @@ def predicted_seconds(
         return HEADER + length * part * dense * (packed_bits(dense) + bits) / 8
 
     others = ranks - 1
-    # Lengths travel before what they are the length of. Everybody to everybody is at once; a
-    # gathering goes around the ring.
+    # Lengths travel before what they are the length of, as short messages do in log2(ranks) rounds.
+    # Everybody to everybody is at once; a gathering goes around the ring.
     stages = int(log2(ranks))
     folded = ranks - (1 << stages)
     doubling = sum(link.seconds(2, size(1 << stage, 1.0)) for stage in range(stages))
     if folded:
         doubling += link.seconds(2, size(1, 1.0)) + link.seconds(4, 2 * size(1 << stages >> 1, 1.0))
-    scatter = link.seconds(2, others * size(1, 1 / ranks))
-    sparse = link.seconds(1 + others, others * size(ranks, 1 / ranks))
+    scatter = link.seconds(stages + 1, others * size(1, 1 / ranks))
+    sparse = link.seconds(stages + others, others * size(ranks, 1 / ranks))
     whole = link.seconds(others, others * length / ranks * bits / 8)
     return {
         "recursive_doubling": doubling,

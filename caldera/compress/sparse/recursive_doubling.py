@@ -30,7 +30,8 @@ def recursive_doubling(
     dtype = vector.values.dtype
     if rank >= paired:
         partner = rank - paired
-        send_message(communicator, coding.encode(vector, _FOLD, rank)[0], partner)
+        (message,), _ = coding.encode([vector], [0], _FOLD, rank)
+        send_message(communicator, message, partner)
         last = [receive_message(communicator, partner) for _ in range(2)]
         return _sum(coding, last, vector.length, dtype)
     if rank + paired < size:
@@ -39,7 +40,7 @@ def recursive_doubling(
     messages: list[np.ndarray] = []
     for stage in range(paired.bit_length() - 1):
         leader = rank >> stage << stage
-        mine, sent = coding.encode(vector, stage + 1, leader)
+        (mine,), (sent,) = coding.encode([vector], [0], stage + 1, leader)
         other = rank ^ (1 << stage)
         theirs = swap_messages(communicator, mine, other)
         messages = [mine, theirs] if rank < other else [theirs, mine]

@@ -26,7 +26,7 @@ def split_allgather(
     """The sum over all ranks, the same bits on each; its parts travel sparse."""
     edges, total = _sum_of_part(communicator, vector, coding)
     rank = communicator.rank
-    message, _ = coding.encode(SparseVector.of(total), _SUMS, rank, edges[rank])
+    (message,), _ = coding.encode([SparseVector.of(total)], [edges[rank]], _SUMS, rank)
     messages = allgather_messages(communicator, message, [None] * communicator.size)
     parts = [
         coding.decode(each, end - begin, total.dtype)
@@ -57,15 +57,12 @@ def _sum_of_part(
     rank, size = communicator.rank, communicator.size
     edges = bounds(vector.length, size)
     pieces = [vector.between(begin, end) for begin, end in pairwise(edges)]
-    leaving = []
-    drawn = 0
-    for other, piece in enumerate(pieces):
-        if other == rank:
-            leaving.append(EMPTY)
-            continue
-        leaving.append(coding.encode(piece, _SUMMANDS, rank, edges[other], drawn)[0])
-        # Draws come in whole groups: the next piece begins with one of its own.
-        drawn += piece.values.size + 64
+    others = [other for other in range(size) if other != rank]
+    leaving, _ = coding.encode(
+        [pieces[other] for other in others], [edges[other] for other in others], _SUMMANDS, rank
+    )
+    # What stays here does not travel, and is not rounded.
+    leaving.insert(rank, EMPTY)
     arriving = alltoall_messages(communicator, leaving, [None] * size)
     total = np.zeros(pieces[rank].length, vector.values.dtype)
     for other, message in enumerate(arriving):

@@ -47,7 +47,10 @@ def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
     if not card_count():
         return on_host.measure(node, kernels, seconds)
     place = device(f"cuda:{libraries.current_card()}")
-    return _Course(place, node, kernels).run(perf_counter() + seconds)
+    outcome = _Course(place, node, kernels).run(perf_counter() + seconds)
+    # What kernels were tried on may be larger than all that training needs.
+    place.trim()
+    return outcome
 
 
 # --- memory

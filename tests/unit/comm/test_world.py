@@ -83,6 +83,11 @@ class TestLaunch:
         with pytest.raises(ConfigError, match="ULFM"):
             launch(2, ["train.py"], survive=True, environment=environment)
 
+    def test_hosts_that_cannot_be_read_are_refused(self) -> None:
+        for wrong in ("", "a:x", "a:1,,b:1", ":4"):
+            with pytest.raises(ConfigError, match="as in a:4,b:4"):
+                launch(2, ["train.py"], hosts=wrong)
+
     def test_without_mpiexec_the_error_says_what_to_install(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"caldera\[mpi\]"):
             launch(2, ["train.py"], environment={"PATH": str(tmp_path)})

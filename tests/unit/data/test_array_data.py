@@ -133,18 +133,6 @@ def test_subsets_refuse_what_is_no_sample() -> None:
         samples.subset(np.array([0.5]))
 
 
-def test_transforms_decide_shape_and_dtype() -> None:
-    images = data.ArrayData(np.full((4, 3, 8, 8), 255, np.uint8))
-    cropped = images.transformed(data.Crop(6))
-    assert (cropped.shape, cropped.dtype) == ((3, 6, 6), np.float32)
-    assert cropped.x.max() == 1
-    normalised = images.transformed([data.Mirror(), data.Normalise(0.5, 0.5)])
-    assert normalised.dtype == np.float32
-    np.testing.assert_array_equal(normalised.x, np.ones((4, 3, 8, 8), np.float32))
-    assert images.transformed(None).shape == images.shape
-    assert images.shape == (3, 8, 8), "the data it was made of has not changed"
-
-
 def test_data_of_anything() -> None:
     samples = data.ArrayData(np.arange(3))
     assert data.as_data(samples) is samples

@@ -47,8 +47,9 @@ def test_a_split_is_random_and_repeats() -> None:
     assert first != list(range(20))
 
 
-def test_a_split_keeps_transforms_and_scale() -> None:
-    samples = data.ArrayData(np.zeros((10, 1, 4, 4), np.uint8), transform=data.Crop(2), scale=None)
+def test_a_split_keeps_stages_and_scale() -> None:
+    images = data.ArrayData(np.zeros((10, 1, 4, 4), np.uint8), scale=None)
+    samples = data.Pipeline(images, data.Crop(2))
     train, held_out = data.split(samples)
     assert train.shape == held_out.shape == (1, 2, 2)
     assert train.dtype == np.uint8

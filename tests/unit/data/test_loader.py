@@ -134,7 +134,7 @@ def test_the_batch_size_can_grow() -> None:
 
 def test_transforms_are_the_same_on_any_number_of_ranks_and_after_resuming() -> None:
     images = np.random.default_rng(0).integers(0, 256, (30, 1, 6, 6)).astype(np.uint8)
-    samples = data.ArrayData(images, transform=[data.Crop(5, 1), data.Mirror(), data.Cutout(2)])
+    samples = data.Pipeline(images, [data.Crop(5, 1), data.Mirror(), data.Cutout(2)])
     alone = list(data.Loader(samples, 8, seed=2))
     halves = [list(data.Loader(samples, 8, seed=2, rank=rank, ranks=2)) for rank in (0, 1)]
     for step, batch in enumerate(alone):

@@ -81,7 +81,7 @@ def test_looking_at_the_shape_loses_nothing(batches: bool) -> None:
 
 def test_transforms_and_scale() -> None:
     images = [np.full((1, 4, 4), 255, np.uint8)] * 3
-    stream = data.IterableData(images, transform=data.Crop(2), scale=None)
+    stream = data.Pipeline(data.IterableData(images, scale=None), data.Crop(2))
     assert stream.shape == (1, 2, 2)
     assert next(iter(data.Loader(stream, 3))).x.dtype == np.uint8
 

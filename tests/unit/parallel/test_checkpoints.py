@@ -12,7 +12,7 @@ import pytest
 import caldera as cd
 from caldera import optim
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.parallel import DataParallel, PipelineParallel, Sharded
+from caldera.parallel import DataParallel, Hybrid, PipelineParallel, Sharded, TensorParallel
 from caldera.train.folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
@@ -24,7 +24,7 @@ from tests.unit.parallel.ranks import (
     values,
 )
 
-DATA = samples(26)
+DATA = samples(24)
 
 
 def made() -> cd.NeuralNetwork:
@@ -37,6 +37,10 @@ STRATEGIES = {
     "stage 3": lambda comm: Sharded(3, communicator=comm, bucket_bytes=1),
     # Batch normalisation is over a part: with one it is over the batch.
     "pipeline": lambda comm: PipelineParallel(communicator=comm, micro_batches=1),
+    "layers": lambda comm: TensorParallel(least=1, communicator=comm),
+    "hybrid": lambda comm: Hybrid(
+        {"data": 2, "model": -1}, least=1, samples="all", communicator=comm
+    ),
 }
 
 
@@ -65,6 +69,9 @@ def _run(ranks: int, strategy: str, folder: Path, **how: Any) -> Trained:
         ("pipeline", 4, "pipeline", 3),
         ("pipeline", 2, "stage 1", 3),
         ("data", 3, "pipeline", 2),
+        ("layers", 3, "hybrid", 4),
+        ("hybrid", 4, "layers", 2),
+        ("layers", 2, "stage 1", 3),
     ],
 )
 def test_a_run_goes_on_on_another_number_of_ranks(

@@ -40,7 +40,7 @@ def stepped(ranks: int, parts: int, count: int, **options: Any) -> list[tuple[Pl
         plan = steps.training(count)
         strategy.take_apart()
         feeds = steps.feeds((x, x), None) | {"wishes": [0.0, 0.0]}
-        neighbours = strategy.in_plans.axis("pipeline").traffic
+        neighbours = strategy.in_plans.along("pipeline").traffic
         mark = neighbours.mark()
         plan.run({name: feeds[name] for name in plan.inputs})
         kept = sum(

@@ -19,7 +19,7 @@ def test_results_are_the_same_bits_for_any_number_of_ranks() -> None:
     data = samples(23)
     runs = {
         ranks: trained(ranks, network, shards, data, validation=data, watch=ranks > 1)
-        for ranks in (1, 2, 3, 5)
+        for ranks in (1, 2, 3)
     }
     first = values(runs[1].models[0])
     for ranks, run in runs.items():

@@ -157,3 +157,15 @@ def test_updates_in_place_read_the_old_value_first() -> None:
     np.testing.assert_allclose(first.numpy(), np.sin(start) * 2, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(last.numpy(), start - 1)
     np.testing.assert_array_equal(v.numpy(), start * 4)
+
+
+def test_of_a_relu_whose_result_is_kept_no_answers_are() -> None:
+    """Products keep the results for their gradients, which say what was positive as well."""
+    x = op.var("x", (8, 32, 6, 6), fill=cd.uniform(-1, 1))
+    weights = [op.var(f"w{i}", (32, 32, 3, 3), fill=cd.uniform(-0.1, 0.1)) for i in range(4)]
+    y: Expr = x
+    for weight in weights:
+        y = op.relu(op.conv2d(y, weight, padding=1) * 2.0)
+    plan = cd.compile([op.sum(y * y), *op.grad(op.sum(y * y), weights)])
+    kept = [buffer.spec for buffer in plan.schedule.buffers if buffer.spec.dtype == np.bool_]
+    assert not kept

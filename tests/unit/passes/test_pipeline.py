@@ -44,7 +44,8 @@ def everything() -> list[Expr]:
     zeros = op.var("zeros", (3, 3), fill=cd.constant(0.0), dtype="float64")
     update = op.assign(v, v - 0.5 * (zeros @ zeros))
     scaled = op.relu(op.batch_norm(x, np.ones(3, np.float32), b)[0])
-    return [loss, op.grad(loss, b), last, images, update, scaled]
+    pooled = op.max_pool2d(op.relu(op.conv2d(images, op.reshape(w, (3, 3, 1, 1)))), 2)
+    return [loss, op.grad(loss, b), last, images, update, scaled, pooled]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,7 @@ import pytest
 
 import caldera as cd
 from caldera import op, optim
+from caldera.lazy import Expr
 from caldera.plan import arena
 
 
@@ -245,3 +246,20 @@ def test_other_plans_do_not_disturb_a_captured_one() -> None:
     big = _variable("big", 300, 300)
     ((big @ big) @ big).eval()
     np.testing.assert_array_equal(captured.run()[0].numpy(), before)
+
+
+def test_gradients_of_parameters_come_before_what_they_need_is_forgotten() -> None:
+    """So memory is what the forward pass keeps and little more; and nothing is copied for it."""
+    layers, batch, width = 8, 256, 64
+    weights = [
+        op.var(f"w{i}", (width, width), fill=cd.uniform(-0.1, 0.1), dtype="float32")
+        for i in range(layers)
+    ]
+    y: Expr = op.var("x", (batch, width), fill=cd.uniform(-1, 1))
+    for weight in weights:
+        y = op.tanh(y @ weight)
+    slopes = op.grad(op.mean(y * y), weights)
+    updates = [op.assign(w, w - 0.1 * slope) for w, slope in zip(weights, slopes, strict=True)]
+    plan = cd.compile(updates)
+    assert plan.arena_bytes <= (layers + 4) * batch * width * 4
+    assert all(step.kernel.op != "copy" for step in plan.schedule.steps)

@@ -202,3 +202,14 @@ def test_precision_is_blamed_if_all_is_finite_without_it() -> None:
     error, blamed = explain(steps, 8, steps.feeds((x, y), None), 0)
     assert blamed == "precision"
     assert "bfloat16" in str(error)
+
+
+def test_a_model_that_was_trained_before_is_explained_as_well() -> None:
+    model = NeuralNetwork([nn.Input((2,)), nn.Dense(2)], batch_size=8)
+    x, y = points()
+    model.fit((x, y), epochs=3, verbose=0)
+    broken = x.copy()
+    broken[19, 1] = np.nan
+    message = fails(model, (broken, y))
+    assert message.startswith("fit, step 2: expected finite values, got nan in the input x0")
+    assert "first in sample 3 of the batch" in message

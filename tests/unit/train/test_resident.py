@@ -59,7 +59,7 @@ def test_the_batch_size_may_change_between_epochs() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_rank_fetches_its_own_part(ranks: int) -> None:
     x, y = images(23)
-    given = ArrayData(x, y, transform=[data.Crop(8, padding=2), data.Mirror()])
+    given = data.Pipeline((x, y), [data.Crop(8, padding=2), data.Mirror()])
     model = image_network(device=APART)
     for rank in range(ranks):
         source = resident(model, given)
@@ -103,17 +103,32 @@ def test_samples_and_classes_may_count_differently() -> None:
 
 
 @pytest.mark.parametrize(
-    "transform",
+    "stages",
     [
-        None,
+        [],
         data.Normalise((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
         [data.Crop(8, padding=2), data.Mirror(), data.Cutout(3)],
         [data.Mirror(), data.Normalise(0.5, 0.25), data.Cutout(2)],
+        [data.Rotate(30), data.Colour(0.2, 0.2, 0.2), data.SubtractMean([0.4, 0.5, 0.6])],
     ],
 )
-def test_images_are_changed_on_the_device_as_on_the_host(transform: Any) -> None:
-    x, y = images()
-    assert_same(image_network, ArrayData(x, y, transform=transform))
+@pytest.mark.parametrize("fraction", [1.0, 0.0])
+def test_images_are_changed_on_the_device_as_on_the_host(stages: Any, fraction: float) -> None:
+    with settings.override(resident_fraction=fraction, memory_limit=1 << 40):
+        assert_same(image_network, data.Pipeline(images(), stages))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.0])
+@pytest.mark.parametrize("batch_size", [8, 15])
+def test_samples_are_mixed_on_the_device_as_on_the_host(fraction: float, batch_size: int) -> None:
+    def network(**options: Any) -> NeuralNetwork:
+        return image_network(
+            loss=nn.losses.CrossEntropy(probabilities=True), batch_size=batch_size, **options
+        )
+
+    stages = [data.OneHot(4), data.Mirror(), data.Mixup(0.5)]
+    with settings.override(resident_fraction=fraction, memory_limit=1 << 40):
+        assert_same(network, data.Pipeline(images(), stages))
 
 
 def test_bytes_stay_bytes_where_floats_would_not_fit() -> None:
@@ -123,7 +138,7 @@ def test_bytes_stay_bytes_where_floats_would_not_fit() -> None:
     with settings.override(memory_limit=1 << 30, resident_fraction=room / (1 << 30)):
         found = resident(image_network(device=APART), tight)
         assert found is not None
-        assert found._raw is not None
+        assert found._staged
         assert_same(image_network, tight)
 
 
@@ -208,17 +223,17 @@ def test_what_only_the_host_can_do_is_done_there() -> None:
 
     x, y = points()
     model = classifier(device=APART)
-    assert resident(model, ArrayData(x, y, transform=[data.Normalise(0.0, 1.0), Shift()])) is None
-    assert resident(model, ArrayData(x, y, transform=lambda x, draw: x)) is None
+    assert resident(model, data.Pipeline((x, y), [data.Normalise(0.0, 1.0), Shift()])) is None
+    assert resident(model, data.Pipeline((x, y), lambda x, draw: x)) is None
     assert resident(model, Own(x, y)) is None
-    assert_same(classifier, ArrayData(x, y, transform=Shift()))
+    assert_same(classifier, data.Pipeline((x, y), Shift()))
 
 
 def test_a_step_reads_the_data_by_rows_alone() -> None:
     """Nothing may be computed from all samples in each step."""
     x, y = images(64)
     model = image_network(device=APART)
-    given = ArrayData(x, y, transform=[data.Crop(8, padding=2), data.Normalise(0.5, 0.25)])
+    given = data.Pipeline((x, y), [data.Crop(8, padding=2), data.Normalise(0.5, 0.25)])
     source = resident(model, given)
     assert source is not None
     steps = make_steps(model, given, source=source)

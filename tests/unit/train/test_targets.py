@@ -15,7 +15,7 @@ X = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
 CLASSES = np.arange(20) % 3
 
 
-def fit(outputs: int, targets: Any, loss: str = "cross_entropy", **more: Any) -> cd.History:
+def fit(outputs: int, targets: Any, loss: Any = "cross_entropy", **more: Any) -> cd.History:
     model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(outputs)], loss=loss)
     return model.fit((X, targets), verbose=0, **more)
 
@@ -24,6 +24,13 @@ def fit(outputs: int, targets: Any, loss: str = "cross_entropy", **more: Any) ->
 def test_values_are_no_classes(targets: np.ndarray) -> None:
     with pytest.raises(DtypeError, match=r"loss='mean_squared'.*astype"):
         fit(3, targets)
+
+
+def test_rows_of_probabilities_have_a_loss_of_their_own() -> None:
+    rows = np.eye(3, dtype="float32")[CLASSES]
+    with pytest.raises(DtypeError, match=r"CrossEntropy\(probabilities=True\)"):
+        fit(3, rows)
+    fit(3, rows, nn.losses.CrossEntropy(probabilities=True))
 
 
 def test_one_value_for_each_sample_is_a_column() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from caldera.kernels.native.compression.bits import pack_bits, unpack_bits
-from caldera.kernels.native.compression.largest import largest_in_blocks
+from caldera.kernels.native.compression.largest import (
+    largest_in_blocks,
+    take_largest_in_blocks,
+)
 from caldera.kernels.native.compression.levels import from_levels, to_levels
 from caldera.kernels.native.compression.merge import merge_sorted
 from caldera.kernels.native.compression.rice import rice_read, rice_sizes, rice_write
@@ -22,6 +25,7 @@ __all__ = [
     "rice_sizes",
     "rice_write",
     "round_by_chance",
+    "take_largest_in_blocks",
     "take_out",
     "to_levels",
     "unpack_bits",

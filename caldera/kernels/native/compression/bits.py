@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import I8, I32, I64, Emitter, Number, Pointer
 
 _GROUP = 32
@@ -27,8 +26,8 @@ def pack_bits(integers: np.ndarray, width: int) -> np.ndarray:
     (2, [1, 2, 3, 4, 5])
     """
     packed = np.empty(-(-integers.size * width // 8), np.uint8)
-    kernel = compiled(_build_pack, width=width, size=integers.itemsize)
-    run(kernel, integers, packed, integers.size, size=integers.size, worth=_WORTH_SPLITTING)
+    address = kernel(_build_pack, width=width, size=integers.itemsize)
+    run(address, integers, packed, integers.size, size=integers.size, worth=_WORTH_SPLITTING)
     return packed
 
 
@@ -39,8 +38,8 @@ def unpack_bits(packed: np.ndarray, count: int, width: int, dtype: str = "int32"
             "unpack_bits", expected=f"{-(-count * width // 8)} bytes", got=f"{packed.size}"
         )
     integers = np.empty(count, dtype)
-    kernel = compiled(_build_unpack, width=width, size=integers.itemsize)
-    run(kernel, packed, integers, count, size=count, worth=_WORTH_SPLITTING)
+    address = kernel(_build_unpack, width=width, size=integers.itemsize)
+    run(address, packed, integers, count, size=count, worth=_WORTH_SPLITTING)
     return integers
 
 

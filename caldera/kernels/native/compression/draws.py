@@ -24,6 +24,14 @@ class Draws(NamedTuple):
     stream: int
     first: int = 0
 
+    def after(self, count: int) -> Draws:
+        """The draws that follow so many.
+
+        >>> Draws(0, 0, 0).after(65)
+        Draws(seed=0, step=0, stream=0, first=2)
+        """
+        return self._replace(first=self.first + -(-count // ALIGNED))
+
 
 def draws_of(k: Emitter, slot: int) -> tuple[Philox, Value]:
     """The generator that the four numbers of `Draws` in these slots name, and the first word."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.compression.draws import ALIGNED, Draws, draws_of, with_draws
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import F32, I8, I32, Emitter, Pointer, Value, natural_lanes, vector
 
 _WORTH_SPLITTING = 1 << 13
+_CODES_AT_ONCE = 16
 _SMALLEST_SCALE = 2.0**-100
 """Below it a bucket is nothing but zeros: 1 / scale must stay a number."""
 
@@ -36,18 +36,29 @@ def to_levels(
     """
     codes = np.empty(values.size, np.uint8)
     scales = np.empty(-(-values.size // bucket), np.float32)
-    kernel = compiled(_build_to, levels=levels)
+    address = kernel(_build_to, levels=levels)
     work = (values, codes, scales, values.size, bucket)
-    run(kernel, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    run(address, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
     return codes, scales
 
 
-def from_levels(codes: np.ndarray, scales: np.ndarray, levels: int, bucket: int) -> np.ndarray:
-    """The float32 values that codes and scales stand for."""
-    values = np.empty(codes.size, np.float32)
-    kernel = compiled(_build_from, levels=levels)
-    work = (codes, values, scales, codes.size, bucket)
-    run(kernel, *work, size=codes.size, worth=_WORTH_SPLITTING)
+def from_levels(
+    codes: np.ndarray,
+    scales: np.ndarray,
+    levels: int,
+    bucket: int,
+    *,
+    count: int | None = None,
+    width: int = 8,
+) -> np.ndarray:
+    """The float32 values that codes and scales stand for.
+
+    With a `width` of 2 or 4 bits, `count` codes are packed as `pack_bits` does.
+    """
+    size = codes.size if count is None else count
+    values = np.empty(size, np.float32)
+    address = kernel(_build_from, levels=levels, width=width)
+    run(address, codes, values, scales, size, bucket, size=size, worth=_WORTH_SPLITTING)
     return values
 
 
@@ -94,7 +105,7 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
     return k.bitcast(largest, F32)
 
 
-def _build_from(k: Emitter, levels: int) -> None:
+def _build_from(k: Emitter, levels: int, width: int) -> None:
     """Slots: codes, values, scales, size, bucket."""
     codes, values, scales = k.pointer(0, I8), k.pointer(1, F32), k.pointer(2, F32)
     size, bucket = k.integer(3), k.integer(4)
@@ -104,8 +115,27 @@ def _build_from(k: Emitter, levels: int) -> None:
         unit = scales.load(number) / levels
 
         def store(i: Value, count: int, unit: Value = unit) -> None:
-            level = k.convert(codes.load(i, count), I32, unsigned=True) - levels
+            level = k.convert(_codes(k, codes, i, count, width), I32, unsigned=True) - levels
             values.store(i, k.convert(level, F32) * unit)
 
         low = k.maximum(number * bucket, begin)
-        k.in_vectors(low, k.minimum((number + 1) * bucket, end), natural_lanes(F32), store)
+        k.in_vectors(low, k.minimum((number + 1) * bucket, end), _CODES_AT_ONCE, store)
+
+
+def _codes(k: Emitter, packed: Pointer, i: Value, count: int, width: int) -> Value:
+    """One code or several from the i-th on, which then begins a byte; one byte each."""
+    if width == 8:
+        return packed.load(i, count)
+    in_byte, mask = 8 // width, (1 << width) - 1
+    if count == 1:
+        byte = k.convert(packed.load(i // in_byte), I32, unsigned=True)
+        return k.convert(k.shift_right(byte, k.convert(i % in_byte * width, I32)) & mask, I8)
+    # All first codes of the bytes, all second ones, ...; then side by side again.
+    held = packed.load(i // in_byte, count // in_byte)
+    apart = [k.shift_right(held, place * width) & mask for place in range(in_byte)]
+    while len(apart) > 1:
+        half = len(apart) // 2
+        lanes = range(apart[0].lanes)
+        woven = [lane + side * apart[0].lanes for lane in lanes for side in (0, 1)]
+        apart = [k.shuffle(apart[j], apart[j + half], woven) for j in range(half)]
+    return apart[0]

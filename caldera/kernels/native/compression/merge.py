@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import F32, F64, I32, I64, Emitter
 
-_KINDS = {"float32": F32, "float64": F64}
+_KINDS = {4: F32, 8: F64}
 
 
 def merge_sorted(
@@ -26,14 +25,14 @@ def merge_sorted(
     room = a[0].size + b[0].size
     places, values = np.empty(room, np.int32), np.empty(room, a[1].dtype)
     found = np.zeros(1, np.int64)
-    kernel = compiled(_build, dtype=values.dtype.name)
-    run(kernel, *a, a[0].size, *b, b[0].size, places, values, found)
+    address = kernel(_build, itemsize=values.itemsize)
+    run(address, *a, a[0].size, *b, b[0].size, places, values, found)
     return places[: found[0]], values[: found[0]]
 
 
-def _build(k: Emitter, dtype: str) -> None:
+def _build(k: Emitter, itemsize: int) -> None:
     """Slots: places, values and size of either, then places, values and size of the sum."""
-    kind = _KINDS[dtype]
+    kind = _KINDS[itemsize]
     a_places, b_places, places = (k.pointer(slot, I32) for slot in (0, 3, 6))
     a_values, b_values, values = (k.pointer(slot, kind) for slot in (1, 4, 7))
     a_size, b_size = k.integer(2), k.integer(5)
@@ -55,8 +54,6 @@ def _build(k: Emitter, dtype: str) -> None:
     ):
         rest = size - at.value
         k.copy_bytes(places.at(out.value), from_places.at(at.value), rest * 4)
-        k.copy_bytes(
-            values.at(out.value), from_values.at(at.value), rest * np.dtype(dtype).itemsize
-        )
+        k.copy_bytes(values.at(out.value), from_values.at(at.value), rest * itemsize)
         out.value = out.value + rest
     k.pointer(8, I64).store(0, out.value)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import I1, I8, I32, I64, Emitter, Value
 
 _SLACK = 8
@@ -30,7 +29,7 @@ def rice_sizes(places: np.ndarray, first: int) -> tuple[list[int], int]:
     ([10, 6, 4], 2)
     """
     found = np.zeros(TRIED + 1, np.int64)
-    run(compiled(_build_sizes), places, places.size, first, found)
+    run(kernel(_build_sizes), places, places.size, first, found)
     *sums, runs = found.tolist()
     return [places.size + each for each in sums], runs
 
@@ -48,7 +47,7 @@ def rice_write(places: np.ndarray, rest: int, unary: int) -> tuple[np.ndarray, n
     """
     ones = np.zeros(unary // 64 + 1, np.int64)
     low = np.zeros(places.size * rest // 32 + 1, np.int32)
-    run(compiled(_build_write), places, places.size, rest, ones, low)
+    run(kernel(_build_write), places, places.size, rest, ones, low)
     bytes_of_low = -(-places.size * rest // 8)
     return ones.view(np.uint8)[: -(-unary // 8)], low.view(np.uint8)[:bytes_of_low]
 
@@ -63,7 +62,7 @@ def rice_read(ones: np.ndarray, low: np.ndarray, count: int, rest: int) -> np.nd
     found = np.zeros(1, np.int64)
     if low.size * 8 < count * rest:
         raise DataError.build("rice_read", expected=f"{count * rest} bits", got=f"{low.size} bytes")
-    run(compiled(_build_read), words, words.size, padded, rest, places, count, found)
+    run(kernel(_build_read), words, words.size, padded, rest, places, count, found)
     if found[0] != count:
         raise DataError.build("rice_read", expected=f"{count} places", got=f"{found[0]}")
     return places

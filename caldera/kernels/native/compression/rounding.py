@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.compression.draws import ALIGNED, Draws, draws_of, with_draws
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import F32, I32, Emitter, Value
 
 _WORTH_SPLITTING = 1 << 13
@@ -52,7 +51,7 @@ def round_by_chance(values: np.ndarray, name: str, draws: Draws) -> np.ndarray:
     """
     rounded = np.empty(values.shape, np.float32)
     work = (values, rounded, values.size)
-    run(compiled(_build, name=name), *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    run(kernel(_build, name=name), *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
     return rounded
 
 

@@ -9,18 +9,21 @@ from functools import cache
 import numpy as np
 
 from caldera.config import settings
+from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.program import NativeRunner, native_call
 
+kernel = cache(compiled)
+"""The address of a kernel; messages are so many that even finding its name takes too long."""
 _Function = Callable[[object, int, int], None]
 
 
-def run(kernel: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 1) -> None:
+def run(address: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 1) -> None:
     """Call a kernel with arrays and integers, on all threads if `size` is at least `worth`.
 
     Messages are small and many: building a program takes longer than most of them.
     """
     if size >= worth and settings.threads > 1:
-        NativeRunner([native_call(kernel, *arguments, parts=settings.threads)])()
+        NativeRunner([native_call(address, *arguments, parts=settings.threads)])()
         return
     slots = (ctypes.c_int64 * len(arguments))(
         *[
@@ -28,10 +31,10 @@ def run(kernel: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 1
             for given in arguments
         ]
     )
-    _function(kernel)(slots, 0, 1)
+    _function(address)(slots, 0, 1)
 
 
 @cache
-def _function(kernel: int) -> _Function:
+def _function(address: int) -> _Function:
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    return kind(kernel)
+    return kind(address)

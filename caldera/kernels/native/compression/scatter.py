@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.compression.run import run
+from caldera.kernels.native.compression.run import kernel, run
 from caldera.kernels.native.emit import F32, F64, I32, I64, Emitter
 
-_KINDS = {"float32": F32, "float64": F64}
+_KINDS = {4: F32, 8: F64}
 
 
 def take_out(vector: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -25,8 +24,8 @@ def take_out(vector: np.ndarray, places: np.ndarray) -> np.ndarray:
     (array([1., 3.]), array([0., 2., 0.]))
     """
     values = np.empty(places.size, vector.dtype)
-    kernel = compiled(_build, dtype=vector.dtype.name, mode="take")
-    run(kernel, vector, 0, places, values, places.size)
+    address = kernel(_build, itemsize=vector.itemsize, mode="take")
+    run(address, vector, 0, places, values, places.size)
     return values
 
 
@@ -40,8 +39,8 @@ def put(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: int =
     >>> x
     array([1., 0., 2.])
     """
-    kernel = compiled(_build, dtype=vector.dtype.name, mode="put")
-    run(kernel, vector, start, places, values, places.size)
+    address = kernel(_build, itemsize=vector.itemsize, mode="put")
+    run(address, vector, start, places, values, places.size)
 
 
 def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: int = 0) -> None:
@@ -54,14 +53,14 @@ def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: in
     >>> x
     array([2., 1., 3.])
     """
-    kernel = compiled(_build, dtype=vector.dtype.name, mode="add")
-    run(kernel, vector, start, places, values, places.size)
+    address = kernel(_build, itemsize=vector.itemsize, mode="add")
+    run(address, vector, start, places, values, places.size)
 
 
-def _build(k: Emitter, dtype: str, mode: str) -> None:
+def _build(k: Emitter, itemsize: int, mode: str) -> None:
     """Slots: vector, start, places, values, count."""
-    vector, start, count = k.pointer(0, _KINDS[dtype]), k.integer(1), k.integer(4)
-    places, values = k.pointer(2, I32), k.pointer(3, _KINDS[dtype])
+    vector, start, count = k.pointer(0, _KINDS[itemsize]), k.integer(1), k.integer(4)
+    places, values = k.pointer(2, I32), k.pointer(3, _KINDS[itemsize])
     with k.loop(0, count) as i:
         place = k.convert(places.load(i), I64) - start
         if mode == "take":

@@ -21,6 +21,7 @@ from caldera.kernels.native.compression import (
     rice_sizes,
     rice_write,
     round_by_chance,
+    take_largest_in_blocks,
     take_out,
     to_levels,
     unpack_bits,
@@ -62,6 +63,13 @@ def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int
         for vector in _vectors(n):
             found = largest_in_blocks(vector, count, block)
             np.testing.assert_array_equal(found, _largest(vector, count, block))
+            half = vector * np.float32(0.5)
+            places, taken = take_largest_in_blocks(half, half.copy(), count, block)
+            np.testing.assert_array_equal(places, found)
+            np.testing.assert_array_equal(taken, vector[found])
+            rest = vector.copy()
+            rest[found] = 0
+            np.testing.assert_array_equal(half, rest)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 11, 20, 31, 32])
@@ -106,6 +114,10 @@ def test_levels_are_drawn_by_the_definition_of_random_numbers(levels: int, threa
         np.testing.assert_array_equal(found, scales)
         unit = np.repeat(scales / np.float32(levels), bucket)[:size]
         np.testing.assert_array_equal(values, (codes.astype(np.float32) - levels) * unit)
+        for width in {1: (2, 4), 7: (4,)}.get(levels, ()):
+            packed = pack_bits(codes, width)
+            again = from_levels(packed, found, levels, bucket, count=size, width=width)
+            np.testing.assert_array_equal(again, values)
 
 
 def test_a_bucket_with_something_that_is_no_number_has_no_numbers_after_it() -> None:

@@ -1,4 +1,4 @@
-"""Factors of dense layers, and weights in low precision."""
+"""Weights in low precision."""
 
 from __future__ import annotations
 
@@ -6,48 +6,8 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
-from caldera.compress import LowPrecisionWeights, factors_are_smaller, sum_by_factors
-
-
-@pytest.mark.parametrize("rows", [[5], [3, 3], [4, 0, 2], [1, 2, 3, 4]])
-def test_the_product_of_gathered_factors_is_the_sum_of_gradients(rows: list[int]) -> None:
-    rng = np.random.default_rng(0)
-    inputs = [rng.normal(size=(n, 6)) for n in rows]
-    outputs = [rng.normal(size=(n, 5)) for n in rows]
-
-    def work(comm: Communicator) -> np.ndarray:
-        return sum_by_factors(inputs[comm.rank], outputs[comm.rank], comm)
-
-    expected = sum(x.T @ g for x, g in zip(inputs, outputs, strict=True))
-    found = run_virtual_ranks(len(rows), work)
-    np.testing.assert_allclose(found[0], expected, atol=1e-12)
-    assert all(each.tobytes() == found[0].tobytes() for each in found)
-
-
-@pytest.mark.parametrize("samples", [10, 400])
-def test_factors_are_used_where_they_send_less(samples: int) -> None:
-    """The rule agrees with the bytes that either way sends."""
-    inputs, outputs, ranks = 64, 48, 4
-
-    def by_factors(comm: Communicator) -> int:
-        n = samples // ranks
-        sum_by_factors(np.ones((n, inputs), np.float32), np.ones((n, outputs), np.float32), comm)
-        return comm.traffic.total.bytes_sent
-
-    def by_sum(comm: Communicator) -> int:
-        comm.algorithm = "ring"
-        gradient = np.ones((inputs, outputs), np.float32)
-        comm.Allreduce(gradient, gradient)
-        return comm.traffic.total.bytes_sent
-
-    less = run_virtual_ranks(ranks, by_factors)[0] < run_virtual_ranks(ranks, by_sum)[0]
-    assert factors_are_smaller(samples, inputs, outputs, ranks) == less
-
-
-def test_factors_must_have_a_row_for_each_sample() -> None:
-    with pytest.raises(cd.ShapeError, match="a row for each sample"):
-        sum_by_factors(np.ones((3, 2)), np.ones((4, 2)), SingleProcess())
+from caldera.comm import Communicator, run_virtual_ranks
+from caldera.compress import LowPrecisionWeights
 
 
 def test_small_updates_are_not_lost_where_rounding_to_the_nearest_loses_them() -> None:

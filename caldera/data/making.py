@@ -1,0 +1,102 @@
+"""Batches made ahead of training, as far and by as many threads as its tuner says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.config import settings
+from caldera.data._base import Arrays
+from caldera.data.batch import Share
+from caldera.data.draw import Draw
+from caldera.data.feeder import Feeder
+from caldera.data.pipeline import Made, Pipeline
+from caldera.data.tuner import Cost, Tuner
+
+_PART_OF_MEMORY = 1 / 8
+_UNKNOWN_MEMORY = 1 << 33
+
+
+# Neither is frozen: both are made for each batch, and freezing would triple their cost.
+@dataclass(slots=True)
+class Job:
+    """A batch that is to be made; `arrays` are there where it has been read already."""
+
+    share: Share
+    indices: NDArray[np.integer]
+    draw: Draw
+    arrays: Arrays | None = None
+
+
+@dataclass(slots=True)
+class Ready:
+    """A batch that is made, by the first `end` stages, and the seconds it took in all."""
+
+    job: Job
+    made: Made
+    end: int | None
+    seconds: float
+    processor: float
+
+
+def made_ahead(
+    pipeline: Pipeline, jobs: Iterator[Job], tuner: Tuner
+) -> Generator[Ready, None, None]:
+    """What a pipeline makes of jobs, in their order. No thread is left when it is closed."""
+
+    def make(job: Job) -> Ready:
+        started, processor = time.perf_counter(), time.thread_time()
+        end = tuner.setting.host_stages
+        if job.arrays is None:
+            made = pipeline.make(job.indices, job.draw, end)
+        else:
+            indices = job.indices
+            made = pipeline.finish(job.arrays, job.draw, lambda i: f"sample {indices[0] + i}", end)
+        return Ready(job, made, end, time.perf_counter() - started, time.thread_time() - processor)
+
+    with Feeder(jobs, make) as feeder:
+        setting = tuner.setting
+        feeder.resize(setting.workers, setting.prefetch)
+        left: float | None = None
+        while True:
+            asked = time.perf_counter()
+            try:
+                ready = next(feeder)
+            except StopIteration:
+                return
+            came = time.perf_counter()
+            pipeline.usage.add(ready.made.seconds, came - asked, setting)
+            if left is not None:
+                # The first batch of an epoch has nobody to make it in advance.
+                size = sum(array.nbytes for array in ready.made.arrays)
+                cost = Cost(ready.seconds, ready.processor, came - asked, asked - left, size)
+                tuner.taken(cost)
+                if tuner.setting is not setting:
+                    setting = tuner.setting
+                    feeder.resize(setting.workers, setting.prefetch)
+            left = time.perf_counter()
+            yield ready
+
+
+def memory_for_batches() -> float:
+    """The bytes that batches that are made ahead may take.
+
+    >>> memory_for_batches() > 1e6
+    True
+    """
+    limit = settings.memory_limit
+    return _PART_OF_MEMORY * (_physical_memory() if limit is None else limit)
+
+
+@lru_cache(maxsize=1)
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return _UNKNOWN_MEMORY
