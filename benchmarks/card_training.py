@@ -64,6 +64,9 @@ def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
     """Build a contestant, and make its first steps."""
     framework = FRAMEWORKS[contestant.framework](contestant.options, os.cpu_count() or 1)
     framework.batches = lambda *_: batches  # type: ignore[method-assign]
+    # What others of this process hold is not its own.
+    framework.reset_card_peak()
+    held = framework.card_peak()
     begin = time.perf_counter()
     task = framework.trainer(case, "float32")
     assert isinstance(task, Restartable)
@@ -74,7 +77,8 @@ def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
     framework.reset_card_peak()
     for _ in range(2):
         first_call(task)
-    return Entry(contestant.label, framework, task, first, losses, framework.card_peak())
+    peak = framework.card_peak() - held
+    return Entry(contestant.label, framework, task, first, losses, peak)
 
 
 def measure(case: TrainingCase, precision: str, words: list[str]) -> None:

@@ -13,9 +13,14 @@ from caldera import op
 from caldera.comm import Communicator, SingleProcess
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
+from caldera.nn.context import Context
 from caldera.nn.layer import Layer
+from caldera.nn.losses import Loss
 from caldera.optim import Optimizer
 from caldera.plan.plan import Plan
+
+WISHES = "wishes"
+"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 
 
 class Holder(Protocol):
@@ -59,8 +64,22 @@ class Strategy(ABC):
 
     @property
     def several(self) -> bool:
-        """Whether what a rank computes is only a part of the whole."""
+        """Whether what a rank computes in a step is only a part of the whole."""
         return self.communicator.size > 1
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        """As which of how many a rank reads its samples of each batch."""
+        return self.communicator.rank, self.communicator.size
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether others have samples of a batch that this rank has not."""
+        return self.several
+
+    def evaluating(self) -> Strategy:
+        """How ranks share the work of evaluating, between epochs."""
+        return self
 
     # --- graphs
 
@@ -74,14 +93,32 @@ class Strategy(ABC):
     ) -> tuple[list[Variable], list[Expr]]:
         """What this rank's optimizer changes, and the gradients of the whole batch for it."""
 
+    def traced(self, written: Context) -> None:  # noqa: B027
+        """The network has been written down for a part of a batch, layer by layer."""
+
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around what an optimizer writes down about those."""
         yield
 
+    def counted(self, weight: Expr) -> list[Expr]:
+        """What more a training step assigns, given the weight of its samples."""
+        return []
+
+    def predictions(
+        self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
+    ) -> Mapping[str, Expr]:
+        """What evaluation is about, of the outputs of this rank's model, by name."""
+        return outputs
+
     def parts(self, share: Share) -> list[Share]:
         """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
         return [share]
+
+    def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
+        """What a rank computes a part from, where it has read the samples of its share."""
+        begin = part.first - share.first
+        return value[begin : begin + len(part)]
 
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
         """The last word on a program, of which there is one for each part."""
@@ -94,14 +131,31 @@ class Strategy(ABC):
 
     # --- a run
 
+    def rank_seed(self, given: int) -> int:
+        """What this rank's order of samples and random numbers follow from, given rank 0's seed."""
+        return given
+
     def agree(self, given: Mapping[str, Any]) -> None:  # noqa: B027
         """Make sure that all ranks were given the same, which JSON can hold."""
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:  # noqa: B027
         """Before the first plan is made: the model is whole, and starts the same on every rank."""
 
+    def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:  # noqa: B027
+        """After that, and still before: `network` gives what the model computes for so many
+        samples, for those who have to know what is in it."""
+
     def take_apart(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""
+
+    def after_step(self, wishes: Sequence[float]) -> Sequence[float] | None:
+        """After each step has been launched. Where ranks take steps of their own, they may exchange
+        here what they have; if they did, the sums over ranks of what each of them wishes."""
+        return None
+
+    def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Over all ranks, of what this rank's training steps have added up in an epoch."""
+        return sums
 
     def make_whole(self) -> None:  # noqa: B027
         """After them: every rank has the whole model. All ranks have to call this."""

@@ -134,7 +134,8 @@ class Layer(ABC):
             result = self.forward(*given, **given_by_name)
         seen = (*given, *given_by_name.values())
         inner = tuple(value for value in seen if isinstance(value, Expr))
-        now.calls.insert(position, LayerCall(self, inner, _outputs(result)))
+        inside = len(now.calls) - position
+        now.calls.insert(position, LayerCall(self, inner, _outputs(result), inside))
         return result
 
     def make_parameters(self, *inputs: Any) -> None:
@@ -146,6 +147,10 @@ class Layer(ABC):
         if not self._built:
             with resumed(replace(context(), calls=[])):
                 self(*inputs)
+
+    def forget(self) -> None:
+        """Let the next call make parameters anew, as if this layer had never been called."""
+        self._built, self._own, self._states = False, {}, {}
 
     def place_children(self) -> None:
         """Tell the layers below where they stand; one that is used twice keeps its first place."""

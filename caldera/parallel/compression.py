@@ -40,15 +40,16 @@ def of_all_ranks(communicator: Communicator, own: State) -> dict[str, np.ndarray
     """The arrays of all ranks, by rank and name; all ranks have the same names and shapes."""
     found: dict[str, np.ndarray] = {}
     for name in sorted(own):
-        mine = np.ascontiguousarray(own[name])
+        mine = np.asarray(own[name], order="C")
         everyone = np.empty((communicator.size, *mine.shape), mine.dtype)
-        communicator.Allgather(mine, everyone)
-        found |= {f"{_RANK} {rank}/{name}": array for rank, array in enumerate(everyone)}
+        communicator.Allgather(mine.reshape(-1), everyone.reshape(-1))
+        for rank, array in enumerate(everyone):
+            found[f"{_RANK} {rank}/{name}"] = np.asarray(array)
     return found
 
 
 def by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
-    """The arrays that `of_all_ranks` gave, for each rank that there was.
+    """The arrays that `of_all_ranks` gave, for each rank that there was; others are left out.
 
     >>> import numpy as np
     >>> from caldera.parallel.compression import by_rank
@@ -57,6 +58,7 @@ def by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
     """
     found: dict[int, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
-        owner, name = key.split("/", 1)
-        found.setdefault(int(owner.removeprefix(f"{_RANK} ")), {})[name] = array
+        owner, _, name = key.partition("/")
+        if owner.startswith(f"{_RANK} "):
+            found.setdefault(int(owner.removeprefix(f"{_RANK} ")), {})[name] = array
     return [found[rank] for rank in sorted(found)]

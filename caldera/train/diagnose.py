@@ -84,6 +84,11 @@ class StopAtNonFinite(Callback):
                 raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
+        if not run.steps.strategy.several:
+            # Others do not know of it: they end because this rank does.
+            error, _ = self._explained_here(run, bad)
+            rank, ranks = run.communicator.rank, run.communicator.size
+            return error if ranks == 1 else NonFiniteError(f"rank {rank}: {error}")
         # All ranks are here: the loss is the same on each of them.
         run.steps.strategy.make_whole()
         error, blamed = self._explained_here(run, bad)

@@ -26,7 +26,7 @@ from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import WISHES, Alone, Strategy
 from caldera.train.source import Fed, Source, Values, drawn
 from caldera.train.totals import Totals
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
-WISHES = "wishes"
-"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 NO_WISHES = (0.0, 0.0)
 """To stop, and to save."""
 Wishes = Sequence[float]
@@ -126,7 +124,8 @@ class Steps:
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
         if self.strategy.several:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
-        self._launch(plan, feeds)
+        # A rank that computes only a part of the network may not need all of it.
+        self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
         """The loss and the metrics of an epoch."""
@@ -176,7 +175,7 @@ class Steps:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            self._values = values.part(part)
+            self._values = values.part(part, self.strategy.of_part)
             programs.append(build(len(part)))
         return compile(
             [*self.strategy.written(programs), *values.updates],
@@ -194,10 +193,12 @@ class Steps:
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
+        updates += self.strategy.counted(total)
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
-        outputs, _ = self.traced(count, training=False)
+        found, _ = self.traced(count, training=False)
+        outputs = self.strategy.predictions(found, self.objective.losses)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
         loss, total = self.loss(outputs, count, main)
@@ -212,10 +213,23 @@ class Steps:
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device,
             random=self.random, first=self._batch(count).share.first,
-            several_ranks=self.strategy.several,
+            several_ranks=self.strategy.shares_batches,
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
+        self.strategy.traced(traced)
         return named_outputs(result), traced
+
+    def network(self, count: int) -> list[Expr]:
+        """What the network computes for so many samples, whichever these are."""
+        inputs = [
+            op.input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+        with trace(
+            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
+            several_ranks=self.strategy.several,
+        ):  # fmt: skip
+            return list(named_outputs(self.model(*inputs)).values())
 
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
@@ -249,11 +263,15 @@ class Steps:
         """What this rank's samples add to the loss of the whole batch, and the weight of that."""
         weights = self._weights(count)
         if weights is None:
-            total = lifted(float(self._batch(count).share.count), self.model.dtype)
+            samples = self._batch(count).share.count
+            total = lifted(float(samples), self.model.dtype)
+            divisor = lifted(float(samples or 1), self.model.dtype)
         else:
             (total,) = self.strategy.over_all([op.sum(weights)])
+            # Samples that count for nothing have no loss.
+            divisor = op.where(total == 0.0, 1.0, total)
         terms = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in parts.items()
         ]
         result = terms[0]

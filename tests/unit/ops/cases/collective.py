@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops.collective import Message, gathered, scattered, summed
+from caldera.graph.ops.collective import (
+    Message,
+    begun,
+    cut,
+    ended,
+    gathered,
+    scattered,
+    summed,
+    turn,
+)
 from caldera.graph.ops.synchronised import batch_norm_over_ranks_grad
 from caldera.lazy import Expr, lift, wrap
 from tests.unit.ops.case import Case, numbers
@@ -17,6 +26,15 @@ CASES = [
     Case("all_sum", lambda x: op.all_sum(x) * x, (numbers(*shape),), lambda x: x * x, order=2)
     for shape in ((), (3,), (2, 0), (2, 3))
 ]
+
+
+# Alone, the only part is the whole.
+CASES += [
+    Case(name, lambda x, make=make: make(x, (x.shape[1],), 0, dim=1) * x, (numbers(*shape),),
+         lambda x: x * x, order=2)
+    for name, make in (("all_gather", op.all_gather), ("sum_scatter", op.sum_scatter))
+    for shape in ((2, 3), (3, 0))
+]  # fmt: skip
 
 
 def _together(*values: Any, **how: Any) -> list[Expr]:
@@ -30,7 +48,21 @@ def _there_and_back(x: Any, y: Any) -> list[Expr]:
     return [Expr(node) for node in whole]
 
 
+def _to_oneself(x: Any) -> Expr:
+    """What a rank sends to itself arrives, after something has been computed."""
+    value = lift(x)
+    places, token = begun([value], Message("send", "data", (0,), peer=0), None)
+    token = turn.node(lift(x * 2.0), token, action="twice", number=(1,))
+    coming = Message("receive", "data", (2,), peer=0, brings=(value.spec,))
+    room, token = begun((), coming, token)
+    arrived, token = ended(room, coming, token)
+    _, token = ended(places, Message("send", "data", (0,), peer=0), token)
+    # What nobody needs is not sent: a sum of nothing keeps the token.
+    return Expr(cut(arrived, [value.shape])[0]) + op.sum(op.cast(Expr(token), x.dtype))
+
+
 CASES += [
+    Case("turn", _to_oneself, (numbers(2, 3).T,), lambda x: x, differentiable=False),
     Case("collective_start", _together, (numbers(2, 3), numbers()), lambda x, y: (x, y),
          differentiable=False),
     Case("collective_finish", _there_and_back, (numbers(2, 3).T, numbers(4)), lambda x, y: (x, y),
