@@ -76,16 +76,19 @@ def ways(ranks: int) -> Iterator[Way]:
 
 
 def _way(mix: Mix) -> Way:
-    names = {PIPELINE: "PipelineParallel", TENSOR: "TensorParallel", HYBRID: "Hybrid"}
+    name, given = _maker(mix)
+    return Way(mix.family, f"{name}, {mix}", (name, given), True, partial(mixed, mix=mix))
+
+
+def _maker(mix: Mix) -> tuple[str, dict[str, Any]]:
+    pipe = {"micro_batches": mix.micro, "schedule": mix.schedule.lower()}
+    if mix.pipeline > 1 and mix.model == 1:
+        return "PipelineParallel", {"stages": mix.pipeline, "data": mix.data, **pipe}
+    if mix.family == TENSOR:
+        return "TensorParallel", {}
     axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
-    given: dict[str, Any] = {}
-    if mix.family == HYBRID:
-        given["axes"] = {name: size for name, size in axes.items() if size > 1}
-    if mix.pipeline > 1:
-        given |= {"micro_batches": mix.micro, "schedule": mix.schedule}
-    name = names[mix.family]
-    title = f"{name}, {mix}"
-    return Way(mix.family, title, (name, given), True, partial(mixed, mix=mix))
+    given = {"axes": {name: size for name, size in axes.items() if size > 1}}
+    return "Hybrid", given | (pipe if mix.pipeline > 1 else {})
 
 
 def mixed(setting: Setting, mix: Mix) -> Prediction:

@@ -189,7 +189,7 @@ def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch)
 def test_every_way_that_has_a_strategy_makes_it() -> None:
     given = setting(4)
     names = {"DataParallel", "Sharded", "TensorParallel", "LocalSGD", "ElasticAveraging", "Gossip"}
-    names |= {"Ensemble", "Hybrid"}
+    names |= {"Ensemble", "Hybrid", "PipelineParallel"}
     chosen = [
         way
         for way in all_ways(given)
