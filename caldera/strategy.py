@@ -56,6 +56,9 @@ class Strategy(ABC):
     in_plans: Communicator
     batch_parts: int = 0
     """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
+    lockstep: bool = True
+    """Whether plans talk to those of other ranks, which then take every step together. Where they
+    do not, each rank divides its loss by the samples it has itself."""
 
     @property
     def several(self) -> bool:
@@ -78,6 +81,17 @@ class Strategy(ABC):
     def updating(self) -> Iterator[None]:
         """Around what an optimizer writes down about those."""
         yield
+
+    def changes(
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr,
+        weight: Expr,
+    ) -> list[Expr]:
+        """The assignments that follow from what `slopes` gave; `optimizer.apply` has the names."""
+        return optimizer.apply(variables, gradients, ok=ok, weight=weight)
 
     def parts(self, share: Share) -> list[Share]:
         """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
@@ -102,6 +116,14 @@ class Strategy(ABC):
 
     def take_apart(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""
+
+    def step_taken(self, wishes: Sequence[float]) -> Sequence[float] | None:
+        """After each step was launched. `wishes` is what this rank was asked for (to stop, and to
+        save); where plans do not exchange them, what all ranks have to do now."""
+        return None
+
+    def add_up(self, sums: Sequence[Variable]) -> None:  # noqa: B027
+        """Sums that each rank kept for itself become those of all ranks."""
 
     def make_whole(self) -> None:  # noqa: B027
         """After them: every rank has the whole model. All ranks have to call this."""

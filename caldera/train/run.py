@@ -14,7 +14,7 @@ from caldera.memory import Reading
 from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
 from caldera.train.history import History
-from caldera.train.step import Steps
+from caldera.train.step import NO_WISHES, Steps
 from caldera.train.weights import Weights
 
 if TYPE_CHECKING:
@@ -146,10 +146,11 @@ class Run:
         for batch in self.steps.source.epoch(self.loader):
             wishes = (float(bool(self._wish)), float(self._wants_save))
             self.steps.train(batch, self.weights_of(batch), wishes)
+            told = self.steps.strategy.step_taken(wishes)
             self._ahead.step_launched()
             self.batch += 1
             self.step += 1
-            self._heed()
+            self._heed(told)
             self._tell("batch_ends")
             if self.stopped:
                 break
@@ -157,21 +158,24 @@ class Run:
         if not self.stopped:
             self._close_epoch()
 
-    def _heed(self) -> None:
-        """Do what ranks were asked for before this batch."""
+    def _heed(self, told: Sequence[float] | None) -> None:
+        """Do what ranks were asked for before this batch, as the strategy or the plan has it."""
         if self.communicator.size == 1:
             return
         self._wants_save = False
-        heard, now = self._heard, self.steps.heard.tensor.memory.begin_read()
-        # A device may still be at work on this batch; the one before is over soon.
-        heard, self._heard = (now, None) if self.model.device.is_host else (heard, now)
-        stop, save = (False, False) if heard is None else heard.numbers() > 0
+        stop, save = self._read_wishes() if told is None else told
         self.must_save = bool(save)
         if stop:
             self.agree()
 
+    def _read_wishes(self) -> Sequence[float]:
+        heard, now = self._heard, self.steps.heard.tensor.memory.begin_read()
+        # A device may still be at work on this batch; the one before is over soon.
+        heard, self._heard = (now, None) if self.model.device.is_host else (heard, now)
+        return NO_WISHES if heard is None else list(heard.numbers())
+
     def _close_epoch(self) -> None:
-        results = self.steps.training_totals.results()
+        results = self.steps.trained()
         if self.validation is not None:
             results |= {f"val_{k}": v for k, v in self._validated().items()}
         results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())

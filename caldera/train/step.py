@@ -111,6 +111,11 @@ class Steps:
         twin._plans, twin._ran, twin._values = {}, set(), None
         return twin
 
+    @property
+    def _together(self) -> bool:
+        """Whether plans talk to those of other ranks."""
+        return self.strategy.several and self.strategy.lockstep
+
     # --- running
 
     def train(
@@ -124,7 +129,7 @@ class Steps:
         feeds: dict[str, Any] = {}
         if not isinstance(batch, Share):
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
-        if self.strategy.several:
+        if self._together:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
         self._launch(plan, feeds)
 
@@ -133,7 +138,15 @@ class Steps:
         self.evaluation_totals.reset()
         for batch in self.source.epoch(loader):
             self._evaluate(batch)
-        return self.evaluation_totals.results()
+        return self._results(self.evaluation_totals)
+
+    def trained(self) -> dict[str, Any]:
+        """The loss and the metrics of the training epoch that has ended."""
+        return self._results(self.training_totals)
+
+    def _results(self, totals: Totals) -> dict[str, Any]:
+        self.strategy.add_up(list(totals.variables().values()))
+        return totals.results()
 
     def _evaluate(self, batch: Batch | Share) -> None:
         """Add a batch to the evaluation totals."""
@@ -190,7 +203,7 @@ class Steps:
     def _training_program(self, count: int) -> list[Expr]:
         outputs, traced = self.traced(count, training=True)
         loss, total = self.loss(outputs, count, self.objective.of(outputs))
-        wishes: list[Expr] = [self._wishes] if self.strategy.several else []
+        wishes: list[Expr] = [self._wishes] if self._together else []
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
@@ -212,7 +225,7 @@ class Steps:
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device,
             random=self.random, first=self._batch(count).share.first,
-            several_ranks=self.strategy.several,
+            several_ranks=self._together,
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
         return named_outputs(result), traced
@@ -252,8 +265,10 @@ class Steps:
             total = lifted(float(self._batch(count).share.count), self.model.dtype)
         else:
             (total,) = self.strategy.over_all([op.sum(weights)])
+        # One rank alone may have no samples, or none that count.
+        divisor = total if self.strategy.lockstep else op.where(total > 0, total, 1)
         terms = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=total)
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in parts.items()
         ]
         result = terms[0]
@@ -284,7 +299,7 @@ class Steps:
                 gradients, finite = self.loss_scale.unscaled(gradients)
                 ok = op.logical_and(fine, finite)
                 updates += self.loss_scale.adapted(finite)
-            updates += self.optimizer.apply(variables, gradients, ok=ok, weight=weight)
+            updates += self.strategy.changes(self.optimizer, variables, gradients, ok, weight)
         updates += [self._only_if(fine, update) for update in traced.updates]
         step = self.random[1]
         updates += [
