@@ -13,17 +13,25 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Sharded(1)` | one process, but for rounding | 1/n of what the optimizer keeps | 2 S (n-1)/n |
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
+| `ParameterServer()` | the same | everything | S |
+| `ParameterServer(mode="stale", bound=b)` | that, if b = 0 | the same | S |
+| `ParameterServer(mode="asynchronous")` | itself alone | the same | S |
 
-S is the bytes of all parameters, n the number of ranks. In all of them `batch_size` is that of the
-whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
-of it, and random numbers do not depend on how it is split. Parameters are the same on all ranks, to
-the bit. Losses, metrics and the history are those of all ranks, and a checkpoint can be resumed on
-any number of them, with any of these strategies.
+S is the bytes of all parameters, n the number of ranks. A server sends S of its parameters to each
+other rank in a step as well, if it is the only one. In all of them `batch_size` is that of the
+whole batch, of which each rank reads its own samples and no others, and random numbers do not
+depend on how it is split. Losses, metrics and the history are those of all ranks, and a checkpoint
+can be resumed on any number of them, with any of these strategies.
+
+The last two go at their own pace: between the ends of epochs each rank has parameters of its own
+moment, and batch normalisation is refused. In all others batch normalisation is over the whole batch, and parameters are the same on all ranks
+after every step, to the bit.
 """
 
 from __future__ import annotations
 
 from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.parameter_server import ParameterServer
 from caldera.parallel.sharded import Sharded
 
-__all__ = ["DataParallel", "Sharded"]
+__all__ = ["DataParallel", "ParameterServer", "Sharded"]
