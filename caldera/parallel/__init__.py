@@ -16,6 +16,7 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `ParameterServer()` | the same | everything | S |
 | `ParameterServer(mode="stale", bound=b)` | that, if b = 0 | the same | S |
 | `ParameterServer(mode="asynchronous")` | itself alone | the same | S |
+| `Hogwild()` | itself alone | one copy of everything, shared | 0 |
 
 S is the bytes of all parameters, n the number of ranks. A server sends S of its parameters to each
 other rank in a step as well, if it is the only one. In all of them `batch_size` is that of the
@@ -23,15 +24,17 @@ whole batch, of which each rank reads its own samples and no others, and random 
 depend on how it is split. Losses, metrics and the history are those of all ranks, and a checkpoint
 can be resumed on any number of them, with any of these strategies.
 
-The last two go at their own pace: between the ends of epochs each rank has parameters of its own
-moment, and batch normalisation is refused. In all others batch normalisation is over the whole batch, and parameters are the same on all ranks
+The last three go at their own pace: between the ends of epochs each rank has parameters of its own
+moment (with `Hogwild`, all have the same at every moment), and batch normalisation is refused. In
+all others batch normalisation is over the whole batch, and parameters are the same on all ranks
 after every step, to the bit.
 """
 
 from __future__ import annotations
 
 from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.hogwild import Hogwild
 from caldera.parallel.parameter_server import ParameterServer
 from caldera.parallel.sharded import Sharded
 
-__all__ = ["DataParallel", "ParameterServer", "Sharded"]
+__all__ = ["DataParallel", "Hogwild", "ParameterServer", "Sharded"]
