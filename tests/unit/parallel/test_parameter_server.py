@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from functools import cache, partial
 from pathlib import Path
@@ -157,16 +158,28 @@ class Slow(cd.Callback):
             time.sleep(0.01)
 
 
+class Held(cd.Callback):
+    """Rank 2 takes no second step before rank 0 has run ahead as far as it may."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.reached = threading.Event()
+
+    def batch_ends(self, run: cd.Run) -> None:
+        if run.communicator.rank == 0 and run.step == self.steps:
+            self.reached.set()
+        if run.communicator.rank == 2 and run.step == 1:
+            assert self.reached.wait(30)
+
+
 @pytest.mark.parametrize("bound", [1, 3])
 def test_the_gap_never_exceeds_the_bound(bound: int) -> None:
-    how = {"callbacks": [Slow(rank=2)], "epochs": 2}
+    how = {"callbacks": [Held(steps=bound + 1)], "epochs": 2}
     found, strategies = fitted(3, plain, samples(100), how, servers=2, mode="stale", bound=bound)
     assert found.same_on_all_ranks()
     record = strategies[1].record
     assert record == strategies[0].record
-    # The others do run ahead, of each of two servers.
-    assert 0 < max(record.gaps) <= bound
-    assert min(record.gaps) == 0
+    assert (min(record.gaps), max(record.gaps)) == (0, bound)
     assert sum(record.gaps.values()) == 2 * 3 * 20
     assert (record.sent, record.applied) == (60, 20)
 
@@ -183,8 +196,8 @@ def test_asynchronous_updates_applied_are_those_sent(count_of_servers: int) -> N
     record = strategies[0].record
     assert record.sent == record.applied == 3 * (6 * 3 + 2)
     assert all(int(model.optimizer.step.numpy()) == record.applied for model in found.models)
-    # Nobody waited for the slow one.
-    assert max(record.gaps) > 3
+    # The last of three first gradients comes from parameters that two updates have changed since.
+    assert max(record.gaps) >= 2
     history = found.histories[0]
     assert history["loss"][-1] < history["loss"][0]
     # It evaluates what all ranks have.
@@ -224,7 +237,7 @@ def test_a_wish_of_one_rank_stops_all_after_the_same_step(options: dict[str, Any
     assert len(set(found)) == 1
     reason, steps = found[0]
     assert reason == "rank 2 is tired"
-    assert 4 <= steps < 100
+    assert 4 <= steps <= 100
 
 
 class StopAt(cd.Callback):
