@@ -14,6 +14,7 @@ from caldera.comm import Communicator, SingleProcess
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
+from caldera.nn.losses import Loss
 from caldera.optim import Optimizer
 from caldera.plan.plan import Plan
 
@@ -56,14 +57,20 @@ class Strategy(ABC):
     in_plans: Communicator
     batch_parts: int = 0
     """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
-    lockstep: bool = True
-    """Whether plans talk to those of other ranks, which then take every step together. Where they
-    do not, each rank divides its loss by the samples it has itself."""
 
     @property
     def several(self) -> bool:
-        """Whether what a rank computes is only a part of the whole."""
+        """Whether what a rank computes in a step is only a part of the whole."""
         return self.communicator.size > 1
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        """As which of how many a rank reads its samples of each batch."""
+        return self.communicator.rank, self.communicator.size
+
+    def evaluating(self) -> Strategy:
+        """How ranks share the work of evaluating, between epochs."""
+        return self
 
     # --- graphs
 
@@ -93,9 +100,24 @@ class Strategy(ABC):
         """The assignments that follow from what `slopes` gave; `optimizer.apply` has the names."""
         return optimizer.apply(variables, gradients, ok=ok, weight=weight)
 
+    def counted(self, weight: Expr) -> list[Expr]:
+        """What more a training step assigns, given the weight of its samples."""
+        return []
+
+    def predictions(
+        self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
+    ) -> Mapping[str, Expr]:
+        """What evaluation is about, of the outputs of this rank's model, by name."""
+        return outputs
+
     def parts(self, share: Share) -> list[Share]:
         """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
         return [share]
+
+    def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
+        """What a rank computes a part from, where it has read the samples of its share."""
+        begin = part.first - share.first
+        return value[begin : begin + len(part)]
 
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
         """The last word on a program, of which there is one for each part."""
@@ -108,22 +130,31 @@ class Strategy(ABC):
 
     # --- a run
 
+    def rank_seed(self, given: int) -> int:
+        """What this rank's order of samples and random numbers follow from, given rank 0's seed."""
+        return given
+
     def agree(self, given: Mapping[str, Any]) -> None:  # noqa: B027
         """Make sure that all ranks were given the same, which JSON can hold."""
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:  # noqa: B027
         """Before the first plan is made: the model is whole, and starts the same on every rank."""
 
+    def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:  # noqa: B027
+        """After that, and still before: `network` gives what the model computes for so many
+        samples, for those who have to know what is in it."""
+
     def take_apart(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""
 
-    def step_taken(self, wishes: Sequence[float]) -> Sequence[float] | None:
-        """After each step was launched. `wishes` is what this rank was asked for (to stop, and to
-        save); where plans do not exchange them, what all ranks have to do now."""
+    def after_step(self, wishes: Sequence[float]) -> Sequence[float] | None:
+        """After each step has been launched. Where ranks take steps of their own, they may exchange
+        here what they have; if they did, the sums over ranks of what each of them wishes."""
         return None
 
-    def add_up(self, sums: Sequence[Variable]) -> None:  # noqa: B027
-        """Sums that each rank kept for itself become those of all ranks."""
+    def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Over all ranks, of what this rank's training steps have added up in an epoch."""
+        return sums
 
     def make_whole(self) -> None:  # noqa: B027
         """After them: every rank has the whole model. All ranks have to call this."""

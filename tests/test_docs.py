@@ -9,6 +9,7 @@ import importlib.util
 import io
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from caldera import optim
 from caldera.cli import main
 from caldera.nn import losses
+from tests.browser import Browser, find_browser
 from tests.test_front_door import PUBLIC_ROOMS
 from tools.docs.contents import PAGES, ROOT, page_names, room_names, source_of
 from tools.docs.links import broken
@@ -101,18 +103,51 @@ def site() -> Site:
     return Site()
 
 
-def test_it_is_built_and_its_links_lead_somewhere(site: Site, tmp_path: Path) -> None:
-    written = site.build(tmp_path / "docs")
-    assert tmp_path / "docs/index.html" in written
-    assert not broken(tmp_path / "docs")
-    reference = (tmp_path / "docs/reference/data.html").read_text()
+@pytest.fixture(scope="module")
+def built(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    site.build(folder)
+    return folder
+
+
+def test_it_is_built_and_its_links_lead_somewhere(built: Path) -> None:
+    assert (built / "index.html").is_file()
+    assert not broken(built)
+    reference = (built / "reference/data.html").read_text()
     assert 'id="Pipeline"' in reference
     assert "&gt;&gt;&gt;" in reference
     # A name in a page is a link to its description.
     assert (
         '<a href="../reference/data.html#Pipeline"><code>data.Pipeline</code></a>'
-        in (tmp_path / "docs/tutorials/data.html").read_text()
+        in (built / "tutorials/data.html").read_text()
     )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+def test_pages_load_nothing_from_elsewhere_and_fit_any_width(built: Path, browser: Browser) -> None:
+    for page in sorted(built.rglob("*.html")):
+        browser.open(page.as_uri(), width=1280)
+        assert all(address.startswith(built.as_uri()) for address in browser.requests()), page
+        assert browser.complaints() == [], page
+        for width in (1280, 390):
+            browser.resize(width, 900)
+            assert browser.value("document.documentElement.scrollWidth") <= width, page
+
+
+def test_names_are_found_from_any_page(built: Path, browser: Browser) -> None:
+    browser.open((built / "tutorials/graph.html").as_uri())
+    browser.value("field.value = 'pipeline'; field.dispatchEvent(new Event('input'))")
+    assert browser.value("found.hidden") is False
+    first = browser.value("found.querySelector('a').href")
+    assert first == (built / "reference/data.html").as_uri() + "#Pipeline"
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:

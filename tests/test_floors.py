@@ -17,7 +17,7 @@ FLOORS = {
     5: ("plan", "compress"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "dmath", "machine"),
+    8: ("train", "parallel", "dmath", "machine", "planner"),
     9: ("search", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }

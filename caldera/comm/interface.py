@@ -8,7 +8,7 @@ communicator does not do better is built from messages, in `caldera.comm.algorit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,7 @@ class Communicator(ABC):
     - `nodes`: for each rank the number of the machine it runs on.
     - `collectives`: how many collectives this rank has begun, which shows who is behind;
       `operation`: the one it is in, or nothing.
+    - `axes`: where the ranks are a mesh, the communicators along its axes, by name.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
 
     Buffers are contiguous NumPy arrays, or `DeviceArray`s, which lie on a card; one that is
@@ -70,6 +71,7 @@ class Communicator(ABC):
         self.size = size
         self.traffic = Traffic() if traffic is None else traffic
         self.nodes: Sequence[int] = [0] * size
+        self.axes: Mapping[str, Communicator] = {}
         self.collectives = 0
         self.operation = ""
         self._algorithm = "auto"
@@ -259,6 +261,18 @@ class Communicator(ABC):
         made = self.Split(0, self.rank)
         assert made is not None
         return made
+
+    def along(self, axis: str) -> Communicator:
+        """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.
+
+        >>> from caldera.comm import Mesh, run_virtual_ranks
+        >>> def work(comm):
+        ...     comm.axes = Mesh(comm, {"data": 2, "model": 2}).axes
+        ...     return comm.along("model").size, comm.along("all").size
+        >>> run_virtual_ranks(4, work)[0]
+        (2, 4)
+        """
+        return self.axes.get(axis, self)
 
     # --- small values
 

@@ -16,7 +16,7 @@ class Mesh:
     -1: whatever the number of ranks leaves for it.
 
     - `shape`: the length of each axis; `coordinates`: where this rank is on each.
-    - `communicator`: all ranks of the grid.
+    - `communicator`: all ranks of the grid; `axes`: the communicator along each axis.
 
     >>> from caldera.comm import Mesh, run_virtual_ranks
     >>> def work(comm):
@@ -30,7 +30,7 @@ class Mesh:
         self.communicator = communicator
         self.shape = _lengths(dict(axes), communicator.size)
         self.coordinates: dict[str, int] = {}
-        self._axes: dict[str, Communicator] = {}
+        self.axes: dict[str, Communicator] = {}
         stride = communicator.size
         for name, length in self.shape.items():
             stride //= length
@@ -41,16 +41,16 @@ class Mesh:
             first = communicator.rank - self.coordinates[name] * stride
             made = communicator.Split(first, self.coordinates[name])
             assert made is not None
-            self._axes[name] = made
+            self.axes[name] = made
 
     def axis(self, name: str) -> Communicator:
         """The ranks that differ from this one along that axis alone; its rank there is its
         coordinate."""
-        if name not in self._axes:
+        if name not in self.axes:
             raise CommError.build(
-                "mesh", expected="one of the axes " + ", ".join(self._axes), got=repr(name)
+                "mesh", expected="one of the axes " + ", ".join(self.axes), got=repr(name)
             )
-        return self._axes[name]
+        return self.axes[name]
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={length}' for name, length in self.shape.items())})"

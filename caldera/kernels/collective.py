@@ -57,7 +57,8 @@ class Flight:
 def communicator_of(call: Call) -> Communicator:
     """Who carries a message; alone, nobody has to."""
     if call.communicator is not None:
-        return call.communicator
+        carrier: Communicator = call.communicator.along(call.node.attrs["message"].axis)
+        return carrier
     if not hasattr(_alone, "communicator"):
         _alone.communicator = SingleProcess()
     return _alone.communicator

@@ -147,6 +147,10 @@ class Layer(ABC):
             with resumed(replace(context(), calls=[])):
                 self(*inputs)
 
+    def forget(self) -> None:
+        """Let the next call make parameters anew, as if this layer had never been called."""
+        self._built, self._own, self._states = False, {}, {}
+
     def place_children(self) -> None:
         """Tell the layers below where they stand; one that is used twice keeps its first place."""
         for name, child in self.children():

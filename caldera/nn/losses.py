@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from caldera import op
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError, ShapeError
@@ -44,6 +46,23 @@ class Loss(Configurable, ABC):
     ) -> tuple[Shape, DType]:
         """Shape and dtype of the targets for predictions of this shape and dtype."""
         return tuple(prediction_shape), canonical(dtype)
+
+    def meaning(self, prediction: Expr) -> Expr:
+        """What predictions stand for, of which a mean over models makes sense: for logits, the
+        probabilities; for most losses, the predictions themselves."""
+        return prediction
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        """The prediction that stands for this: what `meaning` takes back.
+
+        >>> import caldera as cd
+        >>> from caldera.nn.losses import CrossEntropy
+        >>> loss = CrossEntropy()
+        >>> halves = loss.prediction_of(cd.tensor([[0.5, 0.5]]) * 1.0)
+        >>> loss.meaning(halves).tolist()
+        [[0.5, 0.5]]
+        """
+        return meaning
 
     def __call__(
         self, prediction: Any, target: Any, weights: Any = None, total: Any = None
@@ -122,6 +141,12 @@ class CrossEntropy(Loss):
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
 
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.softmax(prediction, axis=self.axis)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return _log(meaning)
+
 
 @losses.register("binary_cross_entropy")
 @dataclass(frozen=True)
@@ -136,6 +161,12 @@ class BinaryCrossEntropy(Loss):
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.binary_cross_entropy(prediction, target, reduction="none"))
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.sigmoid(prediction)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return _log(meaning) - _log(1.0 - meaning)
 
 
 @losses.register("mean_squared", "mse")
@@ -223,6 +254,17 @@ class KullbackLeibler(Loss):
         logarithms = op.log_softmax(prediction, axis=self.axis)
         each = op.kl_divergence(logarithms, target, reduction="none", axis=self.axis)
         return mean_by_sample(each)
+
+    def meaning(self, prediction: Expr) -> Expr:
+        return op.softmax(prediction, axis=self.axis)
+
+    def prediction_of(self, meaning: Expr) -> Expr:
+        return _log(meaning)
+
+
+def _log(probability: Expr) -> Expr:
+    # One that was rounded to 0 still has a finite logarithm.
+    return op.log(op.maximum(probability, float(np.finfo(np.float32).tiny)))
 
 
 def mean_by_sample(values: Expr) -> Expr:

@@ -31,7 +31,7 @@ from caldera.op.arithmetic import (
     sub,
 )
 from caldera.op.attention import scaled_dot_product_attention
-from caldera.op.collective import all_sum
+from caldera.op.collective import all_gather, all_sum, sum_scatter
 from caldera.op.comparison import (
     equal,
     greater,
@@ -163,6 +163,7 @@ __all__ = [
     "abs",
     "add",
     "all",
+    "all_gather",
     "all_sum",
     "any",
     "argmax",
@@ -300,6 +301,7 @@ __all__ = [
     "stop_gradient",
     "sub",
     "sum",
+    "sum_scatter",
     "svd",
     "take_along_axis",
     "tanh",

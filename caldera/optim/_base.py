@@ -22,7 +22,7 @@ from caldera.optim.epoch_rule import EpochRule
 from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
-from caldera.optim.spread import check_spread
+from caldera.optim.spread import check_spread, updating
 from caldera.tensor.dtype import float32, promote
 
 Rate = float | Schedule | EpochRule
@@ -231,7 +231,8 @@ class Optimizer(Configurable, ABC):
         for variable, slope in zip(variables, slopes, strict=True):
             group = groups.get(variable)
             own = rate if group is None else rate * group.learning_rate_factor
-            new, kept = self._rule_of(group)._decayed_update(variable, slope, own, taken)
+            with updating(variable):
+                new, kept = self._rule_of(group)._decayed_update(variable, slope, own, taken)
             state = self._state_of(variable)
             assignments.append(_assign(variable, new, ok))
             assignments += [_assign(state[name], kept[name], ok) for name in state]

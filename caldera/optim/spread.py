@@ -10,23 +10,57 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute, topological, users_of
+from caldera.graph.node import Node
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.collective import all_sum
-from caldera.lazy import Expr, Variable
+from caldera.lazy import Expr, Variable, lift
 
-_wholes: ContextVar[Mapping[Variable, Variable] | None] = ContextVar(
-    "caldera_optim_spread", default=None
-)
+
+@dataclass(frozen=True)
+class _Spread:
+    """Which variables are parts of others, the axis along which ranks have the other parts, and
+    which gradients are those of parts (None: all of them)."""
+
+    wholes: Mapping[Variable, Variable]
+    axis: str
+    slopes: Mapping[Node, bool] | None
+
+    def is_part(self, node: Node) -> bool:
+        """Whether a value was computed from parts, by what it was computed from."""
+        variable = _variable.get()
+        if variable is not None or self.slopes is None:
+            return variable is None or variable in self.wholes
+        pending, seen = [node], {node}
+        while pending:
+            found = pending.pop()
+            if found in self.slopes:
+                if self.slopes[found]:
+                    return True
+            elif found.op is not all_sum:
+                pending += [given for given in found.inputs if given not in seen]
+                seen.update(found.inputs)
+        return False
+
+
+_spread: ContextVar[_Spread | None] = ContextVar("caldera_optim_spread", default=None)
+_variable: ContextVar[Variable | None] = ContextVar("caldera_optim_variable", default=None)
 
 
 @contextmanager
-def spread(wholes: Mapping[Variable, Variable]) -> Iterator[None]:
-    """Inside, variables are the parts of others, and their ranks have the other parts.
+def spread(
+    wholes: Mapping[Variable, Variable],
+    axis: str = "data",
+    slopes: Mapping[Node, bool] | None = None,
+) -> Iterator[None]:
+    """Inside, variables are the parts of others, and the ranks along an axis have the other parts.
+
+    Where only some are, `slopes` says of each gradient whether it is that of a part.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -37,11 +71,27 @@ def spread(wholes: Mapping[Variable, Variable]) -> Iterator[None]:
     >>> float(slope)
     5.0
     """
-    token = _wholes.set(wholes)
+    token = _spread.set(_Spread(wholes, axis, slopes))
     try:
         yield
     finally:
-        _wholes.reset(token)
+        _spread.reset(token)
+
+
+@contextmanager
+def updating(variable: Variable) -> Iterator[None]:
+    """Inside, everything is about this variable."""
+    token = _variable.set(variable)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+def _axis_of(x: Any) -> str | None:
+    """The axis along which other ranks have other parts of a value; None if this one has all."""
+    now = _spread.get()
+    return now.axis if now is not None and now.is_part(lift(x)) else None
 
 
 def total(x: Any) -> Expr:
@@ -52,8 +102,8 @@ def total(x: Any) -> Expr:
     >>> float(optim.total(cd.tensor([1.0, 2.0])))
     3.0
     """
-    here = op.sum(x)
-    return here if _wholes.get() is None else op.all_sum(here)
+    axis = _axis_of(x)
+    return op.sum(x) if axis is None else op.all_sum(op.sum(x), axis)
 
 
 def length(x: Any) -> Expr:
@@ -64,7 +114,7 @@ def length(x: Any) -> Expr:
     >>> float(optim.length(cd.tensor([3.0, 4.0])))
     5.0
     """
-    return op.norm(x) if _wholes.get() is None else op.sqrt(total(op.square(x)))
+    return op.norm(x) if _axis_of(x) is None else op.sqrt(total(op.square(x)))
 
 
 def whole_of(variable: Variable) -> Variable:
@@ -76,7 +126,8 @@ def whole_of(variable: Variable) -> Variable:
     >>> whole_of(w) is w
     True
     """
-    return (_wholes.get() or {}).get(variable, variable)
+    now = _spread.get()
+    return variable if now is None else now.wholes.get(variable, variable)
 
 
 def check_spread(where: str, given: Sequence[Expr], results: Sequence[Expr]) -> None:
@@ -84,7 +135,8 @@ def check_spread(where: str, given: Sequence[Expr], results: Sequence[Expr]) -> 
 
     `given` are the parameter, its gradient and its state; `results` what the rule makes of them.
     """
-    if _wholes.get() is None:
+    now = _spread.get()
+    if now is None or given[0] not in now.wholes:
         return
     # Stand-ins keep the walk from going on into what the gradient was computed from.
     ends = {each.node: parameter(index, each.node.spec) for index, each in enumerate(given)}

@@ -13,28 +13,81 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Sharded(1)` | one process, but for rounding | 1/n of what the optimizer keeps | 2 S (n-1)/n |
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
-| `ParameterServer()` | the same | everything | S |
-| `ParameterServer(mode="stale", bound=b)` | that, if b = 0 | the same | S |
-| `ParameterServer(mode="asynchronous")` | itself alone | the same | S |
-| `Hogwild()` | itself alone | one copy of everything, shared | 0 |
+| `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |
+| `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
+| `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
 
-S is the bytes of all parameters, n the number of ranks. A server sends S of its parameters to each
-other rank in a step as well, if it is the only one. In all of them `batch_size` is that of the
-whole batch, of which each rank reads its own samples and no others, and random numbers do not
-depend on how it is split. Losses, metrics and the history are those of all ranks, and a checkpoint
-can be resumed on any number of them, with any of these strategies.
+S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
+whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
+of it, and random numbers do not depend on how it is split. Parameters are the same on all ranks, to
+the bit. Losses, metrics and the history are those of all ranks, and a checkpoint can be resumed on
+any number of them, with any of these strategies.
 
-The last three go at their own pace: between the ends of epochs each rank has parameters of its own
-moment (with `Hogwild`, all have the same at every moment), and batch normalisation is refused. In
-all others batch normalisation is over the whole batch, and parameters are the same on all ranks
-after every step, to the bit.
+`ParameterServer()` equals one process as well: a rank sends S in a step, and gets S. These go at
+their own pace, with the same `batch_size`, losses, metrics and checkpoints; parameters are the same
+on all ranks at the ends of epochs, and batch normalisation is refused:
+
+| strategy | equals | a rank sends in a step |
+|---|---|---|
+| `ParameterServer(mode="stale", bound=b)` | `ParameterServer()`, if b = 0 | S |
+| `ParameterServer(mode="asynchronous")` | itself alone | S |
+| `Hogwild()` | itself alone | nothing: all change one copy |
+
+With those that follow, a rank takes steps of its own, and sends nothing in most of them:
+
+| strategy | equals | a rank sends in an exchange |
+|---|---|---|
+| `LocalSGD(every=1)` with SGD | `DataParallel()`, but for rounding | 2 (S + state) (n-1)/n |
+| `LocalSGD(every=h)` | the mean of n runs of h steps, again and again | the same |
+| `ElasticAveraging(coupling=0)` | n independent runs, to the bit | nothing |
+| `ElasticAveraging(coupling=b)` | EASGD with a moving rate of b / n | 2 S (n-1)/n |
+| `Gossip("ring")` | `mixing_matrix()` times the models of all ranks | 2 S |
+| `Gossip("random pairs")` | the same, another matrix each time | S |
+| `Ensemble()` | n runs of one process with other seeds, to the bit | nothing |
+
+An exchange is due every `every` steps. Between epochs and after the run every rank has what all
+amount to: the mean, or the centre. Only members of an ensemble stay what they are: their
+predictions are averaged. Batch normalisation is by rank, and running statistics are averaged. A
+checkpoint holds every rank: as many ranks go on to the bit, others from what all amounted to.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.elastic import ElasticAveraging
+from caldera.parallel.ensemble import Ensemble
+from caldera.parallel.gossip import Gossip
 from caldera.parallel.hogwild import Hogwild
+from caldera.parallel.hybrid import Hybrid
+from caldera.parallel.local_sgd import LocalSGD
 from caldera.parallel.parameter_server import ParameterServer
 from caldera.parallel.sharded import Sharded
+from caldera.parallel.tensor_parallel import TensorParallel
 
-__all__ = ["DataParallel", "Hogwild", "ParameterServer", "Sharded"]
+if TYPE_CHECKING:
+    from caldera.planner import Proposal, plan
+
+__all__ = [
+    "DataParallel",
+    "ElasticAveraging",
+    "Ensemble",
+    "Gossip",
+    "Hogwild",
+    "Hybrid",
+    "LocalSGD",
+    "ParameterServer",
+    "Proposal",
+    "Sharded",
+    "TensorParallel",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The planner times training, which needs strategies itself: it comes when it is asked for.
+    if name not in ("Proposal", "plan"):
+        raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
+    return getattr(import_module("caldera.planner"), name)

@@ -40,10 +40,11 @@ def of_all_ranks(communicator: Communicator, own: State) -> dict[str, np.ndarray
     """The arrays of all ranks, by rank and name; all ranks have the same names and shapes."""
     found: dict[str, np.ndarray] = {}
     for name in sorted(own):
-        mine = np.ascontiguousarray(own[name])
+        mine = np.asarray(own[name], order="C")
         everyone = np.empty((communicator.size, *mine.shape), mine.dtype)
-        communicator.Allgather(mine, everyone)
-        found |= {f"{_RANK} {rank}/{name}": array for rank, array in enumerate(everyone)}
+        communicator.Allgather(mine.reshape(-1), everyone.reshape(-1))
+        for rank, array in enumerate(everyone):
+            found[f"{_RANK} {rank}/{name}"] = np.asarray(array)
     return found
 
 

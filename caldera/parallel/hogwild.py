@@ -85,7 +85,7 @@ class Hogwild(OwnPace):
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         super().begin(model, optimizer)
-        if not self.several:
+        if not self.has_others:
             return
         parameters = model.trainable()
         device = parameters[0].tensor.device
@@ -122,7 +122,7 @@ class Hogwild(OwnPace):
             self._taken[...] = self._known
         self.communicator.Barrier()
 
-    def step_taken(self, wishes: Sequence[float]) -> Sequence[float] | None:
+    def after_step(self, wishes: Sequence[float]) -> Sequence[float] | None:
         if self._shared is None or self._optimizer is None:
             return None
         # Counting is exact; what is counted was done without any lock.

@@ -16,9 +16,9 @@ from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.sums import OfAllRanks, summed_over_ranks
 from caldera.plan.plan import Plan
-from caldera.strategy import Holder
-from caldera.tensor.shape import Shape
+from caldera.strategy import Holder, Strategy
 
 TOTALS = "run/training/"
 """What the names of an epoch's sums begin with in a checkpoint."""
@@ -33,13 +33,25 @@ class OwnPace(DataParallel):
 
     def __init__(self, communicator: Communicator | None, *, lockstep: bool) -> None:
         super().__init__(communicator=communicator)
-        self.lockstep = lockstep or not self.several
+        self.lockstep = lockstep or not self.has_others
+        # Between epochs all ranks evaluate together.
+        everyone = self.communicator
+        self._together = self if self.lockstep else DataParallel(communicator=everyone)
         self._is_apart = False
 
-    # --- graphs
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks."""
+        return self.communicator.size > 1
 
-    def over_all(self, values: Sequence[Expr]) -> list[Expr]:
-        return super().over_all(values) if self.lockstep else list(values)
+    @property
+    def several(self) -> bool:
+        return self.lockstep and super().several
+
+    def evaluating(self) -> Strategy:
+        return self._together
+
+    # --- graphs
 
     def slopes(
         self, loss: Expr, parameters: Sequence[Variable]
@@ -57,7 +69,7 @@ class OwnPace(DataParallel):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         super().agree(given)
-        if self.several and given["precision"] == "float16":
+        if self.has_others and given["precision"] == "float16":
             raise ConfigError.build(
                 type(self).__name__, expected="a precision without a loss scale",
                 got="precision='float16'",
@@ -81,10 +93,8 @@ class OwnPace(DataParallel):
     def make_whole(self) -> None:
         self._is_apart = False
 
-    def add_up(self, sums: Sequence[Variable]) -> None:
-        if not self.lockstep:
-            for each in sums:
-                each.assign(summed_over(self.communicator, each.numpy()))
+    def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return sums if self.lockstep else summed_over_ranks(self.communicator, sums)
 
     # --- checkpoints
 
@@ -92,35 +102,15 @@ class OwnPace(DataParallel):
         if self.lockstep:
             return variables
         return {
-            name: Added(each, self.communicator, self._is_apart)
-            if name.startswith(TOTALS)
-            else each
+            name: OfAllRanks(each, self._sum, self._term) if name.startswith(TOTALS) else each
             for name, each in variables.items()
         }
 
+    def _sum(self, variable: Variable) -> np.ndarray:
+        """What all ranks have added up, of which each has a term while steps run."""
+        here = variable.numpy()
+        return summed_over_ranks(self.communicator, [here])[0] if self._is_apart else here
 
-def summed_over(communicator: Communicator, value: np.ndarray) -> np.ndarray:
-    """The sum of an array over all ranks."""
-    total = np.empty(value.size, value.dtype)
-    communicator.Allreduce(np.ascontiguousarray(value).reshape(-1), total)
-    return total.reshape(value.shape)
-
-
-class Added:
-    """A sum of which each rank has a term while it `is_apart`, as a checkpoint sees it."""
-
-    def __init__(self, term: Variable, communicator: Communicator, is_apart: bool) -> None:
-        self._term = term
-        self._is_apart = is_apart
-        self._communicator = communicator
-        self.shape: Shape = term.shape
-        self.dtype = term.dtype
-
-    def numpy(self) -> np.ndarray:
-        """The sum; all ranks have to ask."""
-        here = self._term.numpy()
-        return summed_over(self._communicator, here) if self._is_apart else here
-
-    def assign(self, value: Any) -> None:
+    def _term(self, value: np.ndarray) -> np.ndarray:
         """Rank 0 goes on from a sum, others from nothing."""
-        self._term.assign(value if self._communicator.rank == 0 else np.zeros(self.shape))
+        return value if self.communicator.rank == 0 else np.zeros_like(value)

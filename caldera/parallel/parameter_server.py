@@ -91,7 +91,7 @@ class ParameterServer(OwnPace):
                 "ParameterServer", expected=f"from 1 to {everyone.size} servers, one a rank",
                 got=f"servers={servers}",
             )  # fmt: skip
-        if self.several and not everyone.many_threads:
+        if self.has_others and not everyone.many_threads:
             raise CommError.build(
                 "ParameterServer", expected="an MPI that several threads may call at once",
                 got=everyone.describe().splitlines()[0],
@@ -125,7 +125,7 @@ class ParameterServer(OwnPace):
         ok: Expr,
         weight: Expr,
     ) -> list[Expr]:
-        if not self.several:
+        if not self.has_others:
             return super().changes(optimizer, variables, gradients, ok, weight)
         assert self._note is not None
         found = dict(zip(variables, gradients, strict=True))
@@ -143,7 +143,7 @@ class ParameterServer(OwnPace):
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         super().begin(model, optimizer)
-        if not self.several:
+        if not self.has_others:
             return
         parameters, everyone = model.trainable(), self.communicator
         device = parameters[0].tensor.device
@@ -173,15 +173,15 @@ class ParameterServer(OwnPace):
 
     def take_apart(self) -> None:
         super().take_apart()
-        if not self.several:
+        if not self.has_others:
             return
         self._number, self._sent, self._versions = 0, 0, [0] * len(self._shards)
         if self._server is not None and self._server_step is not None:
             self._server_step.take_over()
             self._serving = self._server.start()
 
-    def step_taken(self, wishes: Sequence[float]) -> Sequence[float] | None:
-        if not self.several:
+    def after_step(self, wishes: Sequence[float]) -> Sequence[float] | None:
+        if not self.has_others:
             return None
         assert self._note is not None
         ok, weight = self._note.numpy().tolist()
@@ -194,7 +194,7 @@ class ParameterServer(OwnPace):
         return None if self.lockstep else found[0].told
 
     def make_whole(self) -> None:
-        if self.several and self._is_apart:
+        if self.has_others and self._is_apart:
             self._take(self._asked(LEAVE))
             if self._serving is not None:
                 self._serving.wait()

@@ -11,6 +11,7 @@ from caldera.comm import Communicator
 from caldera.errors import ConfigError
 from caldera.graph.ops.collective import piece
 from caldera.lazy import Variable
+from caldera.parallel.placement import Split
 from caldera.tensor.shape import Shape, size
 
 
@@ -56,6 +57,37 @@ class Shared:
     def assign(self, value: Any) -> None:
         """Keep this rank's part of a value."""
         self._part.assign(part_of(np.asarray(value), self._communicator))
+
+
+def whole_along(part: np.ndarray, split: Split, communicator: Communicator) -> np.ndarray:
+    """The array that ranks have parts of along one of its axes; all of them have to ask."""
+    shapes = [split.shape(part.shape, rank) for rank in range(communicator.size)]
+    counts = [size(shape) for shape in shapes]
+    everything = np.empty(sum(counts), part.dtype)
+    communicator.Allgather(np.ascontiguousarray(part), everything, counts)
+    pieces = np.split(everything, np.cumsum(counts)[:-1])
+    return split.whole_of([each.reshape(s) for each, s in zip(pieces, shapes, strict=True)])
+
+
+class SplitAlong:
+    """A variable that ranks have parts of along one of its axes, as a checkpoint sees it."""
+
+    def __init__(
+        self, part: Variable, shape: Shape, split: Split, communicator: Communicator
+    ) -> None:
+        self._part = part
+        self._split = split
+        self._communicator = communicator
+        self.shape = shape
+        self.dtype = part.dtype
+
+    def numpy(self) -> np.ndarray:
+        """The whole value; all ranks have to ask."""
+        return whole_along(self._part.numpy(), self._split, self._communicator)
+
+    def assign(self, value: Any) -> None:
+        """Keep this rank's part of a value."""
+        self._part.assign(self._split.part_of(np.asarray(value), self._communicator.rank))
 
 
 class Elsewhere:

@@ -21,6 +21,7 @@ from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, item
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.collective import Message, all_sum, cut, finish, start
+from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.synchronised import SYNCHRONISED
 from caldera.graph.program import Program
 from caldera.passes.lower import lower
@@ -44,7 +45,7 @@ def collectives(program: Program) -> Program:
 
 def without_hidden(program: Program) -> Program:
     """The program with all ops taken apart that have collectives inside."""
-    return lower(program, lambda name: name not in SYNCHRONISED)
+    return lower(program, lambda name: name not in SYNCHRONISED | GATHERING)
 
 
 @dataclass(eq=False)

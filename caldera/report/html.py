@@ -65,3 +65,9 @@ def section(anchor: str, title: str, *content: Safe, note: str = "") -> Safe:
 def folded(title: str, content: Safe) -> Safe:
     """Something that is seen only when asked for."""
     return tag("details", tag("summary", title), content)
+
+
+def tiles(values: Iterable[tuple[str, str]]) -> Safe:
+    """Names with values that are seen first."""
+    each = [tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in values]
+    return tag("div", *each, class_="tiles")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -11,10 +9,9 @@ from caldera.amounts import bytes_text, flops_text, seconds_text
 from caldera.report.charts import curves_section
 from caldera.report.confusion import predictions_section
 from caldera.report.costs import memory_section, time_section
+from caldera.report.document import document
 from caldera.report.graph import graph_section
-from caldera.report.html import Safe, card, facts, folded, join, section, table, tag
-from caldera.report.script import SCRIPT
-from caldera.report.style import STYLE
+from caldera.report.html import Safe, card, facts, folded, section, table, tag, tiles
 from caldera.train.history import History, shown_number
 from caldera.train.record import RunRecord
 from caldera.train.runfolder import RunFolder
@@ -33,51 +30,19 @@ _INDEX = {
 def page(run: RunFolder) -> str:
     """The text of the page about a run; nothing is computed anew."""
     record, history = run.record(), run.history()
-    body = join(
-        [
-            _header(),
-            tag(
-                "main",
-                *_top(record, history),
-                curves_section(history),
-                _epochs(history),
-                predictions_section(record),
-                _network(record),
-                graph_section(record, run.graph()),
-                time_section(record.profile, history),
-                memory_section(record.profile),
-                _settings(record),
-                _footer(record),
-            ),
-            Safe(f"<script>{SCRIPT}</script>"),
-        ]
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{tag('title', f'{record.name}: a run of Caldera')}<style>{STYLE}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
-
-
-def _policy() -> str:
-    """Nothing is loaded from anywhere, and no script runs but the one that is meant."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _header() -> Safe:
-    links = [tag("a", title, href=f"#{anchor}") for anchor, title in _INDEX.items()]
-    inside = [
-        tag("span", "Caldera", class_="brand"),
-        tag("nav", *links, aria_label="parts of this page"),
-        tag("button", "Dark", type="button", id="theme", hidden="hidden"),
+    parts = [
+        *_top(record, history),
+        curves_section(history),
+        _epochs(history),
+        predictions_section(record),
+        _network(record),
+        graph_section(record, run.graph()),
+        time_section(record.profile, history),
+        memory_section(record.profile),
+        _settings(record),
+        _footer(record),
     ]
-    return tag("header", tag("div", *inside))
+    return document(f"{record.name}: a run of Caldera", _INDEX, parts)
 
 
 def _top(record: RunRecord, history: History) -> Iterator[Safe]:
@@ -92,12 +57,7 @@ def _top(record: RunRecord, history: History) -> Iterator[Safe]:
     )
     if record.stopped:
         yield tag("div", f"The run was ended: {record.stopped}.", class_="card note")
-    yield tag("div", *[_tile(value, name) for name, value in _tiles(record, history)],
-              class_="tiles")  # fmt: skip
-
-
-def _tile(value: str, name: str) -> Safe:
-    return tag("div", tag("b", value), tag("span", name), class_="tile")
+    yield tiles(_tiles(record, history))
 
 
 def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:

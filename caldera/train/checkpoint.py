@@ -120,7 +120,8 @@ class Checkpointer(Callback):
         Rank 0 writes for all, but all of them have to call this: what ranks have parts of is put
         together. A run that has met a nan is not saved: the last good checkpoint is worth more.
         """
-        if int(run.steps.bad_step.numpy()) >= 0:
+        is_bad = int(run.steps.bad_step.numpy()) >= 0
+        if any(run.communicator.gather_objects(is_bad)):
             return
         self._last_time = time.monotonic()
         strategy = run.steps.strategy
@@ -202,7 +203,8 @@ class Checkpointer(Callback):
                 f"{where}: other kernels serve this run than the one that was saved; results agree "
                 "up to rounding, but not to the bit", RuntimeWarning, stacklevel=4,
             )  # fmt: skip
-        run.loader.restore(state["loader"])
+        loader = state["loader"]
+        run.loader.restore({**loader, "seed": run.steps.strategy.rank_seed(loader["seed"])})
         assign_all(variables, own, where)
         run.steps.strategy.restore(_under(_STRATEGY, found.tensors))
         run.epoch, run.batch, run.step = state["epoch"], state["batch"], state["step"]

@@ -65,9 +65,6 @@ class StopAtNonFinite(Callback):
     def epoch_begins(self, run: Run) -> None:
         self._last = run.batches
         self._every = LOOK_EVERY if run.model.device.is_host else LOOK_SELDOM
-        if not run.steps.strategy.lockstep:
-            # Others go on meanwhile, and with them the parameters.
-            self._every = 1
         # All ranks must end at the same step; a stream may end at any.
         self._at_once = self._last is None or run.steps.strategy.communicator.size > 1
         self._reading = None
@@ -87,13 +84,13 @@ class StopAtNonFinite(Callback):
                 raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
-        strategy = run.steps.strategy
-        if not strategy.lockstep:
-            # Others know nothing of it; they end because this rank does.
+        if not run.steps.strategy.several:
+            # Others do not know of it: they end because this rank does.
             error, _ = self._explained_here(run, bad)
-            return NonFiniteError(f"rank {strategy.communicator.rank}: {error}")
+            rank, ranks = run.communicator.rank, run.communicator.size
+            return error if ranks == 1 else NonFiniteError(f"rank {rank}: {error}")
         # All ranks are here: the loss is the same on each of them.
-        strategy.make_whole()
+        run.steps.strategy.make_whole()
         error, blamed = self._explained_here(run, bad)
         found = run.communicator.gather_objects([str(error), blamed])
         # Where only another rank's samples are to blame, this one has nothing to say.

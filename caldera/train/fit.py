@@ -57,7 +57,7 @@ def make_steps(
     model.ensure_built(sample)
     check_targets(model, data, sample, weighted=weighted)
     inputs = len(model.signature.inputs)
-    return Steps(
+    steps = Steps(
         model,
         model.objective,
         model.optimizer,
@@ -68,6 +68,8 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or Fed(),
     )
+    steps.strategy.prepare(steps.network)
+    return steps
 
 
 @cache
@@ -109,7 +111,8 @@ def fit(
     })  # fmt: skip
     # The order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
-    model.seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    model.seed = strategy.rank_seed(seed)
     strategy.begin(model, model.optimizer)
     steps = make_steps(
         model, pipeline, strategy, weighted=weights is not None,
@@ -139,7 +142,7 @@ def fit(
         history=History(),
         callbacks=watchers,
         validation=held_out,
-        evaluator=None if held_out is None else _evaluator(model, held_out, strategy),
+        evaluator=None if held_out is None else _evaluator(model, held_out, strategy.evaluating()),
         weights=weights,
     )
     if saver is not None and resume:
@@ -152,11 +155,8 @@ def fit(
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
     """The batches of this rank: it reads its own samples and no others."""
-    everyone = strategy.communicator
-    return Loader(
-        data, batch_size, rank=everyone.rank, ranks=everyone.size, parts=strategy.batch_parts,
-        **options,
-    )  # fmt: skip
+    rank, ranks = strategy.reader
+    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
 
 
 def evaluate(
@@ -164,7 +164,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     pipeline = Pipeline.of(data)
-    strategy = Alone() if parallel is None else parallel
+    strategy = Alone() if parallel is None else parallel.evaluating()
     if parallel is None:
         steps = model.evaluation_steps(pipeline)
     else:

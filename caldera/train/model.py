@@ -134,6 +134,10 @@ class Model(Layer):
         specs = tuple((np.shape(x)[1:], self._input_dtype(np.asarray(x))) for x in samples)
         return self._trace_once(specs)
 
+    def build_again(self) -> Context:
+        """Make all parameters that do not exist, for the inputs that are known."""
+        return self._trace_once(self.signature.inputs)
+
     def _input_dtype(self, array: np.ndarray) -> str:
         return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
 

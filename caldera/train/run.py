@@ -102,7 +102,8 @@ class Run:
         return self.steps.training_totals.loss()
 
     def stop(self, reason: str) -> None:
-        """End the run after this batch; on several ranks, after the next one."""
+        """End the run after this batch; on several ranks, after the next one, or where these take
+        steps of their own, when they next tell each other anything."""
         if self.communicator.size == 1:
             self.stopped = self.stopped or reason
         else:
@@ -146,7 +147,7 @@ class Run:
         for batch in self.steps.source.epoch(self.loader):
             wishes = (float(bool(self._wish)), float(self._wants_save))
             self.steps.train(batch, self.weights_of(batch), wishes)
-            told = self.steps.strategy.step_taken(wishes)
+            told = self.steps.strategy.after_step(wishes)
             self._ahead.step_launched()
             self.batch += 1
             self.step += 1
@@ -159,23 +160,26 @@ class Run:
             self._close_epoch()
 
     def _heed(self, told: Sequence[float] | None) -> None:
-        """Do what ranks were asked for before this batch, as the strategy or the plan has it."""
+        """Do what ranks were asked for before this batch, or before they told each other."""
         if self.communicator.size == 1:
             return
-        self._wants_save = False
-        stop, save = self._read_wishes() if told is None else told
-        self.must_save = bool(save)
-        if stop:
-            self.agree()
+        if self.steps.strategy.several:
+            told = self._told_in_steps()
+        self.must_save = told is not None and told[1] > 0
+        if told is not None:
+            self._wants_save = False
+            if told[0] > 0:
+                self.agree()
 
-    def _read_wishes(self) -> Sequence[float]:
+    def _told_in_steps(self) -> Sequence[float]:
+        """How many ranks had which wish, where steps carry them."""
         heard, now = self._heard, self.steps.heard.tensor.memory.begin_read()
         # A device may still be at work on this batch; the one before is over soon.
         heard, self._heard = (now, None) if self.model.device.is_host else (heard, now)
-        return NO_WISHES if heard is None else list(heard.numbers())
+        return NO_WISHES if heard is None else heard.numbers().tolist()
 
     def _close_epoch(self) -> None:
-        results = self.steps.trained()
+        results = self.steps.training_totals.results(self.steps.strategy.epoch_sums)
         if self.validation is not None:
             results |= {f"val_{k}": v for k, v in self._validated().items()}
         results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())
@@ -199,10 +203,11 @@ class Run:
     def _validated(self) -> dict[str, Any]:
         if self._evaluator is None:
             return self.model.evaluate(self.validation)
-        ranks = self.loader
+        strategy = self._evaluator.strategy
+        rank, ranks = strategy.reader
         loader = Loader(
-            self.validation, self.model.batch_size, shuffle=False, rank=ranks.rank,
-            ranks=ranks.ranks, parts=ranks.parts,
+            self.validation, self.model.batch_size, shuffle=False, rank=rank, ranks=ranks,
+            parts=strategy.batch_parts,
         )  # fmt: skip
         return self._evaluator.evaluated(loader)
 

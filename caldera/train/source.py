@@ -19,6 +19,7 @@ from caldera.plan.plan import Plan
 from caldera.tensor.dtype import canonical, is_float
 
 Make = Callable[[str, tuple[int, ...], Any], Expr]
+Take = Callable[[Expr, Share, Share], Expr]
 
 
 class Values:
@@ -46,15 +47,11 @@ class Values:
             )  # fmt: skip
         return found
 
-    def part(self, share: Share) -> Values:
-        """The values of a part of this share."""
-        if share == self.share:
-            return self
-        begin = share.first - self.share.first
+    def part(self, share: Share, take: Take) -> Values:
+        """The values of a part of this share, which `take` makes of all of them."""
 
         def make(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-            whole = self.of(name, (len(self.share), *shape[1:]), dtype)
-            return whole[begin : begin + len(share)]
+            return take(self.of(name, (len(self.share), *shape[1:]), dtype), self.share, share)
 
         return Values(share, make)
 

@@ -111,11 +111,6 @@ class Steps:
         twin._plans, twin._ran, twin._values = {}, set(), None
         return twin
 
-    @property
-    def _together(self) -> bool:
-        """Whether plans talk to those of other ranks."""
-        return self.strategy.several and self.strategy.lockstep
-
     # --- running
 
     def train(
@@ -129,7 +124,7 @@ class Steps:
         feeds: dict[str, Any] = {}
         if not isinstance(batch, Share):
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
-        if self._together:
+        if self.strategy.several:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
         self._launch(plan, feeds)
 
@@ -138,15 +133,7 @@ class Steps:
         self.evaluation_totals.reset()
         for batch in self.source.epoch(loader):
             self._evaluate(batch)
-        return self._results(self.evaluation_totals)
-
-    def trained(self) -> dict[str, Any]:
-        """The loss and the metrics of the training epoch that has ended."""
-        return self._results(self.training_totals)
-
-    def _results(self, totals: Totals) -> dict[str, Any]:
-        self.strategy.add_up(list(totals.variables().values()))
-        return totals.results()
+        return self.evaluation_totals.results()
 
     def _evaluate(self, batch: Batch | Share) -> None:
         """Add a batch to the evaluation totals."""
@@ -189,7 +176,7 @@ class Steps:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            self._values = values.part(part)
+            self._values = values.part(part, self.strategy.of_part)
             programs.append(build(len(part)))
         return compile(
             [*self.strategy.written(programs), *values.updates],
@@ -203,14 +190,16 @@ class Steps:
     def _training_program(self, count: int) -> list[Expr]:
         outputs, traced = self.traced(count, training=True)
         loss, total = self.loss(outputs, count, self.objective.of(outputs))
-        wishes: list[Expr] = [self._wishes] if self._together else []
+        wishes: list[Expr] = [self._wishes] if self.strategy.several else []
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
+        updates += self.strategy.counted(total)
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
-        outputs, _ = self.traced(count, training=False)
+        found, _ = self.traced(count, training=False)
+        outputs = self.strategy.predictions(found, self.objective.losses)
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
         loss, total = self.loss(outputs, count, main)
@@ -225,10 +214,22 @@ class Steps:
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device,
             random=self.random, first=self._batch(count).share.first,
-            several_ranks=self._together,
+            several_ranks=self.strategy.several,
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
         return named_outputs(result), traced
+
+    def network(self, count: int) -> list[Expr]:
+        """What the network computes for so many samples, whichever these are."""
+        inputs = [
+            op.input(f"x{i}", (count, *shape), dtype)
+            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
+        ]
+        with trace(
+            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
+            several_ranks=self.strategy.several,
+        ):  # fmt: skip
+            return list(named_outputs(self.model(*inputs)).values())
 
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
@@ -262,11 +263,13 @@ class Steps:
         """What this rank's samples add to the loss of the whole batch, and the weight of that."""
         weights = self._weights(count)
         if weights is None:
-            total = lifted(float(self._batch(count).share.count), self.model.dtype)
+            samples = self._batch(count).share.count
+            total = lifted(float(samples), self.model.dtype)
+            divisor = lifted(float(samples or 1), self.model.dtype)
         else:
             (total,) = self.strategy.over_all([op.sum(weights)])
-        # One rank alone may have no samples, or none that count.
-        divisor = total if self.strategy.lockstep else op.where(total > 0, total, 1)
+            # Samples that count for nothing have no loss.
+            divisor = op.where(total == 0.0, 1.0, total)
         terms = [
             factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in parts.items()

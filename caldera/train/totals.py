@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from caldera import op
 from caldera.lazy import Expr, Variable
 from caldera.memory import Reading
 from caldera.nn.metrics import Metric
+
+OverAll = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
 
 class Totals:
@@ -51,9 +54,13 @@ class Totals:
         """The mean loss so far (nan before the first batch); this waits for the device."""
         return self.begin_read("loss", "weight").loss()
 
-    def results(self) -> dict[str, Any]:
-        """The mean loss and the value of every metric; this waits for the device."""
-        return self.begin_read().results()
+    def results(self, over_all: OverAll | None = None) -> dict[str, Any]:
+        """The mean loss and the value of every metric; this waits for the device.
+
+        `over_all` makes sums over all ranks of those that only this one's samples are in.
+        """
+        read = self.begin_read()
+        return (read if over_all is None else read.over(over_all)).results()
 
     def begin_read(self, *names: str) -> TotalsReading:
         """The sums as they are after the steps launched so far; nobody waits before they are used.
@@ -79,6 +86,14 @@ class TotalsReading:
     def done(self) -> bool:
         """Whether they have arrived."""
         return all(reading.done() for reading in self.readings.values())
+
+    def over(self, over_all: OverAll) -> TotalsReading:
+        """The sums over all ranks."""
+        sums = over_all([self._sum(name) for name in self.readings])
+        known = {
+            name: Reading(each.ravel()) for name, each in zip(self.readings, sums, strict=True)
+        }
+        return replace(self, readings=known)
 
     def loss(self) -> float:
         """The mean loss (nan before the first batch)."""

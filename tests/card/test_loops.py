@@ -195,6 +195,20 @@ def test_neighbours_are_read_together_only_on_borders(shift: int) -> None:
     assert lanes_for([x, x], [place, operand(x, (20, 4), 8)], 8, exact=True) == 1
 
 
+@pytest.mark.parametrize("width", [16, 12, 7])
+def test_a_bias_of_another_width_does_not_slow_down_what_it_is_added_to(
+    card: Device, width: int
+) -> None:
+    images, bias = np.zeros((300, width), "float16"), np.zeros(width, "float32")
+    places = [operand(images, (2 * width, 2), width), operand(bias, (0, 4), width)]
+    assert lanes_for([images], places[:1], width, exact=True) == {16: 8, 12: 4, 7: 1}[width]
+    x, b = stand_ins(images, bias)
+    total = elementwise.add(cast(x, BY_NAME["float32"]), b)
+    node = fused.node(x, b, body=Body([x, b], [cast(total, BY_NAME["float16"])]))
+    given = (special("float16", (300, width)), special("float32", (width,)))
+    assert check(card, node, given, layouts=["dense"])
+
+
 def test_an_output_may_take_the_place_of_an_input(card: Device) -> None:
     x = cd.tensor(np.arange(1000, dtype="float32").reshape(20, 50)).to(device=card)
     scale = cd.tensor(np.arange(50, dtype="float32")).to(device=card)

@@ -16,7 +16,8 @@ from caldera.cli.program import find_commands
 from .conftest import Caldera
 
 COMMANDS = [
-    "train", "eval", "report", "predict", "summary", "graph", "run", "bench", "info", "completion",
+    "train", "eval", "report", "predict", "summary", "graph", "run", "plan", "bench", "info",
+    "completion",
 ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 `all_sum` is what graphs are written with. The gradient of a sum over ranks: the loss of the whole
 job is the sum of what the ranks compute, so the derivative with respect to one rank's term is the
-sum of what arrives on all of them.
+sum of what arrives on all of them. What several ranks compute alike counts several times, unless
+each of them takes its part of it. (`gathering` has the same for parts of values.)
 
 A plan for several ranks has every collective in two parts, `collective_start` and
 `collective_finish`: between them the data may be on their way while the rank computes. Each carries
@@ -70,9 +71,13 @@ class Message:
     now: bool = False
     ahead: int = 1
     leaves: tuple[int, int, int] | None = None
-    # Numbers tell messages apart; whoever exchanges need not be comparable.
+    # Whoever exchanges need not be comparable; but who it is tells messages apart.
     exchange: Any = field(default=None, compare=False)
     names: tuple[str, ...] = ()
+    who: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", id(self.exchange))
 
 
 def piece(elements: int, ranks: int) -> int:

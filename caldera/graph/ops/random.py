@@ -43,10 +43,14 @@ def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream
     return node
 
 
-@composite("dropout")
-def dropout(x: Node, state: Node, offset: Node, *, rate: float, stream: int) -> Node:
-    """`x` with a fraction `rate` of its elements set to zero and the rest scaled up to match."""
-    kept = bernoulli(state, offset, x.shape, constant(1 - rate, float32), stream)
+def dropped(x: Node, kept: Node, rate: float) -> Node:
+    """`x` where it is kept, scaled up for a fraction `rate` that is not."""
     scaled = mul(x, constant(1 / (1 - rate) if rate < 1 else 0, x.dtype))
     node: Node = where(kept, scaled, full(x.shape, 0, x.dtype))
     return node
+
+
+@composite("dropout")
+def dropout(x: Node, state: Node, offset: Node, *, rate: float, stream: int) -> Node:
+    """`x` with a fraction `rate` of its elements set to zero and the rest scaled up to match."""
+    return dropped(x, bernoulli(state, offset, x.shape, constant(1 - rate, float32), stream), rate)

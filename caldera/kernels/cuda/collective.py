@@ -126,7 +126,8 @@ def _bind_all_sum(call: Call) -> Runner:
     if call.communicator is None or target.size == 0:
         return CudaRunner(copy_calls(target, source))
     there = call.workspace[: target.nbytes].view(target.dtype).reshape(target.shape)
-    staged, communicator = _Staged(there), call.communicator
+    staged = _Staged(there)
+    communicator = call.communicator.along(call.node.attrs["axis"])
 
     def add_up() -> None:
         staged.out()

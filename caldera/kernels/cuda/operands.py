@@ -114,7 +114,8 @@ def lanes_for(
     arrays: Sequence[np.ndarray], operands: Sequence[Operand], length: int, *, exact: bool
 ) -> int:
     """How many neighbours along the innermost axis are read at once: 16 bytes of the widest dense
-    operand, if all of them lie on such a border everywhere.
+    operand, if all of them lie on such a border everywhere. Those that are read again and again,
+    such as a bias, come from a cache, and may take more than 16 bytes.
 
     `exact` says that the innermost axis must come out even.
     """
@@ -123,7 +124,8 @@ def lanes_for(
     ]
     if not dense:
         return 1
-    lanes = 16 // max(array.itemsize for array, _ in dense)
+    streamed = [array.itemsize for array, each in dense if 0 not in each.strides[:-1]]
+    lanes = 16 // max(streamed or [array.itemsize for array, _ in dense])
     while lanes > 1:
         fits = not exact or length % lanes == 0
         if fits and all(

@@ -1,8 +1,9 @@
-"""Training as several processes equals training as one: every strategy, in one job."""
+"""Training as several processes equals training as one: every strategy of a family, in one job."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,8 @@ def trained(strategy: Strategy | None, **how: Any) -> tuple[dict[str, np.ndarray
     return {each.name: each.numpy() for each in kept}, history
 
 
-def main(folder: Path) -> None:
-    everyone = world()
-    expected, alone = trained(Alone(), verbose=0)
-    strategies = {
+FAMILIES: dict[str, dict[str, Callable[[], Strategy | None]]] = {
+    "data": {
         "usual": lambda: None,
         "small messages": lambda: parallel.DataParallel(bucket_bytes=1),
         "no overlap": lambda: parallel.DataParallel(overlap=False),
@@ -48,8 +47,21 @@ def main(folder: Path) -> None:
         "stage 1": lambda: parallel.Sharded(1),
         "stage 2": lambda: parallel.Sharded(2, bucket_bytes=1),
         "stage 3": lambda: parallel.Sharded(3, bucket_bytes=1),
-    }
-    for name, make in strategies.items():
+    },
+    "model": {
+        "layers": lambda: parallel.TensorParallel(least=1),
+        "both": lambda: parallel.Hybrid({"data": 2, "model": 2}, least=1),
+        "samples over all": lambda: parallel.Hybrid(
+            {"data": 2, "model": 2}, least=1, samples="all", bucket_bytes=1
+        ),
+    },
+}
+
+
+def main(folder: Path, family: str) -> None:
+    everyone = world()
+    expected, alone = trained(Alone(), verbose=0)
+    for name, make in FAMILIES[family].items():
         found, history = trained(make(), checkpoint=folder / name)
         assert found.keys() == expected.keys()
         for key, value in found.items():
@@ -63,4 +75,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -12,7 +12,12 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.errors import ConfigError, ShapeError
+from caldera.graph.node import Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.base import sum_
+from caldera.kernels.reference import evaluate
 from caldera.lazy import Expr, Variable
+from caldera.tensor.dtype import float32
 
 INF, NAN = math.inf, math.nan
 
@@ -166,3 +171,9 @@ def test_wrong_axes_name_the_op_and_the_variable(write: Callable[[], Any], messa
 def test_norms_that_are_not_there_are_refused(order: Any) -> None:
     with pytest.raises(ConfigError, match=r"op\.norm of X .*order 1, 2 or infinity"):
         op.norm(X, order)
+
+
+def test_long_sums_along_outer_axes_are_right_to_the_last_digits() -> None:
+    x = np.random.default_rng(0).uniform(0, 1, (200_000, 3)).astype("float32")
+    (found,) = evaluate(sum_(parameter(0, Spec(x.shape, float32)), (0,)), (x,))
+    np.testing.assert_allclose(found, x.sum(0, np.float64), rtol=1e-7)

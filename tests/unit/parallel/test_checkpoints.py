@@ -12,7 +12,7 @@ import pytest
 import caldera as cd
 from caldera import optim
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.parallel import DataParallel, Sharded
+from caldera.parallel import DataParallel, Hybrid, Sharded, TensorParallel
 from caldera.train.folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
@@ -35,6 +35,10 @@ STRATEGIES = {
     "data": lambda comm: DataParallel(communicator=comm),
     "stage 1": lambda comm: Sharded(1, communicator=comm),
     "stage 3": lambda comm: Sharded(3, communicator=comm, bucket_bytes=1),
+    "layers": lambda comm: TensorParallel(least=1, communicator=comm),
+    "hybrid": lambda comm: Hybrid(
+        {"data": 2, "model": -1}, least=1, samples="all", communicator=comm
+    ),
 }
 
 
@@ -56,7 +60,14 @@ def _run(ranks: int, strategy: str, folder: Path, **how: Any) -> Trained:
 
 @pytest.mark.parametrize(
     ("first", "before", "second", "after"),
-    [("data", 4, "data", 2), ("stage 1", 4, "data", 3), ("stage 3", 3, "stage 1", 2)],
+    [
+        ("data", 4, "data", 2),
+        ("stage 1", 4, "data", 3),
+        ("stage 3", 3, "stage 1", 2),
+        ("layers", 3, "hybrid", 4),
+        ("hybrid", 4, "layers", 2),
+        ("layers", 2, "stage 1", 3),
+    ],
 )
 def test_a_run_goes_on_on_another_number_of_ranks(
     first: str, before: int, second: str, after: int, tmp_path: Path

@@ -19,6 +19,15 @@ CASES = [
 ]
 
 
+# Alone, the only part is the whole.
+CASES += [
+    Case(name, lambda x, make=make: make(x, (x.shape[1],), 0, dim=1) * x, (numbers(*shape),),
+         lambda x: x * x, order=2)
+    for name, make in (("all_gather", op.all_gather), ("sum_scatter", op.sum_scatter))
+    for shape in ((2, 3), (3, 0))
+]  # fmt: skip
+
+
 def _together(*values: Any, **how: Any) -> list[Expr]:
     message = Message("sum", "data", (0,), **how)
     return [Expr(node) for node in summed([lift(value) for value in values], message)]

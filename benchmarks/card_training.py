@@ -1,0 +1,134 @@
+"""Training steps of whole networks on a card: Caldera beside its peers in one process.
+
+    python benchmarks/card_training.py resnet50 vgg16 --settings "caldera step,torch compiled"
+
+The identical network with the same initial weights and the same batches, which lie on the card. The
+losses of the first steps are printed beside each other: they must agree as far as the precision
+goes. Then all take turns, and the best turn of each counts. `caldera bench` does the same in a
+process for each, with all gradients checked against float64; that takes minutes for a large
+network, and time on a card is scarce. Memory is what each framework's own allocator says; the time
+of the first step is that of a process in which the framework has been imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+from caldera.bench.card_contestants import card_contestants
+from caldera.bench.frameworks import FRAMEWORKS
+from caldera.bench.frameworks.base import Framework, Restartable
+from caldera.bench.timing import CARD_SHORTEST, first_call, timed
+from caldera.bench.work import TrainingCase
+from caldera.bench.work.networks import networks
+
+STEPS = 3
+"""Whose losses are compared."""
+TURNS = 5
+SECONDS = 0.4
+"""Of a turn."""
+
+
+@dataclass
+class Entry:
+    """One framework in one setting."""
+
+    label: str
+    framework: Framework
+    task: Restartable
+    first_s: float
+    losses: list[float]
+    peak: int
+    best: float = float("inf")
+    times: list[float] = field(default_factory=list)
+
+
+def cases(names: list[str]) -> Iterator[TrainingCase]:
+    """The networks of these names."""
+    found = [case for work in networks() for case in work.cases]
+    known = {case.name: case for case in found if isinstance(case, TrainingCase)}
+    for name in names:
+        if name not in known:
+            sys.exit(f"expected networks among {', '.join(known)}; got {name}")
+        yield known[name].on("cuda")
+
+
+def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
+    """Build a contestant, and make its first steps."""
+    framework = FRAMEWORKS[contestant.framework](contestant.options, os.cpu_count() or 1)
+    framework.batches = lambda *_: batches  # type: ignore[method-assign]
+    # What others of this process hold is not its own.
+    framework.reset_card_peak()
+    held = framework.card_peak()
+    begin = time.perf_counter()
+    task = framework.trainer(case, "float32")
+    assert isinstance(task, Restartable)
+    first_call(task)
+    first = time.perf_counter() - begin
+    task.restart()
+    losses = task.losses(STEPS)
+    framework.reset_card_peak()
+    for _ in range(2):
+        first_call(task)
+    peak = framework.card_peak() - held
+    return Entry(contestant.label, framework, task, first, losses, peak)
+
+
+def measure(case: TrainingCase, precision: str, words: list[str]) -> None:
+    """All contestants on one network, one line for each."""
+    batches = case.data("float32", None)
+    entries: list[Entry] = []
+    peers = ["torch", "jax"]
+    for contestant in card_contestants(
+        case, peers, [precision], compiler=True, words=words, device="cuda"
+    ):
+        if not contestant.is_measured:
+            continue
+        try:
+            entries.append(entered(case, contestant, batches))
+            print(f"  {contestant.label}: {entries[-1].first_s:.1f} s", flush=True)
+        except Exception as error:
+            # One that cannot take part must not cost the others their turn.
+            print(f"  {contestant.label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    for turn in range(TURNS):
+        for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
+            times = timed(entry.task, SECONDS, shortest=CARD_SHORTEST)
+            entry.times.append(min(times))
+    ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
+    samples = len(batches[0][0])
+    print(f"\n{case.name}, batch {samples}, {precision}")
+    print("| setting | time a step | samples/s | to Caldera | first step | memory | losses |")
+    print("|---|---|---|---|---|---|---|")
+    for entry in entries:
+        best = min(entry.times)
+        losses = " ".join(f"{loss:.4f}" for loss in entry.losses)
+        print(
+            f"| {entry.label} | {best * 1e6:,.1f} us | {samples / best:,.0f} | {best / ours:.2f} "
+            f"| {entry.first_s:.1f} s | {entry.peak / 2**20:,.0f} MiB | {losses} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="+")
+    parser.add_argument("--precision", help="default: the first that each network is measured in")
+    parser.add_argument("--settings", default="", help="only contestants with one of these words")
+    options = parser.parse_args()
+    for case in cases(options.networks):
+        measure(
+            case,
+            options.precision or case.precisions[0],
+            [word.strip() for word in options.settings.split(",") if word.strip()],
+        )
+
+
+if __name__ == "__main__":
+    main()

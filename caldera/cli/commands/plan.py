@@ -1,0 +1,106 @@
+"""`caldera plan`: what training a model on many ranks would cost, in every way there is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from caldera.cli.command import Command, UsageError
+from caldera.cli.subject import add_subject, find_model
+from caldera.cli.values import Count
+from caldera.cli.zoo import ZOO
+from caldera.comm import world
+from caldera.planner import Proposal, plan
+from caldera.report.plan import plan_page
+
+_PICTURES = (".svg", ".html", ".htm")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `plan`, and those that shape the model."""
+    own = parser.add_argument_group("ranks")
+    own.add_argument("--ranks", metavar="N", required=True, help="how many processes")
+    own.add_argument(
+        "--link", metavar="RATE",
+        help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
+        "between the processes that mpiexec started",
+    )  # fmt: skip
+    own.add_argument("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)")
+    own.add_argument("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB")
+    own.add_argument(
+        "--ranks-per-node", metavar="N", default="1",
+        help="ranks of a machine, which share its link and its cores (default: 1)",
+    )  # fmt: skip
+    own.add_argument("--inside", metavar="RATE", help="link between ranks of one machine")
+    own.add_argument(
+        "--batch-per-rank", metavar="N",
+        help="samples of a rank for weak scaling (default: --batch-size)",
+    )  # fmt: skip
+    own.add_argument(
+        "--speed", metavar="FLOPS",
+        help="operations a second of a rank, as 30T; without it the model is timed here",
+    )  # fmt: skip
+    own.add_argument(
+        "--every", metavar="N", default="8",
+        help="steps between exchanges of local SGD and elastic averaging (default: 8)",
+    )  # fmt: skip
+    own.add_argument(
+        "--inexact", action="store_true",
+        help="propose also what need not equal training in one process",
+    )  # fmt: skip
+    own.add_argument("--plot", metavar="FILE.html|svg", help="write charts over the ranks")
+    add_subject(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables and what they say; write the charts."""
+    target = Path(arguments.plot) if arguments.plot else None
+    if target is not None and target.suffix.lower() not in _PICTURES:
+        raise UsageError.build(
+            "--plot", expected="a file that ends in .html or .svg", got=str(target)
+        )
+    each = arguments.batch_per_rank
+    proposal = plan(
+        find_model(arguments),
+        ranks=Count(1).from_text(arguments.ranks, "--ranks"),
+        link=arguments.link,
+        latency=arguments.latency,
+        memory=arguments.memory,
+        batch_per_rank=None if each is None else Count(1).from_text(each, "--batch-per-rank"),
+        ranks_per_node=Count(1).from_text(arguments.ranks_per_node, "--ranks-per-node"),
+        inside=arguments.inside,
+        speed=arguments.speed,
+        exact=not arguments.inexact,
+        every=Count(1).from_text(arguments.every, "--every"),
+    )
+    # All ranks measure, one of them speaks.
+    if world().rank == 0:
+        print(proposal)
+        if target is not None:
+            print(f"wrote   {_written(proposal, target, arguments.subject)}")
+    return 0
+
+
+def _written(proposal: Proposal, target: Path, name: str) -> Path:
+    if target.suffix.lower() == ".svg":
+        return proposal.plot(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(plan_page(proposal, name), encoding="utf-8")
+    return target
+
+
+COMMAND = Command(
+    name="plan",
+    takes="MODEL --ranks N --link RATE",
+    summary="Predict what training on many ranks costs in every way, and propose one.",
+    examples="""
+        caldera plan resnet50 --ranks 1024 --link 100Gb --batch-size 4096 --speed 30T
+        caldera plan lenet5 --ranks 16 --link 1Gb --latency 50us --plot plan.html
+        caldera plan vgg16 --ranks 64 --link 25GB --memory 16GB --ranks-per-node 8 --inside 300GB
+        mpiexec -n 2 caldera plan mlp --data digits --ranks 8
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=54,
+    words=lambda: ZOO,
+)

@@ -1,0 +1,32 @@
+"""The planner: what a training step would cost in every way that ranks can share it.
+
+`parallel.plan(model, ranks=1024, link="100Gb")` and `caldera plan` are its doors.
+"""
+
+from __future__ import annotations
+
+from caldera.planner.cluster import Cluster, Wire
+from caldera.planner.compute import Compute
+from caldera.planner.link import measured_wire
+from caldera.planner.prediction import Prediction, Setting, Way
+from caldera.planner.proposal import Proposal, plan, proposed
+from caldera.planner.ranking import Ranking, rank
+from caldera.planner.workload import LayerCost, Workload, workload_of
+
+__all__ = [
+    "Cluster",
+    "Compute",
+    "LayerCost",
+    "Prediction",
+    "Proposal",
+    "Ranking",
+    "Setting",
+    "Way",
+    "Wire",
+    "Workload",
+    "measured_wire",
+    "plan",
+    "proposed",
+    "rank",
+    "workload_of",
+]

@@ -1,0 +1,99 @@
+"""The ranks, and what is between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from caldera.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What connects ranks: seconds that a message takes however short it is, bytes a second, and
+    the bytes a second that a rank can add up as they come.
+
+    >>> Wire(latency=1e-4, bandwidth=12.5e6).seconds(125)
+    0.00011
+    """
+
+    latency: float
+    bandwidth: float
+    adding: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.latency >= 0 and self.bandwidth > 0 and self.adding > 0):
+            raise ConfigError.build(
+                "Wire", expected="latency of 0 or more seconds, speeds above 0 bytes a second",
+                got=f"{self.latency}, {self.bandwidth} and {self.adding}",
+            )  # fmt: skip
+
+    def seconds(self, nbytes: float, messages: float = 1) -> float:
+        """The time of messages that have so many bytes together."""
+        return messages * self.latency + nbytes / self.bandwidth
+
+    def summed(self, nbytes: float, messages: float = 1) -> float:
+        """The time of messages whose numbers are added to others as they come."""
+        return messages * self.latency + nbytes / min(self.bandwidth, self.adding)
+
+    def shared(self, ways: float) -> Wire:
+        """What is left to each when several use it at once."""
+        return self if ways <= 1 else replace(self, bandwidth=self.bandwidth / ways)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """So many ranks, `per_node` of them on each machine.
+
+    - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
+    - `at_full_speed`: how many ranks of a machine compute as fast as one that has it to itself;
+      more of them share its cores.
+    - `memory`: the bytes that a rank may use; None for any number.
+
+    >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
+    4
+    """
+
+    ranks: int
+    wire: Wire
+    inside: Wire | None = None
+    per_node: int = 1
+    at_full_speed: float = math.inf
+    memory: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.per_node < 1 or not self.at_full_speed > 0:
+            raise ConfigError.build(
+                "Cluster", expected="at least one rank, and one rank a machine",
+                got=f"{self.ranks}, {self.per_node} and {self.at_full_speed}",
+            )  # fmt: skip
+
+    @property
+    def nodes(self) -> int:
+        """How many machines there are."""
+        return math.ceil(self.ranks / self.per_node)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a rank computes as one that has a machine to itself.
+
+        >>> Cluster(8, Wire(1e-6, 1e9), per_node=8, at_full_speed=2).slowdown
+        4.0
+        """
+        return max(1.0, min(self.ranks, self.per_node) / self.at_full_speed)
+
+    def of_size(self, ranks: int) -> Cluster:
+        """The same with another number of ranks."""
+        return replace(self, ranks=ranks)
+
+    def between(self, ranks: int, stride: int = 1, *, neighbours: bool = True) -> Wire:
+        """What ranks use that are `stride` apart, while those between them do the same.
+
+        Of a machine's ranks only one sends to another machine where `neighbours` talk; else all of
+        them do.
+        """
+        if ranks * stride <= self.per_node:
+            return self.inside or self.wire
+        groups = min(stride, self.per_node)
+        members = 1 if neighbours else max(1, self.per_node // stride)
+        return self.wire.shared(groups * members)

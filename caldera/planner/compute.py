@@ -1,0 +1,178 @@
+"""How long a rank computes: measured on this machine, or from a speed that somebody gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import as_data
+from caldera.errors import ConfigError
+from caldera.plan.plan import Plan
+from caldera.planner.workload import Workload
+from caldera.train.fit import make_steps
+from caldera.train.snapshot import Snapshot
+from caldera.train.step import Steps
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+FORWARD = 1 / 3
+"""The forward pass's part of a step where nothing was measured: the backward pass computes the
+gradients of both the inputs and the parameters."""
+_RUNS, _LEAST_RUNS = 7, 2
+_GROWTH = 4
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of a step of one rank alone, at some numbers of samples.
+
+    `forward` is the forward pass's part of it. Between the points that are known it is a line,
+    beyond them it goes on as at the end.
+
+    >>> Compute(((1, 0.5), (3, 1.0))).seconds(2), Compute(((1, 0.5), (3, 1.0))).seconds(5)
+    (0.75, 1.5)
+    """
+
+    points: tuple[tuple[float, float], ...]
+    forward: float = FORWARD
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        times = [seconds for _, seconds in self.points]
+        if not sizes or min(sizes) <= 0 or sorted(set(sizes)) != sizes or min(times) < 0:
+            raise ConfigError.build(
+                "Compute", expected="growing numbers of samples, with seconds for each",
+                got=str(self.points),
+            )  # fmt: skip
+
+    @classmethod
+    def at_speed(cls, workload: Workload, flops: float) -> Compute:
+        """That of a machine that does so many operations a second, whatever the batch.
+
+        The backward pass does twice the operations of the forward pass.
+        """
+        return cls(((1.0, 3 * workload.flops / flops),))
+
+    def seconds(self, samples: float) -> float:
+        """The time of a step on so many samples; more samples never take less."""
+        known = _rising(self.points)
+        if samples <= known[0][0]:
+            # Fewer samples than were tried: a part of one is computed as a whole one.
+            return known[0][1] if len(known) > 1 else known[0][1] * samples / known[0][0]
+        for (low, first), (high, second) in pairwise(known):
+            if samples <= high:
+                return first + (second - first) * (samples - low) / (high - low)
+        if len(known) == 1:
+            return known[0][1] * samples / known[0][0]
+        (low, first), (high, second) = known[-2:]
+        return second + (second - first) / (high - low) * (samples - high)
+
+    def faster(self, factor: float) -> Compute:
+        """That of a machine so many times as fast."""
+        points = tuple((size, seconds / factor) for size, seconds in self.points)
+        return dataclasses.replace(self, points=points)
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points, none below the one before it: noise must not make more work quicker."""
+    found: list[tuple[float, float]] = []
+    for size, seconds in points:
+        found.append((size, max(seconds, found[-1][1] if found else 0.0)))
+    return found
+
+
+def measured(
+    model: Model, workload: Workload, batch: int, budget_s: float = 5.0
+) -> tuple[Compute, Workload]:
+    """Time training steps of up to `batch` samples, and look what memory their plans take.
+
+    Larger batches are tried until the budget is spent. The model stays as it was.
+    """
+    data = _made_up(model, batch)
+    given = model.optimizer
+    trial = dataclasses.replace(
+        make_steps(model, as_data(data)), optimizer=type(given)(**given.arguments())
+    )
+    before = Snapshot.of(model)
+    began = time.perf_counter()
+    points: list[tuple[float, float]] = []
+    arenas: list[tuple[int, int]] = []
+    try:
+        for size in sizes_up_to(batch):
+            plan = trial.training(size)
+            arenas.append((size, plan.arena_bytes))
+            points.append((float(size), _seconds(trial, plan, data, size)))
+            if time.perf_counter() - began > budget_s and len(points) > 1:
+                break
+        size = int(points[-1][0])
+        forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
+    finally:
+        before.put_back(model)
+    found = Compute(tuple(points), min(max(forward, 0.1), 0.6))
+    return found, _with_arenas(workload, arenas)
+
+
+def sizes_up_to(batch: int) -> list[int]:
+    """The numbers of samples to try.
+
+    >>> sizes_up_to(100)
+    [1, 4, 16, 64, 100]
+    """
+    sizes = [1]
+    while sizes[-1] * _GROWTH < batch:
+        sizes.append(sizes[-1] * _GROWTH)
+    return [*sizes, batch] if batch > 1 else sizes
+
+
+def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
+    """Samples that the model can be trained on."""
+    generator = np.random.default_rng(0)
+    inputs = [
+        generator.normal(size=(batch, *shape)).astype(dtype)
+        if np.dtype(dtype).kind == "f"
+        else np.zeros((batch, *shape), dtype)
+        for shape, dtype in model.signature.inputs
+    ]
+    name, loss = next(iter(model.objective.losses.items()))
+    prediction = (batch, *model.signature.outputs[name])
+    shape, dtype = loss.target_spec(prediction, np.dtype(model.dtype))
+    return (*inputs, np.zeros(shape, dtype))
+
+
+def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
+    """The median time of a plan; the first run makes ready."""
+    feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
+    feeds = {name: feeds[name] for name in plan.inputs}
+    plan.run(feeds)
+    if not plan.device.is_host and plan.can_capture:
+        plan.capture()
+        plan.run(feeds)
+    plan.device.stream.synchronize()
+    found: list[float] = []
+    began = time.perf_counter()
+    while len(found) < _RUNS and (len(found) < _LEAST_RUNS or time.perf_counter() - began < 1):
+        start = time.perf_counter()
+        plan.run(feeds)
+        plan.device.stream.synchronize()
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def _with_arenas(workload: Workload, arenas: Sequence[tuple[int, int]]) -> Workload:
+    """The workload with what plans really take: a line through the first and the last."""
+    (small, low), (large, high) = arenas[0], arenas[-1]
+    if large == small:
+        return workload
+    slope = (high - low) / (large - small)
+    inputs = workload.layers[0].output
+    return dataclasses.replace(
+        workload, activations=slope + inputs, room=max(low - slope * small, workload.trained)
+    )

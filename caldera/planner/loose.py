@@ -1,0 +1,118 @@
+"""Parameter servers, and ways in which ranks agree only now and then or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from caldera.planner.collectives import Cost, allreduce
+from caldera.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.planner.spread import share, too_many
+
+SERVER, AVERAGING, ENSEMBLE = "parameter server", "averaging", "ensemble"
+_MODES = {"synchronous": True, "asynchronous": False, "stale": False}
+_BOUND = 4
+"""Steps that a rank may be ahead of the slowest, with bounded staleness."""
+
+
+def ways(ranks: int, every: int) -> Iterator[Way]:
+    """Every way of this kind."""
+    if ranks < 2:
+        return
+    for mode, exact in _MODES.items():
+        for servers in _powers(ranks // 2):
+            given = {"servers": servers, "mode": mode}
+            given |= {"bound": _BOUND} if mode == "stale" else {}
+            name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
+            cost = partial(served, servers=servers, mode=mode)
+            yield Way(SERVER, name, ("ParameterServer", given), exact, cost)
+    local = ("LocalSGD", {"every": every})
+    yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
+    elastic = ("ElasticAveraging", {"every": every})
+    yield Way(AVERAGING, f"ElasticAveraging, every {every} steps", elastic, False, _elastic)
+    for topology, partners in (("pairs", 1), ("ring", 2)):
+        maker = ("Gossip", {"topology": topology})
+        cost = partial(_gossip, partners=partners)
+        yield Way(AVERAGING, f"Gossip, {topology}", maker, False, cost)
+    yield Way(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
+
+
+def served(setting: Setting, servers: int, mode: str) -> Prediction:
+    """Workers send gradients to servers and get parameters; a server's link carries those of all.
+
+    Servers have no other work. Synchronous: all workers push, then all pull. Else a worker goes on
+    with what it has got, and as many steps are done as servers can carry.
+    """
+    workers, workload = setting.ranks - servers, setting.workload
+    reason = too_many(setting, workers)
+    if reason:
+        return refuse(setting, reason)
+    samples = share(setting, workers)
+    computing = setting.seconds(samples)
+    wire = setting.cluster.between(setting.ranks, neighbours=False)
+    # A worker's gradients in as many parts as there are servers, a server's from all workers.
+    own = wire.seconds(workload.trained, servers)
+    at_server = wire.summed(workers * workload.trained / servers, workers)
+    busiest = max(workload.trained, workers * workload.trained / servers)
+    if mode == "synchronous":
+        exchange = max(own, at_server) + max(own, wire.seconds(busiest, workers))
+        seconds = computing + exchange
+    else:
+        exchange = 2 * own
+        seconds = max(computing + exchange, at_server)
+    return Prediction(
+        setting.batch, seconds, computing, exchange, seconds - computing, sent=busiest,
+        memory=workload.memory(samples),
+    )  # fmt: skip
+
+
+def _local(setting: Setting) -> Prediction:
+    return _now_and_then(setting, setting.workload.parameters, 0.0)
+
+
+def _elastic(setting: Setting) -> Prediction:
+    """Each rank is drawn to a centre that all of them keep."""
+    return _now_and_then(setting, setting.workload.parameters, setting.workload.parameters)
+
+
+def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Prediction:
+    ranks = setting.ranks
+    reason = too_many(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    whole = allreduce("auto", nbytes, ranks, setting.cluster)
+    return _after_each_step(setting, whole.times(1 / setting.every), more_memory)
+
+
+def _gossip(setting: Setting, partners: int) -> Prediction:
+    """Parameters to one partner or to both neighbours, after each step."""
+    nbytes = setting.workload.parameters
+    wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
+    reason = too_many(setting, setting.ranks)
+    if reason:
+        return refuse(setting, reason)
+    cost = Cost(wire.seconds(partners * nbytes, partners), partners * nbytes)
+    return _after_each_step(setting, cost, nbytes)
+
+
+def _ensemble(setting: Setting) -> Prediction:
+    """Each rank trains a model of its own on all samples: more models, none of them sooner."""
+    computing = setting.seconds(setting.batch)
+    memory = setting.workload.memory(setting.batch)
+    return Prediction(setting.batch, computing, computing, memory=memory)
+
+
+def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Prediction:
+    samples = share(setting, setting.ranks)
+    computing = setting.seconds(samples)
+    memory = setting.workload.memory(samples) + more_memory
+    return Prediction(
+        setting.batch, computing + cost.seconds, computing, cost.seconds, cost.seconds,
+        sent=cost.sent, memory=memory,
+    )  # fmt: skip
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to a number."""
+    return [2**power for power in range(int(math.log2(most)) + 1)] if most else []

@@ -1,0 +1,235 @@
+"""Pipelines, split layers, and data parallelism, alone and together over a mesh of ranks.
+
+The mesh has the axes data, pipeline and model, in this order: ranks that split a layer are
+neighbours, for they talk most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from caldera.parallel.data_parallel import BUCKET_BYTES
+from caldera.planner.collectives import Cost, allgather, allreduce, reduce_scatter
+from caldera.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.planner.spread import share, status, too_many
+from caldera.planner.stages import Stage, cut
+from caldera.planner.timeline import pieces, sent_behind, total
+from caldera.planner.workload import LayerCost, Workload
+
+PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
+FILL_DRAIN, ONE_F_ONE_B = "fill-drain", "1F1B"
+_MICRO = (1, 2, 4, 8)
+"""Micro-batches for each stage of a pipeline that are tried."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Ranks along each axis; micro-batches and the order in which a pipeline takes them.
+
+    >>> Mix(data=2, pipeline=4, micro=8).bubble
+    0.2727272727272727
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    model: int = 1
+    micro: int = 1
+    schedule: str = ONE_F_ONE_B
+
+    @property
+    def bubble(self) -> float:
+        """The part of its slots in which a rank of the pipeline has nothing to do."""
+        return (self.pipeline - 1) / (self.micro + self.pipeline - 1)
+
+    @property
+    def family(self) -> str:
+        """What it is if only one axis has more than one rank."""
+        if self.data > 1 or (self.pipeline > 1 and self.model > 1):
+            return HYBRID
+        return PIPELINE if self.pipeline > 1 else TENSOR
+
+    def __str__(self) -> str:
+        axes = [("data", self.data), ("pipeline", self.pipeline), ("model", self.model)]
+        text = " x ".join(f"{name} {size}" for name, size in axes if size > 1)
+        return text + (f", {self.schedule} of {self.micro}" if self.pipeline > 1 else "")
+
+
+def ways(ranks: int) -> Iterator[Way]:
+    """Every mix of the three that uses all ranks, but for data parallelism alone."""
+    for pipeline in _divisors(ranks):
+        for model in _divisors(ranks // pipeline):
+            if pipeline == model == 1:
+                continue
+            data = ranks // pipeline // model
+            for schedule in (ONE_F_ONE_B, FILL_DRAIN) if pipeline > 1 else (ONE_F_ONE_B,):
+                for factor in _MICRO if pipeline > 1 else (0,):
+                    mix = Mix(data, pipeline, model, max(1, factor * pipeline), schedule)
+                    yield _way(mix)
+    if ranks > 1:
+        name = "Hybrid, dense layers split"
+        yield Way(HYBRID, name, ("Hybrid", {}), True, dense_layers_split)
+
+
+def _way(mix: Mix) -> Way:
+    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
+    pipe = {"micro_batches": mix.micro, "schedule": mix.schedule} if mix.pipeline > 1 else {}
+    mesh = {name: size for name, size in axes.items() if size > 1}
+    names = {PIPELINE: "PipelineParallel", TENSOR: "TensorParallel", HYBRID: "Hybrid"}
+    maker = (names[mix.family], {"mesh": mesh, **pipe})
+    title = f"{names[mix.family]}, {mix}"
+    return Way(mix.family, title, maker, True, partial(mixed, mix=mix))
+
+
+def mixed(setting: Setting, mix: Mix) -> Prediction:
+    """What a step costs with so many ranks along each axis."""
+    samples = share(setting, mix.data)
+    micro = math.ceil(samples / mix.micro)
+    reason = too_many(setting, mix.data)
+    if not reason and mix.micro > samples:
+        reason = f"{mix.micro} micro-batches of {samples} samples"
+    widest = setting.workload.widest
+    if not reason and mix.model > widest:
+        reason = f"no layer has more than {widest} units to split"
+    stages = _cut(setting.workload, mix.pipeline)
+    if not reason and stages is None:
+        reason = f"the model has fewer than {mix.pipeline} blocks"
+    if reason or stages is None:
+        return refuse(setting, reason)
+    whole = setting.seconds(micro)
+    times = [whole * stage.split(mix.model) for stage in stages]
+    split = [_split_cost(stage.layers, micro, mix, setting) for stage in stages]
+    handed = [_handed_on(stage, micro, mix, setting) for stage in stages[:-1]]
+    slot = max(t + s.seconds for t, s in zip(times, split, strict=True))
+    slot += max((each.seconds for each in handed), default=0.0)
+    slots = mix.micro + mix.pipeline - 1
+    reduced = [_reduced(s, t, mix, setting) for s, t in zip(stages, times, strict=True)]
+    # Stages finish one after the other; what the slowest still has to send is waited for.
+    after = max(left for left, _ in reduced)
+    now = status(mix.data, setting, mix.pipeline * mix.model)
+    seconds = slots * slot + after + now.seconds
+    exchanges = [
+        (own + onward).times(mix.micro) + gradients + now
+        for own, onward, (_, gradients) in zip(split, [*handed, Cost()], reduced, strict=False)
+    ]
+    computing = mix.micro * max(times)
+    idle = (mix.pipeline - 1) * slot
+    return Prediction(
+        setting.batch, seconds, computing, max(each.seconds for each in exchanges),
+        exposed=max(0.0, seconds - computing - idle), idle=idle,
+        sent=max(each.sent for each in exchanges),
+        memory=max(_memory(i, stage, micro, mix, setting) for i, stage in enumerate(stages)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _cut(workload: Workload, count: int) -> list[Stage] | None:
+    return cut(workload.layers, count)
+
+
+def _split_cost(layers: Sequence[LayerCost], samples: float, mix: Mix, setting: Setting) -> Cost:
+    """Split layers in pairs: the first by its outputs, the second by its inputs.
+
+    Between the two nothing is sent. After the second its outputs are summed, and on the way back
+    what the first gives to the layer before it. One without a partner gathers its outputs.
+    """
+    if mix.model == 1:
+        return Cost()
+    wire = setting.cluster.between(mix.model)
+    found = Cost()
+    first: LayerCost | None = None
+    for layer in layers:
+        if layer.units < mix.model:
+            continue
+        if first is None:
+            first = layer
+            continue
+        for nbytes in (layer.output, first.given):
+            found += allreduce("auto", nbytes * samples, mix.model, setting.cluster)
+        first = None
+    if first is not None:
+        found += allgather(first.output * samples, mix.model, wire)
+        found += allreduce("auto", first.given * samples, mix.model, setting.cluster)
+    return found
+
+
+def _handed_on(stage: Stage, samples: float, mix: Mix, setting: Setting) -> Cost:
+    """A micro-batch to the next stage, and its gradient back."""
+    wire = setting.cluster.between(2, mix.model)
+    nbytes = stage.handed_on * samples
+    return Cost(wire.seconds(2 * nbytes, 2), nbytes)
+
+
+def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[float, Cost]:
+    """Gradients over the data axis: the time that is left after the last backward pass, and all."""
+    if mix.data == 1:
+        return 0.0, Cost()
+    stride = mix.pipeline * mix.model
+
+    def cost(nbytes: float) -> Cost:
+        return allreduce("auto", nbytes / mix.model, mix.data, setting.cluster, stride)
+
+    backward = seconds * (1 - setting.compute.forward)
+    share_of_all = stage.weight or 1.0
+    work = pieces(stage.layers[::-1], backward / share_of_all, BUCKET_BYTES * mix.model)
+    return sent_behind(work, cost) - sum(piece.seconds for piece in work), total(work, cost)
+
+
+def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:
+    """Bytes of a rank: its part of the parameters, and the micro-batches that are on their way."""
+    workload = setting.workload
+    part = stage.trained / (workload.trained or 1.0)
+    whole = stage.parameters + part * (workload.optimizer + workload.room)
+    flying = mix.micro if mix.schedule == FILL_DRAIN else min(mix.micro, mix.pipeline - index)
+    outputs = workload.outputs or 1.0
+    return whole / mix.model + flying * samples * workload.activations * stage.output / outputs
+
+
+def dense_layers_split(setting: Setting) -> Prediction:
+    """Convolutions data parallel, dense layers split over all ranks (Krizhevsky, 2014).
+
+    Before the first dense layer every rank gathers the whole batch; a rank computes its units of
+    each dense layer for all samples.
+    """
+    ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
+    dense = [layer for layer in workload.layers if layer.is_dense]
+    others = [layer for layer in workload.layers if not layer.is_dense]
+    widest = max((layer.units for layer in dense), default=0)
+    reason = too_many(setting, ranks)
+    if not reason and not (dense and any(layer.trained for layer in others)):
+        reason = "it takes both dense layers and others with parameters"
+    if not reason and ranks > widest:
+        reason = f"no dense layer has more than {widest} units to split"
+    if reason:
+        return refuse(setting, reason)
+    samples, wire = share(setting, ranks), cluster.between(ranks)
+    computing = setting.seconds(samples)
+    backward = (1 - setting.compute.forward) * computing
+
+    def cost(nbytes: float) -> Cost:
+        return allreduce("auto", nbytes, ranks, cluster)
+
+    # Dense layers come last: when the backward pass reaches the others, theirs are done.
+    behind = pieces(others[::-1], backward, BUCKET_BYTES)
+    left = sent_behind(behind, cost) - sum(piece.seconds for piece in behind)
+    moved = Cost()
+    for layer in dense:
+        moved += allgather(layer.given * setting.batch, ranks, wire)
+        moved += reduce_scatter(layer.given * setting.batch, ranks, wire)
+    moved += allgather(dense[-1].output * setting.batch, ranks, wire)
+    now = status(ranks, setting)
+    seconds = computing + left + moved.seconds + now.seconds
+    exchange = total(behind, cost) + moved + now
+    kept = sum(layer.trained for layer in dense) * (1 - 1 / ranks)
+    states = kept * (1 + (workload.optimizer + workload.trained) / (workload.trained or 1.0))
+    gathered = sum(layer.given for layer in dense) * (setting.batch - samples)
+    return Prediction(
+        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
+        sent=exchange.sent, memory=workload.memory(samples) - states + gathered,
+    )  # fmt: skip
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

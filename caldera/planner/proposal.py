@@ -1,0 +1,232 @@
+"""`plan`: from a model, a number of ranks and a link to the way to train it, and why."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from caldera.comm import Communicator, world
+from caldera.config import settings
+from caldera.errors import ConfigError
+from caldera.planner.cluster import Cluster, Wire
+from caldera.planner.coding import usual_codes
+from caldera.planner.compute import Compute, measured
+from caldera.planner.link import measured_wire
+from caldera.planner.making import strategy_of
+from caldera.planner.picture import plot
+from caldera.planner.prediction import Setting
+from caldera.planner.ranking import Ranking, rank
+from caldera.planner.units import bytes_of, flops_of, rate_of, seconds_of
+from caldera.planner.wording import explained, table
+from caldera.planner.workload import Workload, workload_of
+from caldera.strategy import Strategy
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+STRONG, WEAK = "strong", "weak"
+Series = tuple[Ranking, ...] | ConfigError
+"""Rankings for more and more ranks, or why there is none for as many as were asked for."""
+LATENCY = 2e-6
+"""Seconds of a message where nobody says, as in a cluster's network."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What `plan` found: for one batch over more and more ranks (strong scaling), and for a batch
+    that grows with the ranks (weak scaling).
+
+    Each of the two has a `Ranking` for every number of ranks that was looked at, the last of which
+    is the one that was asked for, or the error that says why nothing fits. Printing it gives both
+    tables and what they say.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> model = cd.NeuralNetwork(nn.models.lenet5(), batch_size=256)
+    >>> found = parallel.plan(model, ranks=2, link="10Gb", speed="100G")
+    >>> print(found.explain("weak"))
+    Proposed: DataParallel, ...
+    """
+
+    workload: Workload
+    strong: Series
+    weak: Series
+
+    def ranking(self, scaling: str = STRONG) -> Ranking:
+        """All ways for the ranks that were asked for; `scaling` is "strong" or "weak"."""
+        return self.series(scaling)[-1]
+
+    def series(self, scaling: str = STRONG) -> tuple[Ranking, ...]:
+        """The same for 1, 2, 4, ... ranks."""
+        if scaling not in (STRONG, WEAK):
+            raise ConfigError.build("scaling", expected="'strong' or 'weak'", got=repr(scaling))
+        found = self.strong if scaling == STRONG else self.weak
+        if isinstance(found, ConfigError):
+            raise found
+        return found
+
+    def strategy(self, scaling: str = STRONG, communicator: Communicator | None = None) -> Strategy:
+        """The proposed way as an object that `fit(parallel=...)` takes.
+
+        It is for as many ranks as were planned for: those of `communicator`, or all processes.
+        """
+        best = self.ranking(scaling)
+        return strategy_of(best.best.way, best.setting.ranks, communicator)
+
+    def explain(self, scaling: str = STRONG) -> str:
+        """In sentences: what is proposed, what bounds it, what was rejected and why."""
+        return explained(self.series(scaling), scaling)
+
+    def table(self, scaling: str = STRONG) -> str:
+        """The best of each kind, the proposed one first."""
+        return table(self.ranking(scaling))
+
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Write a chart over the number of ranks to an .svg file; its path."""
+        return plot({name: self.series(name) for name in self.scalings()}, path)
+
+    def scalings(self) -> list[str]:
+        """Those of strong and weak scaling for which there is a way that fits."""
+        both = {STRONG: self.strong, WEAK: self.weak}
+        return [name for name, found in both.items() if not isinstance(found, ConfigError)]
+
+    def __str__(self) -> str:
+        parts = []
+        for scaling, found in ((STRONG, self.strong), (WEAK, self.weak)):
+            if isinstance(found, ConfigError):
+                parts.append(f"{scaling} scaling: {found}")
+                continue
+            head = self.ranking(scaling).setting
+            parts.append(
+                f"{scaling} scaling: {head.ranks} ranks, a batch of {head.batch:,} in all\n\n"
+                f"{self.table(scaling)}\n\n{self.explain(scaling)}"
+            )
+        return "\n\n".join(parts)
+
+
+def plan(
+    model: Model,
+    *,
+    ranks: int,
+    link: str | Wire | None = None,
+    latency: str | float = LATENCY,
+    memory: str | int | None = None,
+    batch_size: int | None = None,
+    batch_per_rank: int | None = None,
+    ranks_per_node: int = 1,
+    inside: str | Wire | None = None,
+    speed: str | float | None = None,
+    exact: bool = True,
+    every: int = 8,
+    cores: int | None = None,
+) -> Proposal:
+    """Propose how to train a model on so many ranks.
+
+    - `link`: "100Gb", "12.5GB", or what `measured_wire` gave; None measures it between the
+      processes that were started together. `latency` is that of a message: "2us".
+    - `memory`: what a rank may use, "80GB".
+    - `batch_size`: samples of a step for strong scaling, the model's if nothing is said;
+      `batch_per_rank`: those of a rank for weak scaling, as many if nothing is said.
+    - `ranks_per_node`, `inside`: ranks of a machine, which share its `link` and `cores`, and the
+      link between them; without it they use that between machines.
+    - `speed`: operations a second of a rank, "30T"; None times the model on this machine.
+    - `exact`: propose only what equals training in one process, but for rounding.
+    - `every`: after how many steps local SGD and elastic averaging exchange parameters.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> model = cd.NeuralNetwork(nn.models.lenet5(), batch_size=256)
+    >>> found = parallel.plan(model, ranks=16, link="10Gb", speed="100G")
+    >>> found.ranking("weak").best.way.family
+    'data parallel'
+    """
+    _check(ranks, ranks_per_node, every)
+    batch = model.batch_size if batch_size is None else batch_size
+    each = batch if batch_per_rank is None else batch_per_rank
+    if min(batch, each) < 1:
+        raise ConfigError.build(
+            "plan", expected="batch_size and batch_per_rank of at least 1", got=f"{batch}, {each}"
+        )
+    wire = _wire(link, latency, "link")
+    workload = workload_of(model)
+    at_full_speed = math.inf
+    if speed is None:
+        compute, workload = measured(model, workload, max(1, min(batch, each)))
+        at_full_speed = (cores or _cores()) / settings.threads
+    else:
+        flops = flops_of(speed) if isinstance(speed, str) else speed
+        compute = Compute.at_speed(workload, flops)
+    cluster = Cluster(
+        ranks, wire, None if inside is None else _wire(inside, latency, "inside"), ranks_per_node,
+        at_full_speed, bytes_of(memory) if isinstance(memory, str) else memory,
+    )  # fmt: skip
+    codes = usual_codes(wire)
+    setting = Setting(workload, compute, cluster, batch, codes, every)
+    return proposed(setting, each, exact=exact)
+
+
+def proposed(setting: Setting, batch_per_rank: int, *, exact: bool = True) -> Proposal:
+    """The proposal for a setting: its batch is shared (strong), or each rank has one (weak)."""
+    counts = _counts(setting.ranks)
+    strong = _series(setting, [(count, setting.batch) for count in counts], exact)
+    weak = _series(setting, [(count, count * batch_per_rank) for count in counts], exact)
+    if isinstance(strong, ConfigError) and isinstance(weak, ConfigError):
+        raise strong
+    return Proposal(setting.workload, strong, weak)
+
+
+def _series(setting: Setting, sizes: Sequence[tuple[int, int]], exact: bool) -> Series:
+    """A ranking for each number of ranks and batch; those at which nothing fits are left out."""
+    found = []
+    for ranks, batch in sizes:
+        own = replace(setting, cluster=setting.cluster.of_size(ranks), batch=batch)
+        try:
+            found.append(rank(own, exact=exact))
+        except ConfigError as error:
+            if ranks == setting.ranks:
+                return error
+    return tuple(found)
+
+
+def _counts(ranks: int) -> list[int]:
+    """1, 2, 4, ... and the number itself.
+
+    >>> _counts(6)
+    [1, 2, 4, 6]
+    """
+    powers = [2**power for power in range(ranks.bit_length()) if 2**power < ranks]
+    return [*powers, ranks]
+
+
+def _check(ranks: int, per_node: int, every: int) -> None:
+    if min(ranks, per_node, every) < 1:
+        raise ConfigError.build(
+            "plan", expected="ranks, ranks_per_node and every of at least 1",
+            got=f"{ranks}, {per_node} and {every}",
+        )  # fmt: skip
+
+
+def _wire(given: str | Wire | None, latency: str | float, where: str) -> Wire:
+    if isinstance(given, Wire):
+        return given
+    if given is None:
+        everyone = world()
+        if everyone.size == 1:
+            raise ConfigError.build(
+                where, expected="a speed such as 100Gb, or several processes to measure it between",
+                got="neither", hint="give --link, or start it with mpiexec",
+            )  # fmt: skip
+        return measured_wire(everyone)
+    seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
+    return Wire(seconds, rate_of(given, where))
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return known or 1

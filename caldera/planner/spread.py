@@ -1,0 +1,145 @@
+"""Data parallelism: what it costs plain, sharded and compressed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from caldera.parallel.data_parallel import BUCKET_BYTES
+from caldera.planner.coding import Coded
+from caldera.planner.collectives import ALGORITHMS, Cost, allgather, allreduce, reduce_scatter
+from caldera.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.planner.timeline import (
+    Piece,
+    fetched_and_sent,
+    pieces,
+    sent_behind,
+    total,
+    waited_for,
+)
+
+DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
+_TITLES = {"cast": "float16", "qsgd": "QSGD, 4 bits", "top16_q4": "Top16_Q4"}
+
+
+def ways(codes: Mapping[str, Coded]) -> Iterator[Way]:
+    """Every kind of data parallelism."""
+    for algorithm in ALGORITHMS:
+        cost = partial(_plain, algorithm=algorithm)
+        maker: tuple[str, dict[str, Any]] = ("DataParallel", {"algorithm": algorithm})
+        yield Way(DATA, f"DataParallel, {algorithm}", maker, True, cost)
+    for stage in (1, 2, 3):
+        maker = ("Sharded", {"stage": stage})
+        yield Way(SHARDED, f"Sharded, stage {stage}", maker, True, partial(_sharded, stage=stage))
+    for name, code in codes.items():
+        maker = ("DataParallel", {"compression": code.compressor})
+        cost = partial(_compressed, name=name)
+        yield Way(COMPRESSED, f"DataParallel, {_TITLES.get(name, name)}", maker, False, cost)
+
+
+def share(setting: Setting, ranks: int) -> int:
+    """The samples of the rank that has most."""
+    return math.ceil(setting.batch / ranks)
+
+
+def too_many(setting: Setting, ranks: int) -> str:
+    """Why so many ranks cannot share a batch; empty if they can."""
+    if ranks <= setting.batch:
+        return ""
+    return f"{ranks} ranks would share a batch of {setting.batch} samples"
+
+
+def status(ranks: int, setting: Setting, stride: int = 1) -> Cost:
+    """Messages that all ranks wait for: the loss, and statistics of batch normalisation."""
+    found = Cost()
+    for size, count in setting.workload.waited_for.items():
+        found += allreduce("auto", size, ranks, setting.cluster, stride).times(count)
+    return found
+
+
+def _plain(setting: Setting, algorithm: str) -> Prediction:
+    return _exchanged(
+        setting, lambda nbytes: allreduce(algorithm, nbytes, setting.ranks, setting.cluster)
+    )
+
+
+def _compressed(setting: Setting, name: str) -> Prediction:
+    code, workload = setting.codes[name], setting.workload
+    wire = setting.cluster.between(setting.ranks, neighbours=False)
+    slow = replace(code, a_value=code.a_value * setting.cluster.slowdown)
+
+    def cost(nbytes: float) -> Cost:
+        return slow.cost(round(nbytes / workload.value), setting.ranks, wire)
+
+    found = _exchanged(setting, cost)
+    # What was not sent is kept for the next step.
+    return replace(found, memory=found.memory + workload.trained)
+
+
+def _exchanged(setting: Setting, cost: Callable[[float], Cost]) -> Prediction:
+    """Gradients in messages that leave while the backward pass goes on."""
+    ranks, workload = setting.ranks, setting.workload
+    reason = too_many(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    samples = share(setting, ranks)
+    computing = setting.seconds(samples)
+    forward = setting.compute.forward * computing
+    behind = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
+    now = status(ranks, setting)
+    seconds = forward + sent_behind(behind, cost) + now.seconds
+    exchange = total(behind, cost) + now
+    return Prediction(
+        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
+        sent=exchange.sent, memory=workload.memory(samples),
+    )  # fmt: skip
+
+
+def _sharded(setting: Setting, stage: int) -> Prediction:
+    ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
+    reason = too_many(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    samples = share(setting, ranks)
+    computing = setting.seconds(samples)
+    forward = setting.compute.forward * computing
+    wire = cluster.between(ranks)
+
+    def gather(nbytes: float) -> Cost:
+        return allgather(nbytes, ranks, wire)
+
+    def scatter(nbytes: float) -> Cost:
+        return reduce_scatter(nbytes, ranks, wire)
+
+    there = pieces(workload.layers, forward, BUCKET_BYTES)
+    back = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
+    now = status(ranks, setting)
+    exchange = total(there, gather) + total(back, scatter) + now
+    if stage < 3:
+        seconds = waited_for(there, gather) + sent_behind(back, scatter)
+    else:
+        seconds = fetched_and_sent(there, gather, lambda nbytes: Cost())
+        seconds += fetched_and_sent(back, gather, scatter)
+        exchange += total(back, gather)
+    seconds += now.seconds
+    return Prediction(
+        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
+        sent=exchange.sent, memory=_memory(setting, stage, samples, back),
+    )  # fmt: skip
+
+
+def _memory(setting: Setting, stage: int, samples: int, messages: Sequence[Piece]) -> float:
+    """A rank's part of what is shared out, and two messages of what is put together again."""
+    workload, ranks = setting.workload, setting.ranks
+    around = min(2 * max((piece.nbytes for piece in messages), default=0.0), workload.trained)
+    parameters = workload.parameters + workload.trained / ranks
+    room = workload.room
+    if stage >= 2:
+        room = max(room - workload.trained, 0.0) + workload.trained / ranks + around
+    if stage == 3:
+        parameters = workload.parameters - workload.trained * (1 - 1 / ranks) + around
+    kept = workload.optimizer / ranks
+    return parameters + kept + room + workload.activations * samples

@@ -1,0 +1,165 @@
+"""A ranking as a table, and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera.amounts import bytes_text, percent_text, seconds_text
+from caldera.planner.loose import ENSEMBLE
+from caldera.planner.prediction import Prediction
+from caldera.planner.ranking import Entry, Ranking, what_if
+from caldera.planner.units import rate_text
+
+HEAD = ("strategy", "a step", "samples/s", "speed-up", "waits", "idle", "sent", "memory")
+_CLEARLY = 1.02
+"""A better machine that makes a step no faster than this does not bound it."""
+
+
+def rows(ranking: Ranking) -> list[tuple[str, ...]]:
+    """The best of each family with its figures, the proposed one first."""
+    chosen = ranking.families(ranking.usable()).values()
+    ordered = sorted(chosen, key=lambda e: (e is not ranking.best, e.prediction.seconds))
+    return [row_of(entry, ranking) for entry in ordered]
+
+
+def table(ranking: Ranking) -> str:
+    """The same as text."""
+    body = rows(ranking)
+    widths = [max(len(row[i]) for row in [HEAD, *body]) for i in range(len(HEAD))]
+    lines = [_line(HEAD, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
+    return "\n".join([*lines, *(_line(row, widths) for row in body)])
+
+
+def speed_up(ranking: Ranking, found: Prediction) -> float:
+    """How many times as fast as one rank that has a machine to itself."""
+    return ranking.setting.alone() / found.seconds if found.seconds else float("inf")
+
+
+def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
+    """The cells of one way to train."""
+    found = entry.prediction
+    return (
+        entry.way.name + ("" if entry.way.exact else " *"),
+        seconds_text(found.seconds),
+        f"{found.rate:,.0f}",
+        f"{speed_up(ranking, found):.3g}x",
+        percent_text(found.exposed / found.seconds) if found.exposed > 0 else "-",
+        percent_text(found.idle / found.seconds) if found.idle else "-",
+        bytes_text(found.sent),
+        bytes_text(found.memory),
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first = cells[0].ljust(widths[0])
+    rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+    return "  ".join([first, *rest])
+
+
+# --- sentences
+
+
+def explained(series: Sequence[Ranking], scaling: str) -> str:
+    """What is proposed, what bounds it, and what was not taken."""
+    ranking = series[-1]
+    parts = [_proposed(ranking), _bound(ranking), _fewer(series, scaling)]
+    parts += [_inexact(ranking), *_rejected(ranking)]
+    return "\n".join(part for part in parts if part)
+
+
+def _proposed(ranking: Ranking) -> str:
+    setting, found = ranking.setting, ranking.best.prediction
+    faster = speed_up(ranking, found)
+    return (
+        f"Proposed: {ranking.best.way.name}. A step on {setting.batch:,} samples takes "
+        f"{seconds_text(found.seconds)}, {faster:.3g} times as fast as one rank "
+        f"({percent_text(faster / setting.ranks)} of {setting.ranks} ranks); each sends "
+        f"{bytes_text(found.sent)} and needs {bytes_text(found.memory)} of memory."
+    )
+
+
+def _bound(ranking: Ranking) -> str:
+    found, setting = ranking.best.prediction, ranking.setting
+    gains = what_if(ranking)
+    kind = max(gains, key=lambda name: gains[name])
+    wire = setting.cluster.wire
+    words = {
+        "compute": "by computing",
+        "bandwidth": f"by the bandwidth of the links, {rate_text(wire.bandwidth)}",
+        "latency": f"by the latency of messages, {seconds_text(wire.latency)}",
+    }
+    if gains[kind] < _CLEARLY:
+        return ""
+    text = (
+        f"It is bound {words[kind]}: a rank computes for {seconds_text(found.computing)}, the "
+        f"exchange takes {seconds_text(found.exchange)}"
+    )
+    if found.exchange:
+        hidden = 1 - min(found.exposed / found.exchange, 1.0)
+        text += f", {percent_text(hidden)} of it behind the computing"
+    if found.idle:
+        text += f", and for {seconds_text(found.idle)} the pipeline fills and drains"
+    better = {
+        "compute": "Twice the speed of computing",
+        "bandwidth": "Twice the bandwidth",
+        "latency": "Half the latency",
+    }
+    tried = ", ".join(f"{better[name].lower()} {gains[name]:.2f} times" for name in gains)
+    return f"{text}. A step would be faster with {tried}."
+
+
+def _fewer(series: Sequence[Ranking], scaling: str) -> str:
+    """Whether a smaller number of ranks would do as well."""
+    last = series[-1].best.prediction
+    if scaling != "strong":
+        return ""
+    best = min(series, key=lambda each: each.best.prediction.seconds)
+    if best is series[-1] or best.best.prediction.seconds > last.seconds / _CLEARLY:
+        return ""
+    return (
+        f"With this batch {best.setting.ranks} ranks are faster than "
+        f"{series[-1].setting.ranks}: {seconds_text(best.best.prediction.seconds)} a step with "
+        f"{best.best.way.name}."
+    )
+
+
+def _inexact(ranking: Ranking) -> str:
+    """What would be faster, but is another computation."""
+    loose = [entry for entry in ranking.usable() if not entry.way.exact]
+    faster = [
+        entry
+        for family, entry in ranking.families(loose).items()
+        if family != ENSEMBLE
+        and entry.prediction.seconds < ranking.best.prediction.seconds / _CLEARLY
+    ]
+    if not faster:
+        return ""
+    faster.sort(key=lambda entry: entry.prediction.seconds)
+    shown = "; ".join(
+        f"{entry.way.name} ({seconds_text(entry.prediction.seconds)})" for entry in faster
+    )
+    return (
+        f"Faster in time a step, but not the same as one process (*): {shown}. Whether they learn "
+        "as much in a step is not predicted."
+    )
+
+
+def _rejected(ranking: Ranking) -> list[str]:
+    """A line for each family that memory limits, or that cannot be used at all."""
+    usable = {entry.way.family for entry in ranking.usable()}
+    families: dict[str, list[Entry]] = {}
+    for entry in ranking.refused():
+        families.setdefault(entry.way.family, []).append(entry)
+    lines = []
+    for family, entries in families.items():
+        large = [entry for entry in entries if entry.prediction.memory]
+        if large:
+            least = min(large, key=lambda entry: entry.prediction.memory)
+            what = f"{len(large)} ways" if family in usable else "all of it"
+            lines.append(
+                f"Rejected for memory: {family} ({what}); the least is {least.way.name}, which "
+                f"{least.prediction.refused}."
+            )
+        elif family not in usable:
+            lines.append(f"Rejected: {family}, for {entries[0].prediction.refused}.")
+    return lines

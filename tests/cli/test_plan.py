@@ -1,0 +1,44 @@
+"""`caldera plan`: tables, sentences and charts for any model that `caldera summary` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .conftest import Caldera
+
+WORDS = ("plan", "lenet5", "--ranks", "64", "--link", "10Gb", "--speed", "100G")
+
+
+def test_both_scalings_are_printed(caldera: Caldera) -> None:
+    done = caldera(*WORDS, "--batch-size", "512")
+    assert done.status == 0
+    assert "strong scaling: 64 ranks, a batch of 512 in all" in done.out
+    assert "weak scaling: 64 ranks, a batch of 32,768 in all" in done.out
+    assert done.out.count("Proposed: ") == 2
+    assert "ParameterServer" in done.out
+
+
+def test_charts_as_a_picture_and_as_a_page(caldera: Caldera, tmp_path: Path) -> None:
+    picture, page = tmp_path / "plan.svg", tmp_path / "new" / "plan.html"
+    assert caldera(*WORDS, "--plot", picture).out.endswith(f"wrote   {picture}\n")
+    assert picture.read_text().startswith("<svg")
+    assert caldera(*WORDS, "--plot", page).status == 0
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    for shown in ("lenet5 on 64 ranks", "Strong scaling", "Weak scaling", "10 Gbit/s", "All ways"):
+        assert shown in text
+
+
+def test_mistakes(caldera: Caldera, tmp_path: Path) -> None:
+    for words, said in (
+        (("--plot", tmp_path / "plan.pdf"), "ends in .html or .svg"),
+        (("--link", "10G"), "b is for bits, B for bytes"),
+        (("--ranks", "0"), "--ranks: expected a whole number of at least 1"),
+        (("--memory", "1kB"), "a way to train that fits"),
+    ):
+        done = caldera(*WORDS, *words)
+        assert done.status == 2
+        assert said in done.err
+    done = caldera("plan", "lenet5", "--ranks", "4", "--speed", "1T")
+    assert done.status == 2
+    assert "several processes to measure it between" in done.err

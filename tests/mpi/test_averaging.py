@@ -1,0 +1,24 @@
+"""Ranks that train by themselves, as several processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .conftest import Job
+
+
+def test_what_holds_in_threads_holds_in_processes(job: Job, tmp_path: Path) -> None:
+    # Compiled kernels are kept from run to run.
+    cache = os.environ["CALDERA_CACHE"]
+    done = job(3, "averaging", arguments=(str(tmp_path / "saved"),), CALDERA_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    held = [line for line in done.stdout.splitlines() if line.startswith("holds")]
+    assert held == [
+        "holds: a mean after every step is one process",
+        "holds: local goes on to the bit",
+        "holds: elastic goes on to the bit",
+        "holds: ring goes on to the bit",
+        "holds: pairs goes on to the bit",
+        "holds: members are runs of one process",
+    ]

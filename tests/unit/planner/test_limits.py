@@ -1,0 +1,169 @@
+"""What must be true of any cost model: limits, and that better machines are never slower."""
+
+from __future__ import annotations
+
+import pytest
+
+from caldera.planner import Cluster, Setting, Wire
+from caldera.planner.collectives import ALGORITHMS, Cost, allreduce
+from caldera.planner.loose import ENSEMBLE
+from caldera.planner.mixes import FILL_DRAIN, ONE_F_ONE_B, Mix, mixed
+from caldera.planner.ranking import all_ways
+from caldera.planner.stages import cut
+from caldera.planner.timeline import Piece, fetched_and_sent, pieces, sent_behind, waited_for
+
+from .made import MEGABYTE, free, layer, setting, workload
+
+RANKS = (2, 3, 4, 8, 64)
+
+
+def seconds(given: Setting) -> dict[str, float]:
+    return {way.name: way.predict(given).seconds for way in all_ways(given)}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_faster_machine_is_never_slower(ranks: int) -> None:
+    slow = setting(ranks, latency=1e-4, bandwidth=1e8)
+    before = seconds(slow)
+    for better in (
+        setting(ranks, latency=1e-5, bandwidth=1e8),
+        setting(ranks, latency=1e-4, bandwidth=2e8),
+        setting(ranks, latency=1e-4, bandwidth=1e8, sample_s=5e-4),
+    ):
+        after = seconds(better)
+        assert after.keys() == before.keys()
+        assert all(after[name] <= before[name] * (1 + 1e-12) for name in before)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_on_a_free_link_a_step_is_what_a_rank_computes(ranks: int) -> None:
+    given = free(ranks)
+    for way in all_ways(given):
+        found = way.predict(given)
+        if not found.refused:
+            assert found.seconds == pytest.approx(found.computing + found.idle), way.name
+            assert found.exposed == pytest.approx(0.0, abs=1e-12), way.name
+
+
+def test_on_a_free_link_data_parallelism_scales_perfectly() -> None:
+    given = free(8)
+    found = {way.name: way.predict(given) for way in all_ways(given)}
+    assert found["DataParallel, ring"].seconds == pytest.approx(given.alone() / 8)
+
+
+def test_nothing_is_sent_by_an_ensemble() -> None:
+    given = setting(4)
+    (ensemble,) = [way for way in all_ways(given) if way.family == ENSEMBLE]
+    found = ensemble.predict(given)
+    assert found.sent == 0
+    assert found.seconds == given.alone()
+
+
+# --- overlap
+
+
+def test_what_can_be_hidden_is_the_shorter_of_exchange_and_backward_pass() -> None:
+    work = [Piece(0.001, 1.0)] * 1000
+    for each in (0.0002, 0.001, 0.004):
+        exchange, backward = 1000 * each, 1.0
+        whole = sent_behind(work, lambda nbytes, each=each: Cost(each))  # type: ignore[misc]
+        hidden = exchange + backward - whole
+        assert hidden <= min(exchange, backward) + 1e-9
+        assert hidden == pytest.approx(min(exchange, backward), rel=0.01)
+
+
+def test_one_message_at_the_end_hides_nothing() -> None:
+    assert sent_behind([Piece(1.0, 1.0)], lambda nbytes: Cost(0.5)) == 1.5
+
+
+def test_a_piece_waits_for_its_message() -> None:
+    work = [Piece(1.0, 1.0), Piece(1.0, 1.0), Piece(1.0, 1.0)]
+    assert waited_for(work, lambda nbytes: Cost(2.0)) == 7.0
+    assert fetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost()) == 7.0
+    # Each scatter goes between two gathers.
+    assert fetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost(1.0)) == 9.0
+
+
+def test_layers_fill_messages_in_their_order() -> None:
+    layers = [layer("a", 0.25, 3), layer("b", 0.25, 3), layer("c", 0.5, 1)]
+    found = pieces(layers, 8.0, most_bytes=5)
+    assert found == [Piece(4.0, 6), Piece(4.0, 1)]
+
+
+# --- machines
+
+
+def test_ranks_of_a_machine_share_its_link_and_its_cores() -> None:
+    wire = Wire(0.0, 1e6)
+    cluster = Cluster(8, wire, inside=Wire(0.0, 1e9), per_node=4, at_full_speed=2)
+    assert cluster.slowdown == 2.0
+    assert cluster.of_size(2).slowdown == 1.0
+    assert cluster.between(4) == Wire(0.0, 1e9)
+    assert cluster.between(8) == wire
+    assert cluster.between(8, neighbours=False).bandwidth == 0.25e6
+    # Four rings at once, one through each rank of a machine.
+    assert cluster.between(2, 4).bandwidth == 0.25e6
+    hierarchical = allreduce("hierarchical", 1e6, 8, cluster)
+    others = [allreduce(n, 1e6, 8, cluster) for n in ALGORITHMS if n not in ("ring", "torus")]
+    assert all(hierarchical.seconds <= other.seconds for other in others)
+
+
+def test_adding_up_may_take_longer_than_the_link() -> None:
+    quick, slow = Wire(0.0, 1e9), Wire(0.0, 1e9, adding=1e8)
+    first, second = (allreduce("ring", 1e6, 4, Cluster(4, wire)) for wire in (quick, slow))
+    assert second.seconds == pytest.approx(first.seconds * (1 + 10) / 2)
+
+
+# --- pipelines and split layers
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(2, 2), (4, 4), (4, 16), (8, 64)])
+def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
+    given = free(stages, batch=256)
+    for schedule in (ONE_F_ONE_B, FILL_DRAIN):
+        mix = Mix(pipeline=stages, micro=micro, schedule=schedule)
+        found = mixed(given, mix)
+        share = (stages - 1) / (micro + stages - 1)
+        assert mix.bubble == pytest.approx(share)
+        assert found.idle / found.seconds == pytest.approx(share)
+
+
+def test_1f1b_keeps_as_many_micro_batches_as_stages() -> None:
+    given = free(4, batch=64)
+    kept, all_of_them = (
+        mixed(given, Mix(pipeline=4, micro=32, schedule=schedule)).memory
+        for schedule in (ONE_F_ONE_B, FILL_DRAIN)
+    )
+    sample = given.workload.activations / 4
+    assert all_of_them - kept == pytest.approx((32 - 4) * 2 * sample)
+
+
+def test_stages_are_balanced_and_leave_nothing_out() -> None:
+    layers = [layer(str(i), weight) for i, weight in enumerate((0.1, 0.4, 0.1, 0.1, 0.1, 0.2))]
+    for count in range(1, 7):
+        found = cut(layers, count)
+        assert found is not None
+        assert len(found) == count
+        assert [each for stage in found for each in stage.layers] == layers
+        assert max(stage.weight for stage in found) >= 1 / count - 1e-9
+    assert [round(stage.weight, 6) for stage in cut(layers, 2) or []] == [0.5, 0.5]
+    assert cut(layers, 7) is None
+
+
+def test_split_layers_share_parameters_and_send_activations() -> None:
+    given = setting(4, latency=0.0, batch=16, work=workload(layers=4))
+    found = mixed(given, Mix(model=4))
+    # Two pairs of layers, each with a sum forward and one backward of 1 kB a sample.
+    assert found.sent == pytest.approx(4 * 2 * 3 / 4 * 16e3)
+    assert found.computing == pytest.approx(given.alone() / 4)
+    states = found.memory - 16 * given.workload.activations
+    assert states == pytest.approx(given.workload.memory(0) / 4)
+
+
+def test_a_layer_with_few_units_stays_whole() -> None:
+    given = setting(8, work=workload(layers=4))
+    narrow = (*given.workload.layers[:3], layer("last", 0.25, MEGABYTE, units=2))
+    work = type(given.workload)("made", narrow, 1e9, 0, activations=1e5, room=0)
+    found = mixed(setting(8, work=work), Mix(model=8))
+    assert found.computing == pytest.approx(given.alone() * (0.75 / 8 + 0.25))
+    assert mixed(setting(128, work=work), Mix(model=128)).refused.startswith("no layer has more")
