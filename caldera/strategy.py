@@ -13,10 +13,14 @@ from caldera import op
 from caldera.comm import Communicator, SingleProcess
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
+from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss
 from caldera.optim import Optimizer
 from caldera.plan.plan import Plan
+
+WISHES = "wishes"
+"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 
 
 class Holder(Protocol):
@@ -68,6 +72,11 @@ class Strategy(ABC):
         """As which of how many a rank reads its samples of each batch."""
         return self.communicator.rank, self.communicator.size
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether others have samples of a batch that this rank has not."""
+        return self.several
+
     def evaluating(self) -> Strategy:
         """How ranks share the work of evaluating, between epochs."""
         return self
@@ -83,6 +92,9 @@ class Strategy(ABC):
         self, loss: Expr, parameters: Sequence[Variable]
     ) -> tuple[list[Variable], list[Expr]]:
         """What this rank's optimizer changes, and the gradients of the whole batch for it."""
+
+    def traced(self, written: Context) -> None:  # noqa: B027
+        """The network has been written down for a part of a batch, layer by layer."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -150,6 +150,13 @@ def test_names_are_found_from_any_page(built: Path, browser: Browser) -> None:
     assert first == (built / "reference/data.html").as_uri() + "#Pipeline"
 
 
+def test_the_page_that_begins_a_folder_leads_to_the_others(built: Path) -> None:
+    text = (built / "distributed/index.html").read_text().partition("<main")[2]
+    others = [page for page in page_names() if page.startswith("distributed/")][1:]
+    for page in others:
+        assert f'href="{page.rpartition("/")[2]}.html"' in text, page
+
+
 def test_broken_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<p id="x"></p><p id="x"></p><a href="b.html"></a><a href="#y"></a><a href="#x"></a>'

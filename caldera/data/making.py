@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from caldera.data.tuner import Cost, Tuner
 
 _PART_OF_MEMORY = 1 / 8
 _UNKNOWN_MEMORY = 1 << 33
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container says how much of the memory of its machine it may take."""
 
 
 # Neither is frozen: both are made for each batch, and freezing would triple their cost.
@@ -91,12 +93,19 @@ def memory_for_batches() -> float:
     True
     """
     limit = settings.memory_limit
-    return _PART_OF_MEMORY * (_physical_memory() if limit is None else limit)
+    return _PART_OF_MEMORY * (_memory() if limit is None else limit)
 
 
-@lru_cache(maxsize=1)
-def _physical_memory() -> int:
+def _memory() -> int:
+    """The memory of the machine, or of the container if that has less."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, OSError, ValueError):
-        return _UNKNOWN_MEMORY
+        found = [_UNKNOWN_MEMORY]
+    for path in _LIMITS:
+        try:
+            found.append(int(Path(path).read_text()))
+        except (OSError, ValueError):
+            # No container, or one without a limit ("max").
+            continue
+    return min(found)

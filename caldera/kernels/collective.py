@@ -93,6 +93,16 @@ def starting(
     def later() -> None:
         flight.begin(communicator.background(carry), receive)
 
+    def to_one() -> None:
+        if ready is not None:
+            ready()
+        flight.begin(communicator.Isend(send, message.peer), receive)
+
+    def from_one() -> None:
+        flight.begin(communicator.Irecv(receive, message.peer), receive)
+
+    if message.is_between_two:
+        return to_one if message.kind == "send" else from_one
     return now if message.now else later
 
 

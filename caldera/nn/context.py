@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One use of a layer, for `summary`.
+    """One use of a layer. `inside` is how many calls of other layers, which follow it, it made.
 
     >>> from caldera import nn, op
     >>> with nn.trace() as traced:
@@ -38,6 +38,7 @@ class LayerCall:
     layer: Layer
     inputs: tuple[Expr, ...]
     outputs: tuple[Expr, ...]
+    inside: int = 0
 
 
 @dataclass

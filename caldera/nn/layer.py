@@ -134,7 +134,8 @@ class Layer(ABC):
             result = self.forward(*given, **given_by_name)
         seen = (*given, *given_by_name.values())
         inner = tuple(value for value in seen if isinstance(value, Expr))
-        now.calls.insert(position, LayerCall(self, inner, _outputs(result)))
+        inside = len(now.calls) - position
+        now.calls.insert(position, LayerCall(self, inner, _outputs(result), inside))
         return result
 
     def make_parameters(self, *inputs: Any) -> None:

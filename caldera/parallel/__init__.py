@@ -16,12 +16,14 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |
 | `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
 | `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
+| `PipelineParallel()` | the same | its stage's layers | activations, each way |
 
 S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
 whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
 of it, and random numbers do not depend on how it is split. Parameters are the same on all ranks, to
 the bit. Losses, metrics and the history are those of all ranks, and a checkpoint can be resumed on
-any number of them, with any of these strategies.
+any number of them, with any of these strategies. In a pipeline batch normalisation is over a part
+of the batch, and every rank reads the samples of its pipeline.
 
 `ParameterServer()` equals one process as well: a rank sends S in a step, and gets S. These go at
 their own pace, with the same `batch_size`, losses, metrics and checkpoints; parameters are the same
@@ -64,6 +66,7 @@ from caldera.parallel.hogwild import Hogwild
 from caldera.parallel.hybrid import Hybrid
 from caldera.parallel.local_sgd import LocalSGD
 from caldera.parallel.parameter_server import ParameterServer
+from caldera.parallel.pipeline_parallel import PipelineParallel
 from caldera.parallel.sharded import Sharded
 from caldera.parallel.tensor_parallel import TensorParallel
 
@@ -79,6 +82,7 @@ __all__ = [
     "Hybrid",
     "LocalSGD",
     "ParameterServer",
+    "PipelineParallel",
     "Proposal",
     "Sharded",
     "TensorParallel",

@@ -62,6 +62,10 @@ def messages(plan: Plan) -> list[str]:
         if step.node.op is not start:
             continue
         message = step.node.attrs["message"]
+        if message.is_between_two:
+            # How large it is, is for those two alone to know.
+            found.append(f"{message.kind} at {message.peer} along {message.axis}")
+            continue
         values = [str(given.spec) for given in step.node.inputs if given.spec != TOKEN]
         leaves = "" if message.leaves is None else f" over a tree of {message.leaves[2]}"
         if message.leaves is not None:
@@ -69,6 +73,36 @@ def messages(plan: Plan) -> list[str]:
         sent = ", ".join(values)
         found.append(f"{message.kind}{leaves} along {message.axis} of {sent}")
     return found
+
+
+def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
+    """Raise on all ranks unless each sends to others along an axis what they are about to receive.
+
+    >>> import caldera as cd
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.agreement import check_neighbours
+    >>> check_neighbours(SingleProcess(), cd.compile(cd.tensor([1.0]) * 2.0), "pipeline")
+    """
+    if communicator.size == 1:
+        return
+    here: dict[str, list[str]] = {}
+    for step in plan.schedule.steps:
+        if step.node.op is not start:
+            continue
+        message = step.node.attrs["message"]
+        if message.is_between_two and message.axis == axis:
+            here.setdefault(f"{message.kind} {message.peer}", []).append(str(step.node.outputs[0]))
+    everyone = communicator.gather_objects(here)
+    ranks = range(communicator.size)
+    for sender, receiver in ((a, b) for a in ranks for b in ranks):
+        leaving = everyone[sender].get(f"send {receiver}", [])
+        arriving = everyone[receiver].get(f"receive {sender}", [])
+        if leaving != arriving:
+            raise CommError.build(
+                f"messages along {axis}", expected=f"{arriving} at rank {receiver}",
+                got=f"{leaving} from rank {sender}",
+                hint="all ranks must make the same model and call fit in the same way",
+            )  # fmt: skip
 
 
 def check_same(communicator: Communicator, what: str, here: list[str]) -> None:

@@ -49,7 +49,7 @@ def of_all_ranks(communicator: Communicator, own: State) -> dict[str, np.ndarray
 
 
 def by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
-    """The arrays that `of_all_ranks` gave, for each rank that there was.
+    """The arrays that `of_all_ranks` gave, for each rank that there was; others are left out.
 
     >>> import numpy as np
     >>> from caldera.parallel.compression import by_rank
@@ -58,6 +58,7 @@ def by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
     """
     found: dict[int, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
-        owner, name = key.split("/", 1)
-        found.setdefault(int(owner.removeprefix(f"{_RANK} ")), {})[name] = array
+        owner, _, name = key.partition("/")
+        if owner.startswith(f"{_RANK} "):
+            found.setdefault(int(owner.removeprefix(f"{_RANK} ")), {})[name] = array
     return [found[rank] for rank in sorted(found)]

@@ -179,6 +179,7 @@ class DataParallel(Strategy):
         return of_all_ranks(self.communicator, self.compression.state())
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        if self.compression is not None and arrays:
-            states = redistribute(by_rank(arrays), self.communicator.size)
+        saved = by_rank(arrays)
+        if self.compression is not None and saved:
+            states = redistribute(saved, self.communicator.size)
             self.compression.restore(states[self.communicator.rank])

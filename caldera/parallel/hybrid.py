@@ -224,7 +224,7 @@ class Hybrid(DataParallel):
         self._is_apart = True
         for whole, part in self._part.items():
             part.assign(self._split[whole].part_of(whole.numpy(), self._rank))
-            whole.symbol.move(Elsewhere(whole.name))
+            whole.symbol.move(Elsewhere(whole.name, part.tensor.device))
 
     def make_whole(self) -> None:
         self._is_apart = False

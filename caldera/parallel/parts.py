@@ -11,6 +11,7 @@ from caldera.comm import Communicator
 from caldera.errors import ConfigError
 from caldera.graph.ops.collective import piece
 from caldera.lazy import Variable
+from caldera.memory import Device
 from caldera.parallel.placement import Split
 from caldera.tensor.shape import Shape, size
 
@@ -93,8 +94,9 @@ class SplitAlong:
 class Elsewhere:
     """Stands where a parameter's values are while ranks have only parts of it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: Device) -> None:
         self._name = name
+        self.device = device
 
     def __getattr__(self, attribute: str) -> NoReturn:
         raise ConfigError.build(

@@ -20,7 +20,7 @@ from caldera.strategy import Alone, Holder, Strategy
 
 Part = TypeVar("Part")
 OWN = "own/"
-"""What a checkpoint has of one rank."""
+"""What a checkpoint has of each rank for itself."""
 TOTALS = "run/training/"
 """What a checkpoint has of the sums of an epoch."""
 
@@ -116,14 +116,14 @@ class Replicas(Alone):
         return value if self.communicator.rank == 0 else np.zeros_like(value)
 
     def saved(self) -> dict[str, np.ndarray]:
-        own = {f"{OWN}{name}": each for name, each in self.own().items()}
-        return of_all_ranks(self.communicator, own)
+        everyone = of_all_ranks(self.communicator, self.own())
+        return {f"{OWN}{name}": each for name, each in everyone.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        everyone = by_rank({name: each for name, each in arrays.items() if f"/{OWN}" in name})
-        mine = self.chosen(everyone)
+        own = {k.removeprefix(OWN): each for k, each in arrays.items() if k.startswith(OWN)}
+        mine = self.chosen(by_rank(own))
         if mine is not None:
-            self.take_back({name.removeprefix(OWN): each for name, each in mine.items()})
+            self.take_back(mine)
 
     def own(self) -> dict[str, np.ndarray]:
         """What this rank has for itself, by name."""

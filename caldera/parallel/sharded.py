@@ -156,7 +156,7 @@ class Sharded(DataParallel):
         for whole, part in self._part.items():
             part.assign(part_of(whole.numpy(), self.communicator))
             if self.stage == 3:
-                whole.symbol.move(Elsewhere(whole.name))
+                whole.symbol.move(Elsewhere(whole.name, part.tensor.device))
 
     def make_whole(self) -> None:
         self._is_apart = False

@@ -9,6 +9,7 @@ goes a token, so the order is part of the graph and no pass can lose it.
 - A sum starts as soon as its values are there, and ends before the first that depends on it. One
   that is waited for at once, as the last always is, starts where something depends on it.
 - What is gathered starts so many pieces ahead of the one that is needed, and ends where it is.
+- Messages between two ranks, and turns, start and end in the order in which they were written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from caldera.graph.body import rebuilt, topological
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, item
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.collective import Message, all_sum, cut, finish, start
+from caldera.graph.ops.collective import TOKEN, Message, Number, all_sum, cut, finish, start, turn
 from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.synchronised import SYNCHRONISED
 from caldera.graph.program import Program
@@ -35,7 +36,7 @@ def collectives(program: Program) -> Program:
     program = without_hidden(program)
     order = _by_need(program)
     units = _units(order)
-    sums = [unit for unit in units if not unit.is_gather]
+    sums = [unit for unit in units if not unit.is_gather and not unit.is_fixed]
     if sums and sums[-1].message.exchange is None:
         # Nothing is left to compute while the last one is under way. But who exchanges by rules of
         # its own is asked by one thread alone.
@@ -53,7 +54,8 @@ class _Unit:
     """One message: what it carries, its bit, and those of all that it depends on.
 
     `sums` are the `all_sum`s it serves, or `end` is the finish of one that was a message already.
-    `sent` is what its new start gives to its new finish.
+    `sent` is what its new start gives to its new finish. One of a message between two is only its
+    start, or only its end (`begun` is the other then); that of a turn has no message at all.
     """
 
     message: Message
@@ -63,10 +65,17 @@ class _Unit:
     sums: list[Node] = field(default_factory=list)
     end: Node | None = None
     sent: list[Node] = field(default_factory=list)
+    node: Node | None = None
+    begun: _Unit | None = None
 
     @property
     def is_gather(self) -> bool:
         return self.message.kind == "gather"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its place is where it was written."""
+        return self.node is not None
 
 
 def _by_need(program: Program) -> list[Node]:
@@ -76,13 +85,13 @@ def _by_need(program: Program) -> list[Node]:
 
 
 def _is_sum(node: Node) -> bool:
-    return node.op is all_sum or (node.op is start and node.attrs["message"].kind != "gather")
+    if node.op is start:
+        return bool(node.attrs["message"].kind != "gather")
+    return node.op is all_sum or node.op is turn
 
 
-def _number(node: Node) -> tuple[int, ...]:
-    number: tuple[int, ...] = (
-        node.attrs["number"] if node.op is all_sum else node.attrs["message"].number
-    )
+def _number(node: Node) -> Number:
+    number: Number = node.attrs["message"].number if node.op is start else node.attrs["number"]
     return number
 
 
@@ -95,7 +104,11 @@ def _units(order: Sequence[Node]) -> list[_Unit]:
         seen = 0
         for given in node.inputs:
             seen |= above[given]
-        if node.op is start:
+        if node.op is turn or _is_between_two(node):
+            unit = _fixed(node, 1 << len(units), seen, begun)
+            units.append(unit)
+            seen |= unit.mask
+        elif node.op is start:
             unit = _Unit(node.attrs["message"], node.inputs, 1 << len(units), seen)
             units.append(unit)
             begun[node] = unit
@@ -117,6 +130,24 @@ def _units(order: Sequence[Node]) -> list[_Unit]:
     return units
 
 
+def _is_between_two(node: Node) -> bool:
+    return node.op in (start, finish) and node.attrs["message"].is_between_two
+
+
+def _fixed(node: Node, mask: int, above: int, begun: dict[Node, _Unit]) -> _Unit:
+    """A turn, or the start or the end of a message between two ranks."""
+    message = Message("turn", "", node.attrs["number"]) if node.op is turn else (
+        node.attrs["message"]
+    )  # fmt: skip
+    values = tuple(given for given in node.inputs if given.spec != TOKEN)
+    unit = _Unit(message, values, mask, above, node=node)
+    if node.op is start:
+        begun[node] = unit
+    elif node.op is finish:
+        unit.begun = begun[node.inputs[0].inputs[0]]
+    return unit
+
+
 def _may_share(last: _Unit, node: Node, above: int) -> bool:
     """Whether a sum may be part of the message before it."""
     if not last.sums or above & last.mask or last.message.axis != node.attrs["axis"]:
@@ -127,7 +158,7 @@ def _may_share(last: _Unit, node: Node, above: int) -> bool:
 
 
 def _events(units: Sequence[_Unit]) -> Iterator[tuple[str, _Unit]]:
-    """("start" or "finish", message) one after the other."""
+    """("start", "finish", or "fixed" for what has its place, message) one after the other."""
     gathers = [unit for unit in units if unit.is_gather]
     begun = ended = 0
     under_way: list[_Unit] = []
@@ -148,7 +179,9 @@ def _events(units: Sequence[_Unit]) -> Iterator[tuple[str, _Unit]]:
         for other in [each for each in under_way if each.mask & unit.above]:
             under_way.remove(other)
             yield "finish", other
-        if unit.is_gather:
+        if unit.is_fixed:
+            yield "fixed", unit
+        elif unit.is_gather:
             while begun < min(len(gathers), ended + 1 + unit.message.ahead):
                 yield "start", gathers[begun]
                 begun += 1
@@ -176,17 +209,39 @@ class _Writer:
 
     def run(self) -> Program:
         for event, unit in self._events:
-            if event == "start":
+            if event == "fixed":
+                self._place(unit)
+            elif event == "start":
                 self._start(unit)
             else:
                 self._finish(unit)
         return self._program.with_roots(rebuilt(self._program.roots, self._new))
 
+    def _place(self, unit: _Unit) -> None:
+        """Write what has its place again, and let its old token be the one that is there now."""
+        assert unit.node is not None
+        if unit.node.op is turn:
+            values = rebuilt(unit.values, self._new)
+            tokens = [] if self._token is None else [self._token]
+            attrs = {**unit.node.attrs, "number": self._next()}
+            self._token = self._new[unit.node] = turn.node(*values, *tokens, **attrs)
+            return
+        if unit.begun is None:
+            self._start(unit)
+        else:
+            unit.message, unit.sent, unit.end = unit.begun.message, unit.begun.sent, unit.node
+            self._finish(unit)
+        assert self._token is not None
+        self._new[item(unit.node, len(unit.node.outputs) - 1)] = self._token
+
+    def _next(self) -> Number:
+        self._count += 1
+        return (self._count - 1,)
+
     def _start(self, unit: _Unit) -> None:
         values = rebuilt(unit.values, self._new)
         tokens = [] if self._token is None else [self._token]
-        message = replace(unit.message, number=(self._count,))
-        self._count += 1
+        message = replace(unit.message, number=self._next())
         sent = start.node(*values, *tokens, message=message)
         *unit.sent, self._token = (item(sent, i) for i in range(len(sent.outputs)))
         unit.message = message

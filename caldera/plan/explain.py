@@ -15,7 +15,7 @@ from caldera.amounts import (
 )
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.ops.collective import Message
+from caldera.graph.ops.collective import Message, turn
 from caldera.graph.order import order_name
 from caldera.graph.program import Program
 from caldera.kernels.choose import choices
@@ -224,7 +224,10 @@ def _op_text(node: Node) -> str:
     message = node.attrs.get("message")
     if isinstance(message, Message):
         part = node.op.name.removeprefix("collective_")
-        return f"{part} {message.kind} over {message.axis}"
+        place = f" at {message.peer}" if message.is_between_two else ""
+        return f"{part} {message.kind}{place} over {message.axis}"
+    if node.op is turn:
+        return f"turn: {node.attrs['action']}"
     body = node.attrs.get("body")
     if not isinstance(body, Body):
         return node.op.name

@@ -16,7 +16,7 @@ import numpy as np
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.graph.ops.collective import start
+from caldera.graph.ops.collective import Number, start, turn
 from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
@@ -320,13 +320,13 @@ def _in_order(roots: Sequence[Root]) -> list[Node]:
     """
     nodes = [root.node for root in roots]
     order = topological(nodes)
-    sent = [node for node in order if node.op is start]
+    sent = [node for node in order if node.op is start or node.op is turn]
     early: list[Node] = []
-    for node in sorted(sent, key=lambda node: node.attrs["message"].number):
-        message = node.attrs["message"]
-        if message.kind != "gather":
+    for node in sorted(sent, key=_number):
+        message = node.attrs.get("message")
+        if message is None or message.kind != "gather":
             # One that is waited for at once comes late, but what it sends is ready first.
-            early += node.inputs[:-1] if message.now else [node]
+            early += node.inputs[:-1] if message is not None and message.now else [node]
     depth: dict[Node, float] = {}
     for node in order:
         depth[node] = 1 + max((depth[given] for given in node.inputs), default=0)
@@ -349,6 +349,12 @@ def _in_order(roots: Sequence[Root]) -> list[Node]:
 
 def _is_heavy(node: Node) -> bool:
     return node.op.kind in ("product", "other") or node.op is scan
+
+
+def _number(node: Node) -> Number:
+    """The place of a message or a turn in their order."""
+    number: Number = node.attrs["number"] if node.op is turn else node.attrs["message"].number
+    return number
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

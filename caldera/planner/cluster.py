@@ -40,6 +40,11 @@ class Wire:
         """What is left to each when several use it at once."""
         return self if ways <= 1 else replace(self, bandwidth=self.bandwidth / ways)
 
+    def crowded(self, slowdown: float) -> Wire:
+        """The same between ranks whose cores have so many times as much to do."""
+        latency, adding = self.latency * slowdown, self.adding / slowdown
+        return replace(self, latency=latency, adding=adding)
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -47,7 +52,7 @@ class Cluster:
 
     - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
     - `at_full_speed`: how many ranks of a machine compute as fast as one that has it to itself;
-      more of them share its cores.
+      more of them share its cores. Messages within a machine are carried by these cores as well.
     - `memory`: the bytes that a rank may use; None for any number.
 
     >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
@@ -82,6 +87,16 @@ class Cluster:
         """
         return max(1.0, min(self.ranks, self.per_node) / self.at_full_speed)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no core of a machine is left for anything but computing."""
+        return min(self.ranks, self.per_node) >= self.at_full_speed
+
+    def hides(self, ranks: int, stride: int = 1) -> bool:
+        """Whether messages between these ranks move while the ranks compute: a network does that
+        by itself, within a machine it takes a core."""
+        return ranks * stride > self.per_node or not self.is_full
+
     def of_size(self, ranks: int) -> Cluster:
         """The same with another number of ranks."""
         return replace(self, ranks=ranks)
@@ -93,7 +108,7 @@ class Cluster:
         them do.
         """
         if ranks * stride <= self.per_node:
-            return self.inside or self.wire
+            return (self.inside or self.wire).crowded(self.slowdown).shared(self.slowdown)
         groups = min(stride, self.per_node)
         members = 1 if neighbours else max(1, self.per_node // stride)
-        return self.wire.shared(groups * members)
+        return self.wire.crowded(self.slowdown).shared(groups * members)

@@ -42,12 +42,11 @@ class Coded:
     a_value: float = 0.0
 
     def cost(self, elements: int, ranks: int, wire: Wire) -> Cost:
-        """An exchange of so many values: encoding, the wire, decoding."""
+        """An exchange of so many values, without encoding and decoding them."""
         if ranks == 1 or not elements:
             return Cost()
-        working = Cost(self.a_value * elements, 0)
         if isinstance(self.compressor, TopK):
-            return working + _sparse(self.compressor, elements, ranks, wire)
+            return _sparse(self.compressor, elements, ranks, wire)
         assert isinstance(self.compressor, DenseCompressor)
         part = math.ceil(elements / ranks)
         sizes = [code.size(part) for code in (self.compressor.code, self.compressor.code_of_sums)]
@@ -57,7 +56,7 @@ class Coded:
             )
         sent = (ranks - 1) * sum(size or 0 for size in sizes)
         # To everybody at once, then around the ring.
-        return working + Cost(wire.seconds(sent, 2 * (ranks - 1)), sent)
+        return Cost(wire.seconds(sent, 2 * (ranks - 1)), sent)
 
 
 def _sparse(topk: TopK, elements: int, ranks: int, wire: Wire) -> Cost:

@@ -167,12 +167,16 @@ def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) ->
 
 
 def _with_arenas(workload: Workload, arenas: Sequence[tuple[int, int]]) -> Workload:
-    """The workload with what plans really take: a line through the first and the last."""
-    (small, low), (large, high) = arenas[0], arenas[-1]
-    if large == small:
+    """The workload with what plans really take: a line through the two largest.
+
+    Small batches may take more than large ones, for kernels that only they are given.
+    """
+    if len(arenas) < 2:
         return workload
+    (small, low), (large, high) = arenas[-2:]
     slope = (high - low) / (large - small)
+    if slope <= 0:
+        return workload
     inputs = workload.layers[0].output
-    return dataclasses.replace(
-        workload, activations=slope + inputs, room=max(low - slope * small, workload.trained)
-    )
+    room = max(high - slope * large, workload.trained)
+    return dataclasses.replace(workload, activations=slope + inputs, room=room)

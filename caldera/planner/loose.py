@@ -31,10 +31,10 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
     yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
     elastic = ("ElasticAveraging", {"every": every})
     yield Way(AVERAGING, f"ElasticAveraging, every {every} steps", elastic, False, _elastic)
-    for topology, partners in (("pairs", 1), ("ring", 2)):
-        maker = ("Gossip", {"topology": topology})
+    for pattern, partners in (("random pairs", 1), ("ring", 2)):
+        maker = ("Gossip", {"pattern": pattern})
         cost = partial(_gossip, partners=partners)
-        yield Way(AVERAGING, f"Gossip, {topology}", maker, False, cost)
+        yield Way(AVERAGING, f"Gossip, {pattern}", maker, False, cost)
     yield Way(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
 
 
@@ -68,7 +68,8 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
 
 
 def _local(setting: Setting) -> Prediction:
-    return _now_and_then(setting, setting.workload.parameters, 0.0)
+    """Parameters and what the optimizer keeps are averaged."""
+    return _now_and_then(setting, setting.workload.parameters + setting.workload.optimizer, 0.0)
 
 
 def _elastic(setting: Setting) -> Prediction:
@@ -88,6 +89,7 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
 def _gossip(setting: Setting, partners: int) -> Prediction:
     """Parameters to one partner or to both neighbours, after each step."""
     nbytes = setting.workload.parameters
+    partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
     reason = too_many(setting, setting.ranks)
     if reason:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from caldera import parallel
 from caldera.comm import Communicator, world
+from caldera.compress import Compressor
 from caldera.errors import ConfigError
 from caldera.planner.prediction import Way
 from caldera.strategy import Alone, Strategy
@@ -16,17 +18,30 @@ def strategy_of(way: Way, ranks: int, communicator: Communicator | None) -> Stra
     name, arguments = way.maker
     if not name:
         return Alone()
-    found: Any = getattr(parallel, name, None)
-    if found is None:
+    where = f"strategy of {way.name}"
+    made: Any = getattr(parallel, name, None)
+    if made is None:
         raise ConfigError.build(
-            f"strategy of {way.name}", expected=f"parallel.{name}",
-            got="a Caldera that has none", hint="choose another row of the table",
+            where, expected=f"parallel.{name}", got="a Caldera that has none",
+            hint="choose another row of the table",
+        )  # fmt: skip
+    others = sorted(set(arguments) - set(inspect.signature(made).parameters))
+    if others:
+        raise ConfigError.build(
+            where, expected=f"a parallel.{name} that takes {', '.join(others)}",
+            got="one that does not", hint=f"make it yourself, for {dict(arguments)}",
         )  # fmt: skip
     everyone = world() if communicator is None else communicator
     if everyone.size != ranks:
         raise ConfigError.build(
-            f"strategy of {way.name}", expected=f"{ranks} ranks, as was planned",
-            got=f"{everyone.size}", hint="start as many, or plan for those that are there",
+            where, expected=f"{ranks} ranks, as was planned", got=f"{everyone.size}",
+            hint="start as many, or plan for those that are there",
         )  # fmt: skip
-    made: Strategy = found(**arguments, communicator=everyone)
-    return made
+    given = {key: _own(value) for key, value in arguments.items()}
+    found: Strategy = made(**given, communicator=everyone)
+    return found
+
+
+def _own(value: Any) -> Any:
+    """Compressors keep what they have not sent: each strategy has one of its own."""
+    return type(value)(**value.arguments()) if isinstance(value, Compressor) else value

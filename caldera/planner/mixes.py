@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from caldera.parallel.data_parallel import BUCKET_BYTES
 from caldera.planner.collectives import Cost, allgather, allreduce, reduce_scatter
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
 from caldera.planner.spread import share, status, too_many
 from caldera.planner.stages import Stage, cut
-from caldera.planner.timeline import pieces, sent_behind, total
+from caldera.planner.timeline import one_by_one, pieces, sent_behind, total
 from caldera.planner.workload import LayerCost, Workload
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
@@ -70,17 +71,21 @@ def ways(ranks: int) -> Iterator[Way]:
                     yield _way(mix)
     if ranks > 1:
         name = "Hybrid, dense layers split"
-        yield Way(HYBRID, name, ("Hybrid", {}), True, dense_layers_split)
+        maker = ("Hybrid", {"axes": {"model": ranks}, "samples": "all"})
+        yield Way(HYBRID, name, maker, True, dense_layers_split)
 
 
 def _way(mix: Mix) -> Way:
-    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
-    pipe = {"micro_batches": mix.micro, "schedule": mix.schedule} if mix.pipeline > 1 else {}
-    mesh = {name: size for name, size in axes.items() if size > 1}
     names = {PIPELINE: "PipelineParallel", TENSOR: "TensorParallel", HYBRID: "Hybrid"}
-    maker = (names[mix.family], {"mesh": mesh, **pipe})
-    title = f"{names[mix.family]}, {mix}"
-    return Way(mix.family, title, maker, True, partial(mixed, mix=mix))
+    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
+    given: dict[str, Any] = {}
+    if mix.family == HYBRID:
+        given["axes"] = {name: size for name, size in axes.items() if size > 1}
+    if mix.pipeline > 1:
+        given |= {"micro_batches": mix.micro, "schedule": mix.schedule}
+    name = names[mix.family]
+    title = f"{name}, {mix}"
+    return Way(mix.family, title, (name, given), True, partial(mixed, mix=mix))
 
 
 def mixed(setting: Setting, mix: Mix) -> Prediction:
@@ -174,7 +179,10 @@ def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[
     backward = seconds * (1 - setting.compute.forward)
     share_of_all = stage.weight or 1.0
     work = pieces(stage.layers[::-1], backward / share_of_all, BUCKET_BYTES * mix.model)
-    return sent_behind(work, cost) - sum(piece.seconds for piece in work), total(work, cost)
+    exchange = total(work, cost)
+    if not setting.cluster.hides(mix.data, stride):
+        return exchange.seconds, exchange
+    return sent_behind(work, cost) - sum(piece.seconds for piece in work), exchange
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:
@@ -213,7 +221,8 @@ def dense_layers_split(setting: Setting) -> Prediction:
 
     # Dense layers come last: when the backward pass reaches the others, theirs are done.
     behind = pieces(others[::-1], backward, BUCKET_BYTES)
-    left = sent_behind(behind, cost) - sum(piece.seconds for piece in behind)
+    after = sent_behind if cluster.hides(ranks) else one_by_one
+    left = after(behind, cost) - sum(piece.seconds for piece in behind)
     moved = Cost()
     for layer in dense:
         moved += allgather(layer.given * setting.batch, ranks, wire)

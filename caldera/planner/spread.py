@@ -15,6 +15,7 @@ from caldera.planner.prediction import Prediction, Setting, Way, refuse
 from caldera.planner.timeline import (
     Piece,
     fetched_and_sent,
+    one_by_one,
     pieces,
     sent_behind,
     total,
@@ -69,18 +70,27 @@ def _plain(setting: Setting, algorithm: str) -> Prediction:
 def _compressed(setting: Setting, name: str) -> Prediction:
     code, workload = setting.codes[name], setting.workload
     wire = setting.cluster.between(setting.ranks, neighbours=False)
-    slow = replace(code, a_value=code.a_value * setting.cluster.slowdown)
 
     def cost(nbytes: float) -> Cost:
-        return slow.cost(round(nbytes / workload.value), setting.ranks, wire)
+        return code.cost(round(nbytes / workload.value), setting.ranks, wire)
 
-    found = _exchanged(setting, cost)
+    def encoding(nbytes: float) -> Cost:
+        return Cost(code.a_value * nbytes / workload.value * setting.cluster.slowdown)
+
+    found = _exchanged(setting, cost, encoding)
     # What was not sent is kept for the next step.
     return replace(found, memory=found.memory + workload.trained)
 
 
-def _exchanged(setting: Setting, cost: Callable[[float], Cost]) -> Prediction:
-    """Gradients in messages that leave while the backward pass goes on."""
+def _exchanged(
+    setting: Setting,
+    cost: Callable[[float], Cost],
+    encoding: Callable[[float], Cost] = lambda nbytes: Cost(),
+) -> Prediction:
+    """Gradients in messages that leave while the backward pass goes on.
+
+    Encoding takes a core: where none is left, the rank computes that much later.
+    """
     ranks, workload = setting.ranks, setting.workload
     reason = too_many(setting, ranks)
     if reason:
@@ -90,8 +100,14 @@ def _exchanged(setting: Setting, cost: Callable[[float], Cost]) -> Prediction:
     forward = setting.compute.forward * computing
     behind = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
     now = status(ranks, setting)
-    seconds = forward + sent_behind(behind, cost) + now.seconds
-    exchange = total(behind, cost) + now
+    exchange = total(behind, cost) + total(behind, encoding) + now
+    if not setting.cluster.hides(ranks):
+        after = one_by_one(behind, cost, encoding)
+    elif setting.cluster.is_full:
+        after = sent_behind(behind, cost) + total(behind, encoding).seconds
+    else:
+        after = sent_behind(behind, lambda nbytes: cost(nbytes) + encoding(nbytes))
+    seconds = forward + after + now.seconds
     return Prediction(
         setting.batch, seconds, computing, exchange.seconds, seconds - computing,
         sent=exchange.sent, memory=workload.memory(samples),
@@ -118,12 +134,15 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     back = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
     now = status(ranks, setting)
     exchange = total(there, gather) + total(back, scatter) + now
-    if stage < 3:
+    if stage == 3:
+        exchange += total(back, gather)
+    if not cluster.hides(ranks):
+        seconds = computing + exchange.seconds - now.seconds
+    elif stage < 3:
         seconds = waited_for(there, gather) + sent_behind(back, scatter)
     else:
         seconds = fetched_and_sent(there, gather, lambda nbytes: Cost())
         seconds += fetched_and_sent(back, gather, scatter)
-        exchange += total(back, gather)
     seconds += now.seconds
     return Prediction(
         setting.batch, seconds, computing, exchange.seconds, seconds - computing,

@@ -92,6 +92,16 @@ def fetched_and_sent(
     return max(now, free)
 
 
+def one_by_one(work: Sequence[Piece], *costs: Callable[[float], Cost]) -> float:
+    """When all is done, if nothing is exchanged while anything is computed.
+
+    >>> from caldera.planner.collectives import Cost
+    >>> one_by_one([Piece(1.0, 8.0), Piece(1.0, 8.0)], lambda nbytes: Cost(0.5))
+    3.0
+    """
+    return sum(piece.seconds for piece in work) + sum(total(work, cost).seconds for cost in costs)
+
+
 def total(work: Iterable[Piece], cost: Callable[[float], Cost]) -> Cost:
     """What all messages cost together."""
     return sum((cost(piece.nbytes) for piece in work if piece.nbytes), Cost())

@@ -96,16 +96,17 @@ def _bound(ranking: Ranking) -> str:
     )
     if found.exchange:
         hidden = 1 - min(found.exposed / found.exchange, 1.0)
-        text += f", {percent_text(hidden)} of it behind the computing"
+        share = percent_text(hidden) if hidden > 0.001 else "nothing"
+        text += f", {share} of it behind the computing"
     if found.idle:
         text += f", and for {seconds_text(found.idle)} the pipeline fills and drains"
     better = {
-        "compute": "Twice the speed of computing",
-        "bandwidth": "Twice the bandwidth",
-        "latency": "Half the latency",
+        "compute": "twice the speed of computing",
+        "bandwidth": "twice the bandwidth",
+        "latency": "half the latency",
     }
-    tried = ", ".join(f"{better[name].lower()} {gains[name]:.2f} times" for name in gains)
-    return f"{text}. A step would be faster with {tried}."
+    tried = ", ".join(f"{gains[name]:.2f} with {better[name]}" for name in gains)
+    return f"{text}. How many times as fast it would be: {tried}."
 
 
 def _fewer(series: Sequence[Ranking], scaling: str) -> str:
@@ -117,10 +118,14 @@ def _fewer(series: Sequence[Ranking], scaling: str) -> str:
     if best is series[-1] or best.best.prediction.seconds > last.seconds / _CLEARLY:
         return ""
     return (
-        f"With this batch {best.setting.ranks} ranks are faster than "
+        f"With this batch {_ranks(best.setting.ranks)} faster than "
         f"{series[-1].setting.ranks}: {seconds_text(best.best.prediction.seconds)} a step with "
         f"{best.best.way.name}."
     )
+
+
+def _ranks(count: int) -> str:
+    return "one rank is" if count == 1 else f"{count} ranks are"
 
 
 def _inexact(ranking: Ranking) -> str:

@@ -26,7 +26,7 @@ from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import WISHES, Alone, Strategy
 from caldera.train.source import Fed, Source, Values, drawn
 from caldera.train.totals import Totals
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
-WISHES = "wishes"
-"""The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 NO_WISHES = (0.0, 0.0)
 """To stop, and to save."""
 Wishes = Sequence[float]
@@ -126,7 +124,8 @@ class Steps:
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
         if self.strategy.several:
             feeds[WISHES] = NO_WISHES if wishes is None else wishes
-        self._launch(plan, feeds)
+        # A rank that computes only a part of the network may not need all of it.
+        self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
         """The loss and the metrics of an epoch."""
@@ -214,9 +213,10 @@ class Steps:
         with trace(
             training=training, dtype=self.model.dtype, device=self.model.device,
             random=self.random, first=self._batch(count).share.first,
-            several_ranks=self.strategy.several,
+            several_ranks=self.strategy.shares_batches,
         ) as traced:  # fmt: skip
             result = self.model(*inputs)
+        self.strategy.traced(traced)
         return named_outputs(result), traced
 
     def network(self, count: int) -> list[Expr]:

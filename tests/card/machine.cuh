@@ -20,6 +20,7 @@
 // Blocks of kernels with memory of this kind run one after the other, so one place serves all.
 #define __shared__ static
 #define __constant__ static const
+#define __grid_constant__
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -271,6 +272,12 @@ inline u32 half_pair_above(u32 a, u32 b) { return two_above<half_bits_to_float>(
 inline u32 bfloat_pair_above(u32 a, u32 b) { return two_above<bfloat_bits_to_float>(a, b); }
 inline u32 half_pair_max(u32 a, u32 b) { return two_max<half_bits_to_float>(a, b); }
 inline u32 bfloat_pair_max(u32 a, u32 b) { return two_max<bfloat_bits_to_float>(a, b); }
+inline i32 thread_now() { return (i32)threadIdx.x; }
+inline u32 tf32_below(float x) { return float_to_bits(x) & 0xffffe000u; }
+inline u32 tf32_near(float x) {
+    u32 bits = float_to_bits(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
 // The fragments are spread over the lanes as on the card: put together, multiplied, spread again.
@@ -356,18 +363,23 @@ inline void copy_ahead16(void* to, const void* from, bool inside) {
     copy_now<16>(to, from, inside);
 }
 inline void copy_ahead4(void* to, const void* from, bool inside) { copy_now<4>(to, from, inside); }
+template <int BYTES> void copy_some(void* to, const void* from, int some) {
+    if (some < 0 || some > BYTES) abort();
+    if ((u64)to % BYTES || (some && (u64)from % BYTES)) abort();
+    memset(to, 0, BYTES);
+    memcpy(to, from, some);
+}
 inline void copies_begun() {}
 template <int AFTER> void copies_done() {}
 
 inline u32 load_acquire(const u32* place) { return *(volatile const u32*)place; }
 inline void spin() { emulated::give_way(); }
-inline void grid_sync(u32* barrier) {
-    __syncthreads();
-    if (emulated::current->rank == 0) {
-        u32 blocks = gridDim.x;
-        u32 target = (atomicAdd(barrier, 1u) / blocks + 1u) * blocks;
+inline void grid_arrive(u32* barrier) {
+    if (emulated::current->rank == 0) atomicAdd(barrier, 1u);
+}
+inline void grid_wait(u32* barrier, u32 target) {
+    if (emulated::current->rank == 0)
         while ((i32)(load_acquire(barrier) - target) < 0) spin();
-    }
     __syncthreads();
 }
 #define DYNAMIC_SHARED(type, name) type* name = (type*)emulated::current->block->shared

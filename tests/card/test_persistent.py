@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.persistent.phases import in_phases
+from caldera.kernels.cuda.persistent.parts import Part, plain
+from caldera.kernels.cuda.persistent.phases import early_in, in_phases
+from caldera.kernels.cuda.persistent.program import Program, shared_out
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
@@ -65,6 +68,32 @@ def test_training_equals_the_cpu_and_is_one_launch_a_step(
     if isinstance(using, EmulatedDriver):
         # Nine steps; the first of them runs call by call.
         assert using.launches.count("steps") == 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "widths", "classes"),
+    [(33, (50, 70, 41), 11), (17, (1030, 9), 3), (20, (12, 300, 36), 40), (3, (6000, 8), 2)],
+)
+def test_odd_sizes_equal_the_cpu(
+    card: Device, batch: int, widths: tuple[int, ...], classes: int
+) -> None:
+    draw = np.random.default_rng(2)
+    x = draw.standard_normal((3 * batch, widths[0]), np.float32)
+    y = draw.integers(0, classes, 3 * batch)
+
+    def trained(device: Any) -> cd.NeuralNetwork:
+        hidden = [nn.Dense(width, activation="tanh") for width in widths[1:]]
+        layers = [nn.Input((widths[0],)), *hidden, nn.Dense(classes)]
+        model = cd.NeuralNetwork(
+            layers, loss="cross_entropy", optimizer=optim.SGD(0.05, momentum=0.9), batch_size=batch,
+            seed=1, device=device,
+        )  # fmt: skip
+        model.fit((x, y), epochs=1, verbose=0)
+        return model
+
+    here, there = trained("cpu"), trained(card)
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-5, atol=2e-6)
 
 
 def test_a_step_whose_loss_is_not_finite_changes_nothing(card: Device) -> None:
@@ -128,3 +157,43 @@ def test_a_phase_holds_what_does_not_touch_the_same_memory() -> None:
     read_edge = _Touch([memory[9:11]], [])
     parts = [make_b, make_c, overwrite_a, make_d, read_edge]
     assert in_phases(parts) == [[make_b, make_c], [overwrite_a, make_d], [read_edge]]
+    assert in_phases(parts, late=lambda part: part is make_d) == [
+        [make_b, make_c], [overwrite_a], [make_d, read_edge]
+    ]  # fmt: skip
+
+
+def test_what_the_phase_before_writes_is_not_there_early() -> None:
+    memory = np.zeros(40, np.float32)
+    a, b, c = (memory[10 * i : 10 * i + 10] for i in range(3))
+    phases = [[_Touch([a], [b])], [_Touch([b], [c])]]
+    assert [early_in(phases, 1)(each) for each in (a, b, c)] == [True, False, True]
+    # Before the first phase comes the last one of the step before.
+    assert [early_in(phases, 0)(each) for each in (a, b, c)] == [True, True, False]
+
+
+def _part(units: int, heavy: bool) -> Part:
+    return Part("work", units, [], [], plain(lambda places: []), heavy)
+
+
+def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
+    heavy, other, light, more = _part(4, True), _part(3, True), _part(2, False), _part(5, False)
+    assert shared_out([light, heavy, more, other], 10) == [
+        (heavy, 0, 4), (other, 4, 3), (light, 7, 2), (more, 7, 3)
+    ]  # fmt: skip
+    # Where nothing is left they go everywhere.
+    assert shared_out([heavy, light], 4) == [(heavy, 0, 4), (light, 0, 2)]
+
+
+def test_equal_code_on_other_arrays_is_there_once() -> None:
+    arrays = [np.zeros(4, np.float32) for _ in range(4)]
+
+    def doubling(source: np.ndarray, target: np.ndarray) -> Part:
+        code = plain(
+            lambda places: [f"{places.element(target, ['0'])} = 2 * {places.name(source)}[0];"]
+        )
+        return Part("double", 1, [source], [target], code)
+
+    parts = [doubling(one, other) for one, other in pairwise(arrays)]
+    program = Program([[part] for part in parts], 2)
+    assert program.source.count("= 2 * ") == 1
+    assert len(program.pointers) == 6

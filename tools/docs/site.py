@@ -57,7 +57,8 @@ class Site:
         return written
 
     def _page(self, name: str) -> Rendered:
-        return rendered(source_of(name).read_text(), lambda text: self.address(text, name))
+        text = source_of(name).read_text() + _others(name)
+        return rendered(text, lambda text: self.address(text, name))
 
     def _reference(self, room: str) -> Rendered:
         """The page of a room: what its module says, a list, and each entry."""
@@ -110,6 +111,18 @@ class Site:
             for level, text, place in page.headings
         ]
         return f"const INDEX = {json.dumps(found)};\n" + (HERE / "search.js").read_text()
+
+
+def _others(name: str) -> str:
+    """For the page that begins a folder: a list of the others there, by their titles."""
+    place = PurePosixPath(name)
+    others = [PurePosixPath(each) for each in page_names() if each != name]
+    beside = [each for each in others if each.parent == place.parent != PurePosixPath()]
+    if place.name != "index" or not beside:
+        return ""
+    titles = {each: source_of(str(each)).read_text().partition("\n")[0] for each in beside}
+    lines = [f"- [{title.removeprefix('# ')}]({each.name}.md)" for each, title in titles.items()]
+    return "\n## The other pages of this section\n\n" + "\n".join(lines) + "\n"
 
 
 def anchor(entry: Entry) -> str:

@@ -11,6 +11,10 @@ the axis of the mesh and a number. Numbers are given as nodes are written, so th
 never puts a collective before one it depends on, and two collectives never become one because
 their inputs happen to be equal on some rank. A token goes from each part to the next (see
 `passes.collectives`): it holds nothing, and keeps all ranks to one order.
+
+A message may also go from one rank to one other. Who sends and who receives have programs of their
+own then, which are written with tokens: the order of such messages is that in which they stand.
+`turn` moves nothing: it says that something is computed before whatever comes next.
 """
 
 from __future__ import annotations
@@ -53,7 +57,8 @@ class Message:
     """What a collective does with the values it is given, all of them in one message.
 
     - `kind`: "sum" (everyone gets the sum of everyone's values), "scatter" (rank r gets the r-th
-      part of the sum of each) or "gather" (everyone gets everyone's parts, one after the other).
+      part of the sum of each), "gather" (everyone gets everyone's parts, one after the other),
+      "send" (the rank `peer` gets the values) or "receive" (`brings` comes from there).
     - `axis`: of the mesh of ranks; `number`: its place in the order of all collectives.
     - `ranks`: how many take part, where that decides about shapes.
     - `now`: whether the rank waits for it at once, instead of computing while data move.
@@ -74,10 +79,17 @@ class Message:
     # Whoever exchanges need not be comparable; but who it is tells messages apart.
     exchange: Any = field(default=None, compare=False)
     names: tuple[str, ...] = ()
+    peer: int = -1
+    brings: tuple[Spec, ...] = ()
     who: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", id(self.exchange))
+
+    @property
+    def is_between_two(self) -> bool:
+        """Whether only two ranks take part."""
+        return self.kind in ("send", "receive")
 
 
 def piece(elements: int, ranks: int) -> int:
@@ -92,7 +104,7 @@ def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
 
     That memory is what is sent and received, or two places, one for each.
     """
-    values = [given for given in inputs if given != TOKEN]
+    values = [given for given in inputs if given != TOKEN] or list(message.brings)
     if len({given.dtype for given in values}) != 1:
         refuse_dtype("values of one dtype in a message")
     dtype = values[0].dtype
@@ -112,6 +124,25 @@ def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
 def finish(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
     """What a start gave, to what was received, and a token."""
     return inputs[-2], TOKEN
+
+
+@op("turn")
+def turn(*inputs: Spec, action: str, number: Number) -> Spec:
+    """A token: what is given has been computed, before anything that takes the token."""
+    return TOKEN
+
+
+def begun(values: Sequence[Node], message: Message, token: Node | None) -> tuple[Nodes, Node]:
+    """What is on its way once a message has started after a token, and the next token."""
+    sent = start.node(*values, *([] if token is None else [token]), message=message)
+    *places, after = (item(sent, index) for index in range(len(sent.outputs)))
+    return tuple(places), after
+
+
+def ended(places: Nodes, message: Message, token: Node) -> tuple[Node, Node]:
+    """What a message that has started brings, waited for after a token, and the next token."""
+    node = finish.node(*places, token, message=message)
+    return item(node, 0), item(node, 1)
 
 
 def exchanged(values: Sequence[Node], message: Message) -> Node:

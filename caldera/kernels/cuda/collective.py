@@ -108,6 +108,8 @@ def _bind_start(call: Call) -> Runner:
         return CudaRunner([*calls, starting(message, communicator, shapes, sent)])
     staged = [_Staged(place) for place in sent]
     here = [each.here for each in staged]
+    if message.kind == "receive":
+        return CudaRunner([starting(message, communicator, shapes, here)])
     go = starting(message, communicator, shapes, here, staged[0].ready)
     return CudaRunner([*calls, staged[0].out, go])
 
@@ -138,6 +140,10 @@ def _bind_all_sum(call: Call) -> Runner:
     return CudaRunner([*copy_calls(there, source), add_up, *copy_calls(target, there)])
 
 
+def _bind_turn(call: Call) -> Runner:
+    return CudaRunner([])
+
+
 def _workspace(node: Node) -> int:
     return node.spec.nbytes
 
@@ -155,3 +161,4 @@ TABLE.add(Kernel(
 TABLE.add(Kernel(
     "collective_finish", "cuda", _HOW, _bind_finish, in_place=_in_place, capturable=False,
 ))  # fmt: skip
+TABLE.add(Kernel("turn", "cuda", "order alone", _bind_turn))

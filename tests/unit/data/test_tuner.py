@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import caldera as cd
+from caldera.data import making
 from caldera.data.tuner import MOST_WORKERS, Cost, Setting, Tuner
 
 
@@ -119,6 +122,20 @@ def test_batches_made_ahead_fit_into_memory() -> None:
     tuner = Tuner(machine.cores, memory=6 << 20)
     machine.run(tuner, 500)
     assert 1 <= tuner.setting.workers <= tuner.setting.prefetch <= 6
+
+
+def test_a_container_has_less_memory_than_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(making, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    everything = making.memory_for_batches()
+    limit.write_text("max\n")
+    assert making.memory_for_batches() == everything
+    limit.write_text("8000000\n")
+    assert making.memory_for_batches() == 1_000_000
+    with cd.settings.override(memory_limit=16_000_000):
+        assert making.memory_for_batches() == 2_000_000
 
 
 def test_stages_move_to_where_they_are_faster() -> None:

@@ -36,7 +36,9 @@ from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 assert cpu
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-ELSEWHERE = frozenset({"fused", "scan", "all_sum", "collective_start", "collective_finish"})
+ELSEWHERE = frozenset({
+    "fused", "scan", "all_sum", "collective_start", "collective_finish", "turn",
+})  # fmt: skip
 """Made by passes or plans, or in need of a communicator: no case has them as they run."""
 LARGE = frozenset({"winograd 2x2", "winograd 4x4", "fourier"})
 """Kernels that want more channels than any case has: test_fast_convolution is about them."""

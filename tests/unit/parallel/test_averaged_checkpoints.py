@@ -10,6 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera.comm import Communicator
+from caldera.compress import TopK
 from caldera.errors import CheckpointError
 from caldera.parallel import DataParallel, ElasticAveraging, Ensemble, Gossip, LocalSGD
 from caldera.train.folder import CheckpointFolder
@@ -25,8 +26,9 @@ STRATEGIES: dict[str, Any] = {
     "pairs": lambda comm: Gossip("random pairs", communicator=comm),
     "ensemble": lambda comm: Ensemble([4, 9, 2][: comm.size], communicator=comm),
     "data": lambda comm: DataParallel(communicator=comm),
+    "compressed": lambda comm: DataParallel(communicator=comm, compression=TopK(0.5)),
 }
-EXACT = [name for name in STRATEGIES if name != "data"]
+EXACT = [name for name in STRATEGIES if name not in ("data", "compressed")]
 
 
 def made() -> cd.NeuralNetwork:
@@ -79,7 +81,8 @@ def test_as_many_ranks_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "before", "second", "after"),
     [("local", 3, "local", 2), ("elastic", 3, "elastic", 4), ("pairs", 2, "pairs", 3),
-     ("ring", 3, "data", 3), ("data", 2, "local", 3), ("local", 2, "elastic", 2)],
+     ("ring", 3, "data", 3), ("data", 2, "local", 3), ("local", 2, "elastic", 2),
+     ("elastic", 2, "compressed", 2), ("compressed", 2, "ring", 2)],
 )  # fmt: skip
 def test_others_go_on_from_what_all_amount_to(
     first: str, before: int, second: str, after: int, tmp_path: Path

@@ -12,7 +12,7 @@ import pytest
 import caldera as cd
 from caldera import optim
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.parallel import DataParallel, Hybrid, Sharded, TensorParallel
+from caldera.parallel import DataParallel, Hybrid, PipelineParallel, Sharded, TensorParallel
 from caldera.train.folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
@@ -35,6 +35,8 @@ STRATEGIES = {
     "data": lambda comm: DataParallel(communicator=comm),
     "stage 1": lambda comm: Sharded(1, communicator=comm),
     "stage 3": lambda comm: Sharded(3, communicator=comm, bucket_bytes=1),
+    # Batch normalisation is over a part: with one it is over the batch.
+    "pipeline": lambda comm: PipelineParallel(communicator=comm, micro_batches=1),
     "layers": lambda comm: TensorParallel(least=1, communicator=comm),
     "hybrid": lambda comm: Hybrid(
         {"data": 2, "model": -1}, least=1, samples="all", communicator=comm
@@ -64,6 +66,9 @@ def _run(ranks: int, strategy: str, folder: Path, **how: Any) -> Trained:
         ("data", 4, "data", 2),
         ("stage 1", 4, "data", 3),
         ("stage 3", 3, "stage 1", 2),
+        ("pipeline", 4, "pipeline", 3),
+        ("pipeline", 2, "stage 1", 3),
+        ("data", 3, "pipeline", 2),
         ("layers", 3, "hybrid", 4),
         ("hybrid", 4, "layers", 2),
         ("layers", 2, "stage 1", 3),

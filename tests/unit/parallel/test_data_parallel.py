@@ -13,7 +13,7 @@ from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.errors import CommError, ConfigError
-from caldera.parallel import DataParallel, Sharded
+from caldera.parallel import DataParallel, PipelineParallel, Sharded
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
@@ -194,7 +194,7 @@ def test_one_rank_needs_no_others(strategy: Any) -> None:
     assert_close(found, alone(plain, samples(20)), 0)
 
 
-@pytest.mark.parametrize("strategy", [DataParallel, Sharded])
+@pytest.mark.parametrize("strategy", [DataParallel, Sharded, PipelineParallel])
 def test_devices_with_memory_of_their_own(strategy: Any) -> None:
     """Data lie there, steps are captured and replayed, and wishes are heard a batch later."""
     models = [plain(device=f"loopback:{rank}") for rank in range(2)]

@@ -197,16 +197,18 @@ def test_the_history_is_that_of_all_ranks_and_of_the_mean_model(name: str) -> No
     assert np.sum(history["confusion_matrix"][-1]) == 23
 
 
-@pytest.mark.parametrize("name", AVERAGED)
+def lars() -> optim.Optimizer:
+    return optim.LARS(optim.LinearWarmUp(3, then=0.5), weight_decay=1e-2)
+
+
+def lamb() -> optim.Optimizer:
+    return optim.LAMB(0.01, clip=optim.ClipNorm(0.1))
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: optim.LARS(optim.LinearWarmUp(3, then=0.5), weight_decay=1e-2),
-        lambda: optim.LAMB(0.01, clip=optim.ClipNorm(0.1)),
-    ],
-    ids=["lars", "lamb"],
+    ("name", "optimizer"), [("local", lars), ("elastic", lamb), ("ring", lars), ("pairs", lamb)]
 )
-def test_large_batches(optimizer: Any, name: str) -> None:
+def test_large_batches(name: str, optimizer: Any) -> None:
     """Rates by layer, warm-up, and a batch that grows from epoch to epoch."""
 
     def make() -> cd.NeuralNetwork:

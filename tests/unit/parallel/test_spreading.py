@@ -10,7 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.comm import Communicator, run_virtual_ranks
+from caldera.comm import Communicator, Mesh, run_virtual_ranks
 from caldera.graph.body import topological
 from caldera.lazy import Expr
 from caldera.parallel.placement import Split, evenly, reshaped
@@ -89,6 +89,7 @@ def test_parts_of_every_op(name: str) -> None:
         split = Split(axis, (0, SHAPE[axis] // 2 + 1, SHAPE[axis]))
 
         def work(comm: Communicator, split: Split = split) -> tuple[np.ndarray, int]:
+            comm.axes = Mesh(comm, {"data": 1, "model": RANKS}).axes
             own = split.part_of(x, comm.rank)
             here = op.var("x", own.shape, fill=own, dtype="float64")
             whole = op.input("x", SHAPE, "float64")

@@ -129,7 +129,7 @@ def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
         assert step.sent["model"] == moved + summed
     # The gradients of what all ranks have: of the convolution, and the last bias.
     assert found[0].messages[-1] == (
-        "sum along all of (4, 2, 3, 3) float32, (4,) float32, (4,) float32"
+        "sum along all of (4,) float32, (4,) float32, (4, 2, 3, 3) float32"
     )
 
 

@@ -139,6 +139,13 @@ def test_sharded_training(ranks: int, stage: int) -> None:
     assert predicted(ranks, f"Sharded, stage {stage}") == pytest.approx(there, rel=0.1)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("pattern", ["random pairs", "ring"])
+def test_gossip(ranks: int, pattern: str) -> None:
+    there = counted_in_training(ranks, lambda comm: parallel.Gossip(pattern, communicator=comm))
+    assert predicted(ranks, f"Gossip, {pattern}") == pytest.approx(there, rel=0.25)
+
+
 def test_stage_3_sends_half_as_much_again() -> None:
     def gradients(name: str) -> float:
         status = sum(size * count for size, count in workload_of(network()).waited_for.items())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from caldera import compress
 from caldera.planner import Cluster, Setting, Wire
+from caldera.planner.coding import Coded
 from caldera.planner.collectives import ALGORITHMS, Cost, allreduce
 from caldera.planner.loose import ENSEMBLE
 from caldera.planner.mixes import FILL_DRAIN, ONE_F_ONE_B, Mix, mixed
@@ -98,7 +102,7 @@ def test_ranks_of_a_machine_share_its_link_and_its_cores() -> None:
     cluster = Cluster(8, wire, inside=Wire(0.0, 1e9), per_node=4, at_full_speed=2)
     assert cluster.slowdown == 2.0
     assert cluster.of_size(2).slowdown == 1.0
-    assert cluster.between(4) == Wire(0.0, 1e9)
+    assert cluster.between(4) == Wire(0.0, 0.5e9)
     assert cluster.between(8) == wire
     assert cluster.between(8, neighbours=False).bandwidth == 0.25e6
     # Four rings at once, one through each rank of a machine.
@@ -106,6 +110,36 @@ def test_ranks_of_a_machine_share_its_link_and_its_cores() -> None:
     hierarchical = allreduce("hierarchical", 1e6, 8, cluster)
     others = [allreduce(n, 1e6, 8, cluster) for n in ALGORITHMS if n not in ("ring", "torus")]
     assert all(hierarchical.seconds <= other.seconds for other in others)
+
+
+def test_within_a_machine_messages_take_a_core() -> None:
+    wire = Wire(0.0, 1e9)
+    spare, full = (Cluster(2, wire, per_node=2, at_full_speed=cores) for cores in (4, 2))
+    assert spare.hides(2)
+    assert not full.hides(2)
+    given = setting(2)
+    seconds, hidden = [], []
+    for cluster in (spare, full):
+        one = replace(given, cluster=cluster)
+        found = {way.name: way.predict(one) for way in all_ways(one)}["DataParallel, ring"]
+        seconds.append(found.seconds)
+        hidden.append(found.computing + found.exchange - found.seconds)
+    assert seconds[1] > seconds[0]
+    assert hidden[0] > 0
+    assert hidden[1] == pytest.approx(0.0, abs=1e-12)
+    # A network carries them by itself, however busy the cores are.
+    assert Cluster(2, wire, per_node=1, at_full_speed=0.5).hides(2)
+
+
+def test_encoding_takes_a_core_whatever_carries_the_message() -> None:
+    code = Coded(compress.QSGD(bits=4), a_value=1e-9)
+    spare = replace(free(4), codes={"qsgd": code})
+    full = replace(spare, cluster=replace(spare.cluster, at_full_speed=1.0))
+    whole = 1e-9 * spare.workload.trained / spare.workload.value
+    # With a core to spare only the last message is encoded after the backward pass: one of eight.
+    for given, exposed in ((spare, whole / 8), (full, whole)):
+        found = {way.name: way.predict(given) for way in all_ways(given)}
+        assert found["DataParallel, QSGD, 4 bits"].exposed == pytest.approx(exposed)
 
 
 def test_adding_up_may_take_longer_than_the_link() -> None:

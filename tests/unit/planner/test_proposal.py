@@ -14,8 +14,12 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.planner import Compute, Proposal, Wire, measured_wire, workload_of
 from caldera.planner.compute import measured
+from caldera.planner.making import strategy_of
 from caldera.planner.mixes import HYBRID, PIPELINE
+from caldera.planner.ranking import all_ways
 from caldera.planner.spread import COMPRESSED, DATA, SHARDED
+
+from .made import setting
 
 SLOW, QUICK = "100Mb", "100Gb"
 WIDE = 2048
@@ -72,7 +76,7 @@ def test_sentences_say_what_bounds_it() -> None:
 
 def test_sentences_say_when_fewer_ranks_are_faster() -> None:
     text = proposal(ranks=64, link=SLOW, latency="1ms").explain("strong")
-    assert "With this batch 1 ranks are faster than 64" in text
+    assert "With this batch one rank is faster than 64" in text
 
 
 # --- memory
@@ -156,6 +160,47 @@ def test_the_proposed_strategy_trains() -> None:
 def test_a_strategy_is_for_the_ranks_that_were_planned() -> None:
     with pytest.raises(ConfigError, match="expected 8 ranks, as was planned, got 1"):
         proposal(speed="1G").strategy("weak")
+
+
+def test_a_compressed_strategy_has_a_compressor_of_its_own() -> None:
+    found = proposal(ranks=2, link=SLOW, exact=False)
+    assert found.ranking("weak").best.way.family == COMPRESSED
+
+    def made(comm: Communicator) -> Any:
+        strategy = found.strategy("weak", comm)
+        assert isinstance(strategy, parallel.DataParallel)
+        return strategy.compression
+
+    first, second = run_virtual_ranks(2, made)
+    assert type(first) is type(second)
+    assert first is not second
+
+
+def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = proposal(speed="1G")
+    monkeypatch.delattr(parallel, "DataParallel")
+    with pytest.raises(ConfigError, match=r"expected parallel\.DataParallel, got a Caldera that"):
+        found.strategy("weak")
+    monkeypatch.setattr(parallel, "DataParallel", lambda communicator: None, raising=False)
+    with pytest.raises(ConfigError, match="that takes algorithm, got one that does not"):
+        found.strategy("weak")
+
+
+def test_every_way_that_has_a_strategy_makes_it() -> None:
+    given = setting(4)
+    names = {"DataParallel", "Sharded", "TensorParallel", "LocalSGD", "ElasticAveraging", "Gossip"}
+    names |= {"Ensemble", "Hybrid"}
+    chosen = [
+        way
+        for way in all_ways(given)
+        if way.maker[0] in names and "pipeline" not in way.maker[1].get("axes", {})
+    ]
+    assert {way.maker[0] for way in chosen} == names
+
+    def made(comm: Communicator) -> list[str]:
+        return [type(strategy_of(way, 4, comm)).__name__ for way in chosen]
+
+    assert run_virtual_ranks(4, made)[0] == [way.maker[0] for way in chosen]
 
 
 def test_one_rank_trains_alone() -> None:

@@ -75,6 +75,14 @@ __device__ __forceinline__ u32 tf32_bits(float x) {
     return bits;
 }
 
+// The same for a tensor core alone, which does not look at the last 13 bits: one instruction instead
+// of four. No nan that arithmetic makes is lost: where adding would carry into the sign, x stays.
+__device__ __forceinline__ u32 tf32_near(float x) {
+    return (u32)__viaddmax_s32(__float_as_int(x), 0x1000, __float_as_int(x));
+}
+// What is left of a float without the last 13 bits.
+__device__ __forceinline__ u32 tf32_below(float x) { return __float_as_uint(x) & 0xffffe000u; }
+
 // c (16x8) += a (16x8) b (8x8) in tf32, the fragments as the PTX manual spreads them over a warp.
 __device__ __forceinline__ void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
     asm volatile(
@@ -98,6 +106,14 @@ __device__ __forceinline__ void mma_bfloat(float* c, const u32* a, u32 b0, u32 b
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The number of this thread, asked for anew: what is computed from it is not kept in registers for
+// later turns of a loop, as what is computed from `threadIdx` is.
+__device__ __forceinline__ i32 thread_now() {
+    i32 number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
 }
 
 // Where something lies in shared memory: instructions that read it by warps want it so.
@@ -129,6 +145,16 @@ __device__ __forceinline__ void copy_ahead4(void* to, const void* from, bool ins
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  :: "r"(shared_place(to)), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
+// The same of 4 or 16 bytes, of which the first `some` are copied and the rest is zero.
+template <int BYTES>
+__device__ __forceinline__ void copy_some(void* to, const void* from, int some) {
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :: "r"(shared_place(to)), "l"(from), "r"(some) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     :: "r"(shared_place(to)), "l"(from), "r"(some) : "memory");
+}
 // Ends a group of copies of this thread; `copies_done` waits for all groups but the last `AFTER`.
 __device__ __forceinline__ void copies_begun() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -147,16 +173,15 @@ __device__ __forceinline__ u32 load_acquire(const u32* place) {
 // What a thread does while it waits for another block.
 __device__ __forceinline__ void spin() {}
 
-// All blocks of a cooperative launch meet. `barrier` starts at 0 and only ever grows.
-__device__ __forceinline__ void grid_sync(u32* barrier) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        u32 blocks = gridDim.x;
-        u32 target = (atomicAdd(barrier, 1u) / blocks + 1u) * blocks;
+// Blocks of a cooperative launch meet: each arrives once, after its threads have met, and waits until
+// `barrier` has grown to `target`. What was written before is seen after that.
+__device__ __forceinline__ void grid_arrive(u32* barrier) {
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(barrier) : "memory");
+}
+__device__ __forceinline__ void grid_wait(u32* barrier, u32 target) {
+    if (threadIdx.x == 0)
         while ((i32)(load_acquire(barrier) - target) < 0) spin();
-        __threadfence();
-    }
     __syncthreads();
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Rows(Protocol):
+    """Something that makes rows from what it reads."""
+
+    @property
+    def reads(self) -> Sequence[Array]: ...
 
 
 @dataclass(eq=False)
@@ -67,6 +74,23 @@ class Product(Producer):
     """A matrix product with what its op does to the sums."""
 
     call: Call
+    rows: Rows | None = field(default=None, kw_only=True)
+    """What gathers the rows of the left operand, if they are looked up where they come from."""
+
+    @property
+    def left(self) -> Array | None:
+        """The left operand; None if it is transposed."""
+        first = 1 if self.call.node.op.name == "matmul_accumulate" else 0
+        return None if self.call.node.attrs["ta"] else self.call.inputs[first]
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read; not what the rows of the left operand were gathered into."""
+        found = super().reads
+        left = self.left
+        if self.rows is None or left is None:
+            return found
+        return [*(each for each in found if not same(each, left)), *self.rows.reads]
 
 
 @dataclass(eq=False)

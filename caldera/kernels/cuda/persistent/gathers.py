@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.order import dense_strides
-from caldera.kernels.cuda.persistent.followers import same
-from caldera.kernels.cuda.persistent.parts import THREADS, Part, units_of
+from caldera.kernels.cuda.elements import STORED
+from caldera.kernels.cuda.persistent.followers import Product, same
+from caldera.kernels.cuda.persistent.parts import THREADS, Part, plain, units_of
 from caldera.kernels.cuda.persistent.phases import meet
 from caldera.kernels.cuda.persistent.writer import Places, unravelled
 from caldera.kernels.table import Call
@@ -24,6 +25,8 @@ from caldera.tensor.shape import size
 Array = np.ndarray[Any, np.dtype[Any]]
 VECTOR = 16
 """Bytes that a thread moves at once where rows allow it."""
+TURNS = 4
+"""Elements or vectors that a thread reads before it writes the first of them."""
 
 
 @dataclass(eq=False)
@@ -75,23 +78,49 @@ class Gather:
             split, names = unravelled("e", (*rows, length // wide), "i")
             own, number = names[:axes], self.number(places, names[:axes], "number")
             if wide == 1:
+                kind = STORED[self.output.dtype.name]
                 inner, inside = unravelled(names[axes], self.output.shape[axes:], "j")
-                value = places.element(self.table, ["number", *inside])
-                move = [*inner, f"{places.element(self.output, [*own, *inside])} = {value};"]
+                source = places.element(self.table, ["number", *inside])
+                target = places.element(self.output, [*own, *inside])
             else:
+                kind, inner = "uint4", []
                 first = ["0"] * (self.output.ndim - axes)
-                source = places.element(self.table, ["number", *first])
                 target = places.element(self.output, [*own, *first])
+                source = places.element(self.table, ["number", *first])
                 at = f"{names[axes]} * {wide}"
-                move = [f"*(uint4*)(&{target} + {at}) = *(const uint4*)(&{source} + {at});"]
+                source, target = (
+                    f"*(const uint4*)(&{source} + {at})",
+                    f"*(uint4*)(&{target} + {at})",
+                )
+            turn = [
+                "#pragma unroll",
+                f"for (i32 i = 0; i < {TURNS}; i++) {{",
+                f"    i32 e = unit * {TURNS * THREADS} + i * {THREADS} + threadIdx.x;",
+                f"    if (e < {count}) {{",
+                *(f"        {line}" for line in (*split, *inner)),
+            ]
             return [
-                f"i32 e = unit * {THREADS} + threadIdx.x;",
-                f"if (e < {count}) {{",
-                *(f"    {line}" for line in (*split, *number, *move)),
+                f"{kind} moved[{TURNS}];",
+                *turn,
+                *(f"        {line}" for line in number),
+                f"        moved[i] = {source};",
+                "    }",
+                "}",
+                *turn,
+                f"        {target} = moved[i];",
+                "    }",
                 "}",
             ]
 
-        return Part("gather", units_of(count, THREADS), self.reads, self.writes, code)
+        units = units_of(count, TURNS * THREADS)
+        return Part("gather", units, self.reads, self.writes, plain(code))
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether it takes dense rows of a matrix of float32, one for each of a list of numbers."""
+        table = self.table
+        dense = table.ndim == 2 and table.strides[1] == 4 and table.strides[0] >= 4 * table.shape[1]
+        return dense and table.dtype == np.float32 and self.numbers.ndim == 1
 
     def _elements_at_once(self) -> int:
         """How many elements of a row may be moved as one."""
@@ -113,11 +142,21 @@ def gather(call: Call) -> Gather | None:
 
 
 def look_through(pieces: Iterable[Any]) -> None:
-    """Let gathers find their numbers where these come from."""
+    """Let gathers find their numbers where these come from, and products their rows."""
     known: list[Gather] = []
     for piece in pieces:
         if isinstance(piece, Gather):
             piece.through = next((g for g in known if same(g.output, piece.numbers)), None)
+        if isinstance(piece, Product):
+            piece.rows = _rows_of(piece, known)
         known = [g for g in known if not meet(piece.writes, [g.output, *g.reads])]
         if isinstance(piece, Gather):
             known.append(piece)
+
+
+def _rows_of(product: Product, known: list[Gather]) -> Gather | None:
+    """What gathers the rows of a product's left operand, and of nothing else in it."""
+    left = product.left
+    if left is None or sum(same(each, left) for each in product.given) != 1:
+        return None
+    return next((g for g in known if same(g.output, left) and g.has_plain_rows), None)

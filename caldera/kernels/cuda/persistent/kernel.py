@@ -28,11 +28,14 @@ from caldera.kernels.cuda.persistent.followers import (
     with_followers,
 )
 from caldera.kernels.cuda.persistent.gathers import Gather, look_through
+from caldera.kernels.cuda.persistent.heads import Head, with_heads
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.parts import SHARED_FLOATS, THREADS, Part
-from caldera.kernels.cuda.persistent.phases import in_phases
+from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part
+from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.pieces import Piece, copy_piece, pieces_of
-from caldera.kernels.cuda.persistent.products import operands, product_part
+from caldera.kernels.cuda.persistent.products import Job, gathered, operands
+from caldera.kernels.cuda.persistent.program import Program
+from caldera.kernels.cuda.persistent.rows import RowWork
 from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import COPY, Call
@@ -41,39 +44,39 @@ from caldera.kernels.whole import JOINERS, Steps
 Array = np.ndarray[Any, np.dtype[Any]]
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
-MOST_PARAMETERS = 400
-"""Pointers: a kernel's parameters may take 4 KiB."""
+LEFT_TO_OTHERS = 8
+"""The part of the blocks, at most, that products leave to what is smaller: one in so many."""
+MOST_POINTERS = 3000
+"""A kernel's parameters may take 32 KiB."""
+MOST_PARTS = 32 * MASKS
 
 
 @dataclass(frozen=True)
 class PersistentStep:
     """A step, or many, in one launch."""
 
-    phases: list[list[Part]]
-    source: str
-    arguments: list[Array]
+    program: Program
     counters: Array
 
     def launch(self, steps: int) -> Launch:
         """What runs this many steps."""
+        program = self.program
         return Launch(
-            self.source, "steps", driver().multiprocessors, THREADS,
-            [*self.arguments, self.counters, ctypes.c_int(steps)], shared=4 * SHARED_FLOATS,
-            together=True,
+            program.source, "steps", driver().multiprocessors, THREADS,
+            [program.pointers, self.counters, ctypes.c_int(steps)], shared=4 * SHARED_FLOATS,
+            together=True, kept=program.arrays,
         )  # fmt: skip
 
     @property
     def is_small(self) -> bool:
         """Whether no phase keeps all blocks busy for long: what this kind of kernel is for."""
-        most = max(sum(part.units for part in phase) for phase in self.phases)
-        return most <= WAVES * driver().multiprocessors
+        phases = self.program.phases
+        most = max(sum(max(part.units, part.load) for part in phase) for phase in phases)
+        fits = len(self.program.pointers) <= MOST_POINTERS and sum(map(len, phases)) <= MOST_PARTS
+        return fits and most <= WAVES * driver().multiprocessors
 
     def __str__(self) -> str:
-        lines = []
-        for number, phase in enumerate(self.phases):
-            parts = ", ".join(f"{part.what} ({part.units})" for part in phase)
-            lines.append(f"phase {number}: {parts}")
-        return "\n".join(lines)
+        return str(self.program)
 
 
 def persistent_step(
@@ -92,31 +95,52 @@ def persistent_step(
             return None
         pieces += found
     look_through(pieces)
-    parts = [_part(piece, blocks) for piece in with_followers(pieces, is_scratch)]
-    phases = in_phases(parts)
-    places = Places()
-    source = _source(phases, places)
-    if len(places.arrays) > MOST_PARAMETERS:
-        return None
-    return PersistentStep(phases, source, places.arrays, counters)
+    # Products that nobody waits for, those of gradients of weights, are done together at the end.
+    phases = in_phases(
+        with_heads(with_followers(pieces, is_scratch)),
+        late=lambda piece: isinstance(piece, Product),
+    )
+    return PersistentStep(Program(_parts(phases, blocks), blocks), counters)
 
 
-def _part(piece: Piece, blocks: int) -> Part:
-    if isinstance(piece, Part):
-        return piece
-    if isinstance(piece, Gather):
+def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
+    """The pieces of each phase as parts; products share the blocks by the work they are.
+
+    Some blocks are left to what else is in a phase.
+    """
+    found = []
+    for number, phase in enumerate(phases):
+        early = early_in(phases, number)
+        parts = [_part(piece) for piece in phase if not isinstance(piece, (Product, Head))]
+        left = blocks - min(sum(part.units for part in parts), blocks // LEFT_TO_OTHERS)
+        products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
+        total = sum(job.size(early).work for _, job in products)
+        for piece, job in products:
+            share = left * job.size(early).work // total
+            parts.append(job.part(share, early, piece.reads, piece.writes))
+        heads = [piece for piece in phase if isinstance(piece, Head)]
+        parts += [head.part(_job(head.first), _job(head.second), left) for head in heads]
+        found.append(parts)
+    return found
+
+
+def _part(piece: Gather | Loop | Reduction | RowWork) -> Part:
+    if isinstance(piece, (Gather, RowWork)):
         return piece.part()
     if isinstance(piece, Loop):
         return loop_part(piece)
-    if isinstance(piece, Reduction):
-        return reduction_part(
-            piece, lambda places, value, here: _followed(piece, places, value, here)
-        )
-    matrices = operands(piece.call)
+    return reduction_part(piece, lambda places, value, here: _followed(piece, places, value, here))
+
+
+def _job(product: Product) -> Job:
+    matrices = operands(product.call)
     assert matrices is not None
-    return product_part(
-        piece.call, matrices, lambda places, value: _finished(piece, places, value), blocks,
-        piece.reads, piece.writes,
+    left, right = matrices
+    rows = product.rows
+    assert rows is None or isinstance(rows, Gather)
+    return Job(
+        product.call.node, gathered(left, rows), right, product.call.outputs[0],
+        lambda places, value: _finished(product, places, value),
     )  # fmt: skip
 
 
@@ -158,40 +182,6 @@ def _followed(producer: Producer, places: Places, value: str, here: Sequence[str
         body = element_code(places, loop, here, known)
         lines += ["{", *(f"    {line}" for line in body), "}"]
     return lines
-
-
-def _source(phases: list[list[Part]], places: Places) -> str:
-    body: list[str] = []
-    for phase in phases:
-        body += ["grid_sync(counters);"] * bool(body)
-        body += _phase(phase, places)
-    parameters = ", ".join([*places.parameters, "u32* counters", "i32 count"])
-    inside = "\n".join(f"        {line}" for line in body)
-    return f"""#include "persistent.cuh"
-extern "C" __global__ void __launch_bounds__({THREADS}, 1) steps({parameters}) {{
-    DYNAMIC_SHARED(float, shared);
-    for (i32 step = 0; step < count; step++) {{
-        if (step) grid_sync(counters);
-{inside}
-    }}
-    grid_leave(counters);
-}}
-"""
-
-
-def _phase(phase: list[Part], places: Places) -> list[str]:
-    """All units of a phase in one row; blocks take every so manieth."""
-    total = sum(part.units for part in phase)
-    lines = [f"for (i32 piece = blockIdx.x; piece < {total}; piece += gridDim.x) {{"]
-    first = 0
-    # The longest come first, so that no block begins one when the others are done.
-    for part in sorted(phase, key=lambda part: not part.what.startswith("matmul")):
-        lines.append(f"    if (piece >= {first} && piece < {first + part.units}) {{")
-        lines.append(f"        i32 unit = piece - {first};")
-        lines += [f"        {line}" for line in part.code(places)]
-        lines.append("    }")
-        first += part.units
-    return [*lines, "}"]
 
 
 def joined(

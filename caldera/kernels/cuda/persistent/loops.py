@@ -11,7 +11,7 @@ import numpy as np
 from caldera.kernels.cuda.elements import computed_type, literal
 from caldera.kernels.cuda.expression import statements
 from caldera.kernels.cuda.persistent.followers import Loop, Reduction
-from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, Part, units_of
+from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, Part, plain, units_of
 from caldera.kernels.cuda.persistent.writer import Places, aligned_coordinates, unravelled
 from caldera.kernels.native.loop.operations import accumulated, neutral
 from caldera.kernels.recipe import Recipe
@@ -20,7 +20,8 @@ from caldera.tensor.shape import Shape, size
 Array = np.ndarray[Any, np.dtype[Any]]
 _COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 LANES = 32
-MOST_AT_ONCE = 8
+MOST_GROUPS = 4
+MOST_AT_ONCE = 32
 """Elements that a thread reads before it uses the first of them."""
 
 
@@ -38,7 +39,7 @@ def loop_part(loop: Loop) -> Part:
             "}",
         ]
 
-    return Part("loop", units_of(count, THREADS), loop.inputs, loop.outputs, code)
+    return Part("loop", units_of(count, THREADS), loop.inputs, loop.outputs, plain(code))
 
 
 def element_code(
@@ -125,6 +126,11 @@ class _Job:
         full = [array for array in self.reduction.given if array.shape == tuple(self.shape)]
         return self.results > 1 and any(array.strides[kept[-1]] == array.itemsize for array in full)
 
+    @property
+    def groups(self) -> int:
+        """How many times 32 results a block makes side by side; its warps share each of them."""
+        return min(MOST_GROUPS, 1 << (units_of(self.results, LANES) - 1).bit_length())
+
     def loop(self, places: Places, first: str, apart: int) -> list[str]:
         """Statements that add elements `first`, first + apart, ... of `result` to `total`.
 
@@ -165,14 +171,14 @@ class _Job:
 def reduction_part(reduction: Reduction, finish: Finish) -> Part:
     """A reduction; `finish` writes what becomes of each result.
 
-    Where neighbouring results come from neighbouring elements, a lane takes a result and the warps
+    Where neighbouring results come from neighbouring elements, a lane takes a result and some warps
     of a block share what is reduced; else a warp takes a result.
     """
     job = _Job(reduction, finish)
-    write, each = (_columns, LANES) if job.side_by_side() else (_rows, WARPS)
+    write, each = (_columns, LANES * job.groups) if job.side_by_side() else (_rows, WARPS)
     return Part(
         job.what[0], units_of(job.results, each), reduction.reads, reduction.writes,
-        lambda places: write(job, places),
+        plain(lambda places: write(job, places)),
     )  # fmt: skip
 
 
@@ -192,20 +198,21 @@ def _rows(job: _Job, places: Places) -> list[str]:
 
 
 def _columns(job: _Job, places: Places) -> list[str]:
-    kind = job.type_text
+    kind, groups = job.type_text, job.groups
+    sharing = WARPS // groups
+    lanes = LANES * groups
     return [
-        f"i32 result = unit * {LANES} + (threadIdx.x & 31);",
+        f"i32 result = unit * {lanes} + threadIdx.x % {lanes};",
         f"{kind} total = {job.start};",
         f"if (result < {job.results}) {{",
-        *(f"    {line}" for line in job.loop(places, "threadIdx.x >> 5", WARPS)),
+        *(f"    {line}" for line in job.loop(places, f"threadIdx.x / {lanes}", sharing)),
         "}",
-        f"{kind}* totals = ({kind}*)shared;",
+        f"{kind}* totals = ({kind}*)room;",
         "totals[threadIdx.x] = total;",
         "__syncthreads();",
-        f"if (threadIdx.x < 32 && result < {job.results}) {{",
-        f"    for (i32 w = 1; w < {WARPS}; w++)",
-        f"        total = {job.combined}(total, totals[w * 32 + threadIdx.x]);",
+        f"if (threadIdx.x < {lanes} && result < {job.results}) {{",
+        f"    for (i32 w = 1; w < {sharing}; w++)",
+        f"        total = {job.combined}(total, totals[w * {lanes} + threadIdx.x]);",
         *(f"    {line}" for line in job.end(places)),
         "}",
-        "__syncthreads();",
     ]

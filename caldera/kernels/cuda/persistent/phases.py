@@ -2,12 +2,12 @@
 
 Between two phases all blocks meet, which costs about a microsecond; within a phase parts run side
 by side. A part goes to the first phase in which nothing that it reads is still to be written, and
-nothing that it writes is still to be read.
+nothing that it writes is still to be read; one that is `late` goes to the last such phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -67,13 +67,33 @@ def conflict(earlier: Touching, later: Touching) -> bool:
     )
 
 
-def in_phases(parts: Sequence[T]) -> list[list[T]]:
+def in_phases(parts: Sequence[T], late: Callable[[T], bool] = lambda part: False) -> list[list[T]]:
     """The parts, given in an order in which they are right, as phases."""
     levels: list[int] = []
     for index, part in enumerate(parts):
         before = (levels[j] for j in range(index) if conflict(parts[j], part))
         levels.append(max(before, default=-1) + 1)
+    count = max(levels, default=-1) + 1
+    for index in reversed(range(len(parts))):
+        if late(parts[index]):
+            after = range(index + 1, len(parts))
+            waiting = (levels[j] for j in after if conflict(parts[index], parts[j]))
+            levels[index] = min(waiting, default=count) - 1
     return [
         [part for part, level in zip(parts, levels, strict=True) if level == number]
-        for number in range(max(levels, default=-1) + 1)
+        for number in range(count)
     ]
+
+
+def early_in(phases: Sequence[Sequence[Touching]], number: int) -> Callable[[Array], bool]:
+    """Whether an array is as a phase wants it before the phase before has ended.
+
+    The first phase of a step comes after the last one of the step before.
+    """
+    written = [span(array) for part in phases[number - 1] for array in part.writes]
+
+    def early(array: Array) -> bool:
+        first, last = span(array)
+        return not any(first < end and start < last for start, end in written)
+
+    return early

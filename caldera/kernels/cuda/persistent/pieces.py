@@ -10,9 +10,8 @@ from caldera.graph.body import Body
 from caldera.kernels.cuda.expression import is_known
 from caldera.kernels.cuda.persistent.followers import Loop, Product, Reduction
 from caldera.kernels.cuda.persistent.gathers import Gather, gather
-from caldera.kernels.cuda.persistent.parts import Part
 from caldera.kernels.cuda.persistent.products import is_product, operands
-from caldera.kernels.cuda.persistent.rows import BUILDERS
+from caldera.kernels.cuda.persistent.rows import BUILDERS, RowWork
 from caldera.kernels.recipe import Recipe, loop_shape, recipe_of, without_outputs
 from caldera.kernels.table import Call
 from caldera.tensor.shape import size
@@ -20,7 +19,7 @@ from caldera.tensor.shape import size
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-Piece = Gather | Loop | Reduction | Product | Part
+Piece = Gather | Loop | Reduction | Product | RowWork
 
 
 def copy_piece(call: Call) -> Loop:
@@ -42,8 +41,8 @@ def pieces_of(call: Call) -> list[Piece] | None:
         return None if found is None else [found]
     builder = BUILDERS.get(node.op.name)
     if builder is not None:
-        part = builder(call)
-        return None if part is None else [part]
+        work = builder(call)
+        return None if work is None else [work]
     looping = node.op.kind in ("elementwise", "reduction") or node.op.name == "fused"
     if not looping or not is_known(node) or size(loop_shape(node)) >= 1 << 31:
         return None

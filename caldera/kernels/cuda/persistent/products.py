@@ -2,91 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.persistent.parts import SHARED_FLOATS, WARPS, Part, units_of
-from caldera.kernels.cuda.persistent.writer import Held, Places
+from caldera.kernels.cuda.persistent.gathers import Gather
+from caldera.kernels.cuda.persistent.layout import Layout
+from caldera.kernels.cuda.persistent.parts import (
+    ROOM_FLOATS,
+    THREADS,
+    Early,
+    Part,
+    Text,
+    Zones,
+    units_of,
+)
+from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
+from caldera.kernels.cuda.persistent.writer import Held, Kept, Places
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Finish = Callable[[Places, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """A tile of rows x columns that a block makes; down x across warps lie over it.
-
-    The warps that are left share the inner dimension.
-    """
-
-    rows: int
-    columns: int
-    down: int
-    across: int
-
-    @property
-    def parts(self) -> int:
-        """How many warps share the inner dimension."""
-        return WARPS // (self.down * self.across)
-
-    def depth(self, inner: int, a: Operand, b: Operand) -> int:
-        """How many inner indices are brought to shared memory at once."""
-        lines = [
-            count + (0 if along else 8)
-            for count, along in ((self.rows, not a.transposed), (self.columns, b.transposed))
-        ]
-        # Lines along the inner dimension are rounded up to 32, and 4 more.
-        most = (SHARED_FLOATS - 4 * (self.rows + self.columns)) // sum(lines) // 32 * 32
-        return min(most, units_of(inner, 32) * 32)
-
-    def units(self, rows: int, columns: int) -> int:
-        """How many tiles a result takes."""
-        return units_of(rows, self.rows) * units_of(columns, self.columns)
-
-    def cycles(self, rows: int, columns: int, inner: int, blocks: int) -> float:
-        """What a product is thought to take: from measurements on an H200, roughly."""
-        waves = units_of(self.units(rows, columns), blocks)
-        fetched = 4 * (self.rows + self.columns) * inner / 48
-        steps = units_of(inner, 8) * self.down * self.across
-        fragments = steps * (self.rows / self.down + self.columns / self.across) / 4
-        ended = self.rows * self.columns / 512 * (60 + 4 * self.parts)
-        return waves * (1500 + fetched + fragments + ended)
-
-
-TILINGS = (
-    Tiling(16, 16, 1, 1), Tiling(32, 16, 1, 1), Tiling(32, 32, 1, 1), Tiling(64, 32, 2, 1),
-    Tiling(64, 64, 2, 2), Tiling(64, 64, 4, 4),
-)  # fmt: skip
-
-
-def tiling_for(rows: int, columns: int, inner: int, blocks: int) -> Tiling:
-    """The tiling that is thought to be fastest.
-
-    >>> tiling_for(100, 528, 784, 132), tiling_for(784, 528, 100, 132)
-    (Tiling(rows=32, columns=16, down=1, across=1), Tiling(rows=64, columns=64, down=2, across=2))
-    """
-    return min(TILINGS, key=lambda each: each.cycles(rows, columns, inner, blocks))
+LOAD = 64 * 64
+"""Sums that are as much work as a unit of other parts, or more."""
+MOST_UNROLLED = 4
+"""Elements of a thread that are ended side by side; more of them make the code too long."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in memory, seen with the rows and columns that the product wants."""
+    """A matrix in memory, seen with the rows and columns that the product wants.
+
+    `rows` is the gather that makes its rows, if they are looked up where they come from.
+    """
 
     array: Array
     transposed: bool
     lead: int
+    rows: Gather | None = None
 
-    def type_text(self, count: int, *, along: bool) -> str:
-        """Its C++ type; `along` says whether its lines run along the inner axis."""
+    @property
+    def reads(self) -> list[Array]:
+        """What must be there before it can be brought."""
+        return [self.array] if self.rows is None else list(self.rows.reads)
+
+    def type_text(self, side: Side, count: int, depth: int) -> str:
+        """The C++ type of so much of it."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
-        return f"Operand<{self.lead}, {count}, {_truth(along)}, {_truth(aligned)}>"
+        flags = ", ".join(map(_truth, (side.along, aligned, self.rows is not None, side.paired)))
+        return f"Staged<{self.lead}, {count}, {flags}, {side.wide}, {depth}>"
 
 
 def operand(array: Array, transposed: bool) -> Operand | None:
@@ -114,64 +83,261 @@ def operands(call: Call) -> tuple[Operand, Operand] | None:
     return a, b
 
 
-def product_part(
-    call: Call, matrices: tuple[Operand, Operand], finish: Finish, blocks: int,
-    reads: list[Array], writes: list[Array],
-) -> Part:  # fmt: skip
-    """The product of a call; `finish` writes what becomes of each sum."""
-    a, b = matrices
-    rows, inner = a.array.shape
-    columns = b.array.shape[1]
-    tiling = tiling_for(rows, columns, inner, blocks)
-    exact = _truth(call.node.attrs.get("compute") != "tf32")
-    depth = tiling.depth(inner, a, b)
-    shape = f"{tiling.rows}, {tiling.columns}, {tiling.down}, {tiling.across}"
+def gathered(left: Operand, rows: Gather | None) -> Operand:
+    """An operand whose rows are taken from the table of a gather, if there is one."""
+    if rows is None:
+        return left
+    return Operand(rows.table, False, rows.table.strides[0] // 4, rows)
 
-    def code(places: Places) -> list[str]:
-        held = Held(places, "i")
-        ending = finish(held, "sum")
-        left = a.type_text(rows, along=not a.transposed)
-        right = b.type_text(columns, along=b.transposed)
-        arrays = f"{{{places.name(a.array)}}}, {{{places.name(b.array)}}}"
-        down, corner = units_of(rows, tiling.rows), "first_row, first_column"
-        each = [
-            "#pragma unroll",
-            "for (i32 i = 0; i < T::EACH; i++) {",
-            "    i32 below = threadIdx.x / T::N + i * (T::THREADS / T::N);",
-            "    i32 row = first_row + below;",
-            f"    if (below < T::M && row < {rows} && column < {columns}) {{",
-        ]
+
+@dataclass(frozen=True)
+class Side:
+    """An operand's part of a tile: how wide it is, and whether its lines lie along the sums.
+
+    Where those of both operands do, they are paired.
+    """
+
+    wide: int
+    along: bool
+    paired: bool = False
+
+    def floats(self, depth: int) -> int:
+        """The floats of shared memory for so many inner indices."""
+        rounded = units_of(depth, 8) * 8
+        if self.along:
+            return self.wide * (apart(rounded) if self.paired else rounded + 4)
+        return apart(self.wide) * rounded
+
+
+def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[Side]:
+    """Both operands of a product, by their widths and whether their lines lie along the sums."""
+    paired = left[1] and right[1]
+    return [Side(*left, paired), Side(*right, paired)]
+
+
+def fitting(sides: Sequence[Side], inner: int, room: int) -> int:
+    """How many of the inner indices fit into so many floats."""
+    depth = inner
+    while depth > 8 and sum(side.floats(depth) for side in sides) > room:
+        depth = (depth - 1) // 8 * 8
+    return depth
+
+
+@dataclass(frozen=True)
+class Job:
+    """A product to be done, the array it makes, and what becomes of each sum."""
+
+    node: Node
+    left: Operand
+    right: Operand
+    result: Array
+    finish: Finish
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        rows, columns = self.result.shape
+        return f"{self.node.op.name} {rows}x{columns}x{self.inner}"
+
+    @property
+    def inner(self) -> int:
+        """The length of the sums."""
+        return int(self.right.array.shape[0])
+
+    @property
+    def exact(self) -> bool:
+        """Whether all bits of a float count."""
+        return bool(self.node.attrs.get("compute") != "tf32")
+
+    def size(self, early: Early) -> Size:
+        """What its tiling depends on."""
+        rows, columns = self.result.shape
+        left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
+        return Size(rows, columns, self.inner, left, right, exact=self.exact)
+
+    def part(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Part:
+        """The product by about so many blocks."""
+        tiling = tiling_for(self.size(early), max(blocks, 1))
+        return Part(
+            self.name, tiling.units(*self.result.shape), reads, writes,
+            lambda places, early, start: _Writer(self, tiling, places, early).text(start),
+            heavy=True, load=self.result.size // LOAD,
+        )  # fmt: skip
+
+
+class _Writer:
+    """Writes the code of a product."""
+
+    def __init__(self, job: Job, tiling: Tiling, places: Places, early: Early) -> None:
+        self._job, self._tiling, self._early = job, tiling, early
+        self._places = places
+        rolled = tiling.each > MOST_UNROLLED
+        self._held = Kept(places, job.result.shape) if rolled else Held(places, "i")
+        self._ending = job.finish(self._held, "sum")
+
+    @property
+    def _tile(self) -> int:
+        """The floats of a tile beside the operands, and of a layer of sums."""
+        return self._tiling.rows * apart(self._tiling.columns)
+
+    def _depth(self) -> int:
+        """How many inner indices are brought to shared memory at once."""
+        room = ROOM_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
+        return fitting(self._sides, self._job.inner, room)
+
+    @property
+    def _sides(self) -> list[Side]:
+        left, right = self._job.left, self._job.right
+        return sides(
+            (self._tiling.rows, not left.transposed), (self._tiling.columns, right.transposed)
+        )
+
+    def _is_early(self, operand: Operand) -> bool:
+        return all(map(self._early, operand.reads))
+
+    def _layout(self, start: int | None) -> Layout:
+        """Where everything lies."""
+        job, depth, layout = self._job, self._depth(), Layout()
+        sums = self._tiling.parts * self._tile
+        sided = list(zip("ab", (job.left, job.right), self._sides, strict=True))
+        sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sided]
+        early = sum(floats for _, floats, is_early in sized if is_early)
+        late = sum(floats for _, floats, is_early in sized if not is_early)
+        over_early = late < sums <= early
+        for name, floats, is_early in sized:
+            layout.add(name, floats, early=is_early)
+        if not over_early:
+            layout.late = max(layout.late, sums)
+        for number, array in enumerate(self._held.tiles):
+            layout.add(f"kept{number}", self._tile, early=self._early(array))
+        layout.end(start)
+        layout.places["sums"] = layout.start if over_early else 0
+        # The numbers of rows have one place only; and to bring short lines takes so many
+        # instructions that it would keep back the work of the phase before.
+        long = all(side.along for _, each, side in sided if self._is_early(each))
+        layout.soon = long and job.left.rows is None
+        return layout
+
+    def _types(self) -> list[str]:
+        job, tiling, depth = self._job, self._tiling, self._depth()
+        rows, columns = job.result.shape
+        first, second = self._sides
+        left = job.left.type_text(first, rows, depth)
+        right = job.right.type_text(second, columns, depth)
+        down = units_of(rows, tiling.rows)
         return [
-            f"typedef Tiling<{WARPS}, {shape}, {exact}> T;",
+            f"typedef {tiling_text(tiling, job.exact)} T;",
+            f"typedef {left} L;",
+            f"typedef {right} R;",
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * T::N;",
-            "i32 column = first_column + threadIdx.x % T::N;",
-            *held.declarations("T::EACH"),
-            *held.once,
-            f"Multiplication<T, {left}, {right}, {inner}, {depth}> product = {{{arrays}}};",
-            f"block_begin(product, 0, {corner}, shared);",
-            "// These are read while the operands are on their way.",
-            *each,
-            *(f"        {line}" for line in held.statements),
-            "    }",
-            "}",
-            f"block_product(product, {corner}, shared);",
-            *each,
-            "        float sum = tile_sum<T>(shared, threadIdx.x + i * T::THREADS);",
-            *(f"        {line}" for line in ending),
-            "    }",
+        ]
+
+    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
+        """Statements that bring what is there early, or what is not."""
+        job, lines, name = self._job, list[str](), self._places.name
+        depth = self._depth()
+        if self._is_early(job.left) == ahead:
+            more = ", numbers" * (job.left.rows is not None)
+            place, left = layout.place("a"), name(job.left.array)
+            lines += self._numbers()
+            lines.append(f"stage<L, T::THREADS>({place}, {left}, first_row, 0, {depth}{more});")
+        if self._is_early(job.right) == ahead:
+            place, right = layout.place("b"), name(job.right.array)
+            lines.append(f"stage<R, T::THREADS>({place}, {right}, first_column, 0, {depth});")
+        rows, columns = job.result.shape
+        for number, array in enumerate(self._held.tiles):
+            if self._early(array) == ahead:
+                side = Side(self._tiling.columns, along=False)
+                seen = Operand(array, False, array.strides[0] // 4)
+                kind = seen.type_text(side, columns, self._tiling.rows)
+                lines += [
+                    f"stage<{kind}, T::THREADS>({layout.place(f'kept{number}')}, {name(array)},",
+                    f"    first_column, first_row, min(T::M, {rows} - first_row));",
+                ]
+        return [*self._types(), *lines] if lines else []
+
+    def _numbers(self) -> list[str]:
+        """Statements that look up which rows of a table the tile wants."""
+        rows = self._job.left.rows
+        if rows is None:
+            return []
+        return [
+            f"if (threadIdx.x < T::M && first_row + threadIdx.x < {self._job.result.shape[0]}) {{",
+            "    i32 row = first_row + threadIdx.x;",
+            *(f"    {line}" for line in rows.number(self._places, ["row"], "number")),
+            "    numbers[threadIdx.x] = (i32)number;",
             "}",
             "__syncthreads();",
         ]
 
-    return Part(
-        f"{call.node.op.name} {rows}x{columns}x{inner}", tiling.units(rows, columns),
-        [a.array, b.array, *reads], writes, code,
-    )  # fmt: skip
+    def text(self, start: int | None) -> tuple[Text, Zones]:
+        """The statements, and how much shared memory they use."""
+        job, held, layout = self._job, self._held, self._layout(start)
+        rows, columns = job.result.shape
+        operands = ", ".join(self._places.name(each.array) for each in (job.left, job.right))
+        each = each_element("i", "T", "first_column", rows, columns)
+        if isinstance(held, Kept):
+            each = each_line(rows, columns)
+        tiles = [
+            f"const float* kept{number} = {layout.place(f'kept{number}')};"
+            for number in range(len(held.tiles))
+        ]
+        main = [
+            *self._types(),
+            "i32 thread = thread_now();",
+            *tiles,
+            f"float* sums = {layout.place('sums')};",
+            "// These are read while the operands are on their way.",
+            *held.statements(each, "T::EACH"),
+            f"block_product<T, L, R, {job.inner}>({operands}, first_row, first_column,",
+            f"    {layout.place('a')}, {layout.place('b')}, sums, numbers);",
+            *each,
+            "        float sum = tile_sum<T>(sums, below, across);",
+            *(f"        {line}" for line in self._ending),
+            "    }",
+            "}",
+        ]
+        ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
+        return Text(main, ahead, late), layout.zones
 
 
 def is_product(node: Node) -> bool:
     """Whether a node is one of the ops that this file knows."""
     return node.op.name in ("matmul", "matmul_epilogue", "matmul_accumulate")
+
+
+def each_element(index: str, tiling: str, first: str, rows: int, columns: int) -> list[str]:
+    """The beginning of a loop over a thread's elements of a tile; two brackets end it."""
+    return [
+        "#pragma unroll",
+        f"for (i32 {index} = 0; {index} < {tiling}::EACH; {index}++) {{",
+        f"    i32 e = thread + {index} * {tiling}::THREADS;",
+        f"    i32 below = e / {tiling}::N, across = e % {tiling}::N;",
+        f"    i32 row = first_row + below, column = {first} + across;",
+        f"    if (below < {tiling}::M && row < {rows} && column < {columns}) {{",
+    ]
+
+
+def each_line(rows: int, columns: int) -> list[str]:
+    """The same for many elements: a thread takes those of one column, lines apart."""
+    return [
+        "i32 across = thread % T::N, column = first_column + across;",
+        "#pragma unroll 4",
+        "for (i32 below = thread / T::N; below < T::M; below += T::TOGETHER) {",
+        "    i32 row = first_row + below;",
+        f"    if (thread < T::TOGETHER * T::N && row < {rows} && column < {columns}) {{",
+    ]
+
+
+def tiling_text(tiling: Tiling, exact: bool) -> str:
+    """The C++ type of a tiling."""
+    shape = (tiling.warp_rows, tiling.warp_columns, tiling.down, tiling.across, tiling.parts)
+    return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {_truth(exact)}>"
+
+
+def apart(wide: int) -> int:
+    """How far apart lines of so many elements lie in shared memory: as in CUDA's `apart`."""
+    return wide if wide // 8 % 2 else wide + 8
 
 
 def _truth(value: bool) -> str:

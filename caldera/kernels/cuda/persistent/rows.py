@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.persistent.parts import WARPS, Part, units_of
+from caldera.kernels.cuda.persistent.parts import WARPS, Part, plain, units_of
 from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.table import Call
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Builder = Callable[[Call], Part | None]
+
+
+@dataclass(eq=False)
+class RowWork:
+    """What a call does with each row of a matrix.
+
+    `body` is run by all lanes of a warp, with the row's number in `row` and theirs in `lane`.
+    """
+
+    call: Call
+    rows: int
+    body: Callable[[Places], list[str]]
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.call.inputs
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return self.call.outputs
+
+    def part(self) -> Part:
+        """A warp a row."""
+
+        def code(places: Places) -> list[str]:
+            return [
+                f"i32 row = unit * {WARPS} + (threadIdx.x >> 5), lane = threadIdx.x & 31;",
+                f"if (row < {self.rows}) {{",
+                *(f"    {line}" for line in self.body(places)),
+                "}",
+            ]
+
+        what, units = self.call.node.op.name, units_of(self.rows, WARPS)
+        return Part(what, units, self.reads, self.writes, plain(code))
+
+
+Builder = Callable[[Call], RowWork | None]
 
 
 def _has_rows(call: Call, logits: int) -> bool:
@@ -20,20 +59,6 @@ def _has_rows(call: Call, logits: int) -> bool:
     array = call.inputs[logits]
     last = call.node.attrs["axis"] == array.ndim - 1
     return array.ndim == 2 and last and array.dtype == np.float32
-
-
-def _row_part(call: Call, body: Callable[[Places], list[str]], rows: int) -> Part:
-    """A warp a row; `body` is run by all its lanes, with the row's number in `row`."""
-
-    def code(places: Places) -> list[str]:
-        return [
-            f"i32 row = unit * {WARPS} + (threadIdx.x >> 5), lane = threadIdx.x & 31;",
-            f"if (row < {rows}) {{",
-            *(f"    {line}" for line in body(places)),
-            "}",
-        ]
-
-    return Part(call.node.op.name, units_of(rows, WARPS), call.inputs, call.outputs, code)
 
 
 def _softmax_of_row(places: Places, logits: Array) -> list[str]:
@@ -50,7 +75,7 @@ def _softmax_of_row(places: Places, logits: Array) -> list[str]:
     ]
 
 
-def cross_entropy(call: Call) -> Part | None:
+def cross_entropy(call: Call) -> RowWork | None:
     """The loss of each row. A label that is no class gives nan."""
     if not _has_rows(call, 0):
         return None
@@ -69,10 +94,10 @@ def cross_entropy(call: Call) -> Part | None:
             f"if (lane == 0) {{ {store} }}",
         ]
 
-    return _row_part(call, body, rows)
+    return RowWork(call, rows, body)
 
 
-def cross_entropy_grad(call: Call) -> Part | None:
+def cross_entropy_grad(call: Call) -> RowWork | None:
     """g * (softmax - one_hot) for each row."""
     if not _has_rows(call, 1):
         return None
@@ -91,10 +116,10 @@ def cross_entropy_grad(call: Call) -> Part | None:
             "}",
         ]
 
-    return _row_part(call, body, rows)
+    return RowWork(call, rows, body)
 
 
-def argmax(call: Call) -> Part | None:
+def argmax(call: Call) -> RowWork | None:
     """Where each row is largest: the first such place, and a nan is larger than all."""
     (scores,) = call.inputs
     if not _has_rows(call, 0) or call.outputs[0].ndim != 1:
@@ -123,7 +148,7 @@ def argmax(call: Call) -> Part | None:
             f"if (lane == 0) {{ {places.store(call.outputs[0], ['row'], '(i64)place')} }}",
         ]
 
-    return _row_part(call, body, rows)
+    return RowWork(call, rows, body)
 
 
 BUILDERS: dict[str, Builder] = {

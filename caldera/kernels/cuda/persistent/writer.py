@@ -48,18 +48,37 @@ class Places:
         return f"{self.element(array, coordinates)} = Stored<{kind}>::from({value});"
 
 
-class Held(Places):
-    """Places whose elements are read ahead of their use, into registers.
+class Through(Places):
+    """Places that reach memory through others."""
 
-    What differs from one of a thread's elements to the next is held in arrays over `index`, the
-    rest is read once. What the thread writes before it reads it is not read ahead.
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.arrays = places.arrays
+
+    def name(self, array: Array) -> str:
+        return self._places.name(array)
+
+    def element(self, array: Array, coordinates: Sequence[str]) -> str:
+        return self._places.element(array, coordinates)
+
+    def load(self, array: Array, coordinates: Sequence[str]) -> str:
+        return self._places.load(array, coordinates)
+
+    def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        return self._places.store(array, coordinates, value)
+
+
+class Ahead(Through):
+    """Places whose elements are read ahead of their use; what is the same for all is read once.
+
+    What the thread writes before it reads it is not read ahead. `mark` is part of all names.
     """
 
-    def __init__(self, places: Places, index: str) -> None:
-        self._names = places._names
-        self.arrays = places.arrays
-        self._index = index
-        self._each: dict[str, tuple[str, str]] = {}
+    def __init__(self, places: Places, mark: str = "") -> None:
+        super().__init__(places)
+        self.tiles: list[Array] = []
+        """Arrays of which a tile is brought to shared memory."""
+        self._mark = mark
         self._once: dict[str, tuple[str, str]] = {}
         self._written: list[Array] = []
 
@@ -67,29 +86,111 @@ class Held(Places):
         value = super().load(array, coordinates)
         if any(meet([array], [each]) for each in self._written):
             return value
-        kind = computed_type(array.dtype.name)
         if offset(array, coordinates) == "0":
-            return self._once.setdefault(value, (f"one{len(self._once)}", kind))[0]
-        name, _ = self._each.setdefault(value, (f"held{len(self._each)}", kind))
-        return f"{name}[{self._index}]"
+            kind = computed_type(array.dtype.name)
+            name = f"one{self._mark}{len(self._once)}"
+            return self._once.setdefault(value, (name, kind))[0]
+        return self._ahead(array, coordinates, value)
+
+    def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        """An element that was read before, or `value`, which reads it now."""
+        raise NotImplementedError
 
     def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
         self._written.append(array)
         return super().store(array, coordinates, value)
 
-    def declarations(self, count: str) -> list[str]:
-        """The registers for what differs."""
-        return [f"{kind} {name}[{count}];" for name, kind in self._each.values()]
-
-    @property
-    def once(self) -> list[str]:
-        """What reads the rest."""
+    def statements(self, each: Sequence[str], count: str) -> list[str]:
+        """What reads ahead; `each` begins a loop over `count` elements, and two brackets end it."""
         return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
 
-    @property
-    def statements(self) -> list[str]:
-        """What reads the elements."""
-        return [f"{name}[{self._index}] = {value};" for value, (name, _) in self._each.items()]
+
+class Held(Ahead):
+    """What differs from one of a thread's elements to the next is held in registers.
+
+    They are arrays over `index`.
+    """
+
+    def __init__(self, places: Places, index: str, mark: str = "") -> None:
+        super().__init__(places, mark)
+        self._index = index
+        self._each: dict[str, tuple[str, str]] = {}
+
+    def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        kind = computed_type(array.dtype.name)
+        fresh = f"held{self._mark}{len(self._each)}"
+        name, _ = self._each.setdefault(value, (fresh, kind))
+        return f"{name}[{self._index}]"
+
+    def statements(self, each: Sequence[str], count: str) -> list[str]:
+        lines = super().statements(each, count)
+        if self._each:
+            found = self._each.items()
+            lines += [f"{kind} {name}[{count}] = {{}};" for _, (name, kind) in found]
+            reads = [f"        {name}[{self._index}] = {value};" for value, (name, _) in found]
+            lines += [*each, *reads, "    }", "}"]
+        return lines
+
+
+class Kept(Ahead):
+    """Arrays of this shape are found in shared memory, where `T` says how tiles lie."""
+
+    def __init__(self, places: Places, shape: tuple[int, ...]) -> None:
+        super().__init__(places)
+        self._shape = shape
+
+    def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        dense = array.shape == self._shape and array.strides[-1] == array.itemsize
+        if array.dtype != np.float32 or not dense or list(coordinates) != ["row", "column"]:
+            return value
+        keys = [(address_of(each), each.strides) for each in self.tiles]
+        key = (address_of(array), array.strides)
+        if key not in keys:
+            keys.append(key)
+            self.tiles.append(array)
+        return f"kept{keys.index(key)}[below * T::STRIDE + across]"
+
+
+class OfRow(Ahead):
+    """What there is one of for each row is read ahead, for `row`."""
+
+    def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        if list(coordinates) != ["row"]:
+            return value
+        kind = computed_type(array.dtype.name)
+        name = f"one{self._mark}{len(self._once)}"
+        return self._once.setdefault(value, (name, kind))[0]
+
+
+class Local(Through):
+    """Places of which some are matrices whose rows, from `first_row` on, are in shared memory too.
+
+    What is written goes to memory only from the blocks with the first columns; the others do the
+    same work for themselves.
+    """
+
+    def __init__(self, places: Places, matrices: Sequence[tuple[Array, str, int]]) -> None:
+        super().__init__(places)
+        self._matrices = {
+            (address_of(array), array.shape): (name, stride) for array, name, stride in matrices
+        }
+
+    def element(self, array: Array, coordinates: Sequence[str]) -> str:
+        found = self._matrices.get((address_of(array), array.shape))
+        if found is None:
+            return super().element(array, coordinates)
+        name, stride = found
+        return f"{name}[({coordinates[0]} - first_row) * {stride} + {coordinates[1]}]"
+
+    def load(self, array: Array, coordinates: Sequence[str]) -> str:
+        return f"({computed_type(array.dtype.name)})wide({self.element(array, coordinates)})"
+
+    def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        write = f"if (first_column == 0) {super().store(array, coordinates, value)}"
+        if (address_of(array), array.shape) not in self._matrices:
+            return write
+        kind = STORED[array.dtype.name]
+        return f"{{ {self.element(array, coordinates)} = Stored<{kind}>::from({value}); {write} }}"
 
 
 def offset(array: Array, coordinates: Sequence[str]) -> str:

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops.collective import Message, gathered, scattered, summed
+from caldera.graph.ops.collective import (
+    Message,
+    begun,
+    cut,
+    ended,
+    gathered,
+    scattered,
+    summed,
+    turn,
+)
 from caldera.graph.ops.synchronised import batch_norm_over_ranks_grad
 from caldera.lazy import Expr, lift, wrap
 from tests.unit.ops.case import Case, numbers
@@ -39,7 +48,21 @@ def _there_and_back(x: Any, y: Any) -> list[Expr]:
     return [Expr(node) for node in whole]
 
 
+def _to_oneself(x: Any) -> Expr:
+    """What a rank sends to itself arrives, after something has been computed."""
+    value = lift(x)
+    places, token = begun([value], Message("send", "data", (0,), peer=0), None)
+    token = turn.node(lift(x * 2.0), token, action="twice", number=(1,))
+    coming = Message("receive", "data", (2,), peer=0, brings=(value.spec,))
+    room, token = begun((), coming, token)
+    arrived, token = ended(room, coming, token)
+    _, token = ended(places, Message("send", "data", (0,), peer=0), token)
+    # What nobody needs is not sent: a sum of nothing keeps the token.
+    return Expr(cut(arrived, [value.shape])[0]) + op.sum(op.cast(Expr(token), x.dtype))
+
+
 CASES += [
+    Case("turn", _to_oneself, (numbers(2, 3).T,), lambda x: x, differentiable=False),
     Case("collective_start", _together, (numbers(2, 3), numbers()), lambda x, y: (x, y),
          differentiable=False),
     Case("collective_finish", _there_and_back, (numbers(2, 3).T, numbers(4)), lambda x, y: (x, y),

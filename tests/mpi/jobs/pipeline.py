@@ -1,0 +1,60 @@
+"""A pipeline of several processes equals one, and a run goes on without it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import nn, optim
+from caldera.comm import world
+from caldera.parallel import DataParallel, PipelineParallel
+from caldera.strategy import Alone, Strategy
+
+FEATURES, CLASSES = 6, 3
+WIDE = 1500
+"""Parts of three samples are too large to be sent before somebody receives them."""
+generator = np.random.default_rng(1)
+x = generator.normal(size=(25, FEATURES))
+y = generator.integers(0, CLASSES, 25)
+
+
+def trained(strategy: Strategy, **how: Any) -> tuple[dict[str, np.ndarray], cd.History]:
+    layers = [
+        nn.Input((FEATURES,)), nn.Dense(WIDE, activation="tanh"), nn.Dropout(0.3), nn.ReLU(),
+        nn.Dense(8), nn.Dense(WIDE, activation="tanh"), nn.Dense(CLASSES),
+    ]  # fmt: skip
+    clipped = optim.SGD(0.1, momentum=0.9, clip=optim.ClipNorm(1.0))
+    model = cd.NeuralNetwork(layers, optimizer=clipped, dtype="float64", batch_size=10)
+    history = model.fit((x, y), validation=(x, y), parallel=strategy, verbose=0, **how)
+    kept = [*model.parameters(), *model.optimizer.variables()]
+    return {each.name: each.numpy() for each in kept}, history
+
+
+def main(folder: Path) -> None:
+    everyone = world()
+    expected, alone = trained(Alone(), epochs=2)
+    cuts = ["2-Dropout", "3-ReLU", "5-Dense"]
+    strategies = {
+        "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),
+        "two pipelines": lambda: PipelineParallel(data=2, schedule="fill-drain"),
+    }
+    for name, make in strategies.items():
+        trained(make(), epochs=1, checkpoint=folder / name)
+        after = DataParallel() if name == "one pipeline" else make()
+        found, history = trained(after, epochs=2, checkpoint=folder / name, resume=True)
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(history["val_loss"], alone["val_loss"], rtol=1e-12)
+        bits = everyone.gather_objects([each.tobytes().hex() for each in found.values()])
+        assert all(other == bits[0] for other in bits), name
+        if everyone.rank == 0:
+            print(f"equal: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,18 @@
+"""A pipeline of several processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .conftest import Job
+
+
+def test_a_pipeline_equals_one_process(job: Job, tmp_path: Path) -> None:
+    # Compiled kernels are kept from run to run.
+    cache = os.environ["CALDERA_CACHE"]
+    done = job(4, "pipeline", arguments=(str(tmp_path / "saved"),), CALDERA_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("equal")] == [
+        "equal: one pipeline", "equal: two pipelines",
+    ]  # fmt: skip
