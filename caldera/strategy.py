@@ -101,6 +101,17 @@ class Strategy(ABC):
         """Around what an optimizer writes down about those."""
         yield
 
+    def changes(
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr,
+        weight: Expr,
+    ) -> list[Expr]:
+        """The assignments that follow from what `slopes` gave; `optimizer.apply` has the names."""
+        return optimizer.apply(variables, gradients, ok=ok, weight=weight)
+
     def counted(self, weight: Expr) -> list[Expr]:
         """What more a training step assigns, given the weight of its samples."""
         return []

@@ -347,6 +347,12 @@ class Communicator(ABC):
 
     # --- what an implementation may do better
 
+    @property
+    def many_threads(self) -> bool:
+        """Whether several threads of this process may communicate at once, each through a
+        communicator of its own."""
+        return True
+
     def describe(self) -> str:
         """What carries the data, with its version: what was measured with one is not true of
         another."""

@@ -205,6 +205,10 @@ class MpiCommunicator(Communicator):
     def _twin(self) -> Communicator:
         return self._background
 
+    @property
+    def many_threads(self) -> bool:
+        return many_threads()
+
     def background(self, work: Callable[[Communicator], object]) -> Request:
         if many_threads():
             return super().background(work)

@@ -25,6 +25,16 @@ the bit. Losses, metrics and the history are those of all ranks, and a checkpoin
 any number of them, with any of these strategies. In a pipeline batch normalisation is over a part
 of the batch, and every rank reads the samples of its pipeline.
 
+`ParameterServer()` equals one process as well: a rank sends S in a step, and gets S. These go at
+their own pace, with the same `batch_size`, losses, metrics and checkpoints; parameters are the same
+on all ranks at the ends of epochs, and batch normalisation is refused:
+
+| strategy | equals | a rank sends in a step |
+|---|---|---|
+| `ParameterServer(mode="stale", bound=b)` | `ParameterServer()`, if b = 0 | S |
+| `ParameterServer(mode="asynchronous")` | itself alone | S |
+| `Hogwild()` | itself alone | nothing: all change one copy |
+
 With those that follow, a rank takes steps of its own, and sends nothing in most of them:
 
 | strategy | equals | a rank sends in an exchange |
@@ -52,8 +62,10 @@ from caldera.parallel.data_parallel import DataParallel
 from caldera.parallel.elastic import ElasticAveraging
 from caldera.parallel.ensemble import Ensemble
 from caldera.parallel.gossip import Gossip
+from caldera.parallel.hogwild import Hogwild
 from caldera.parallel.hybrid import Hybrid
 from caldera.parallel.local_sgd import LocalSGD
+from caldera.parallel.parameter_server import ParameterServer
 from caldera.parallel.pipeline_parallel import PipelineParallel
 from caldera.parallel.sharded import Sharded
 from caldera.parallel.tensor_parallel import TensorParallel
@@ -66,8 +78,10 @@ __all__ = [
     "ElasticAveraging",
     "Ensemble",
     "Gossip",
+    "Hogwild",
     "Hybrid",
     "LocalSGD",
+    "ParameterServer",
     "PipelineParallel",
     "Proposal",
     "Sharded",

@@ -302,7 +302,7 @@ class Steps:
                 gradients, finite = self.loss_scale.unscaled(gradients)
                 ok = op.logical_and(fine, finite)
                 updates += self.loss_scale.adapted(finite)
-            updates += self.optimizer.apply(variables, gradients, ok=ok, weight=weight)
+            updates += self.strategy.changes(self.optimizer, variables, gradients, ok, weight)
         updates += [self._only_if(fine, update) for update in traced.updates]
         step = self.random[1]
         updates += [

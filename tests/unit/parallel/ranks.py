@@ -90,6 +90,7 @@ def trained(
     data: tuple[np.ndarray, ...],
     *,
     watch: bool = True,
+    callbacks: Sequence[cd.Callback] = (),
     **how: Any,
 ) -> Trained:
     """Train on so many ranks. Models are made one after the other: seeding is global."""
@@ -97,9 +98,9 @@ def trained(
     watches = [Watch() for _ in range(ranks)]
 
     def work(comm: Communicator) -> cd.History:
-        callbacks = [watches[comm.rank]] if watch else []
+        watching = [*callbacks, watches[comm.rank]] if watch else callbacks
         return models[comm.rank].fit(
-            data, parallel=strategy(comm), verbose=0, callbacks=callbacks, **how
+            data, parallel=strategy(comm), verbose=0, callbacks=watching, **how
         )
 
     histories = run_virtual_ranks(ranks, work)
