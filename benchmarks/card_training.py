@@ -46,7 +46,6 @@ class Entry:
     first_s: float
     losses: list[float]
     peak: int
-    best: float = float("inf")
     times: list[float] = field(default_factory=list)
 
 

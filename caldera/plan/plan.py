@@ -230,6 +230,9 @@ class Plan:
     def _rehearsed(self, feeds: Mapping[str, Any] | None) -> Iterator[Rehearsal]:
         """Runs that leave the variables as they were."""
         with self._lock:
+            if self._choose_well is not None and not self.is_captured:
+                # Whoever looks at kernels wants to see those that will stay.
+                self._settle()
             given = feeds
             if given is None:
                 # Copies: they are fed again, perhaps to the place they come from.

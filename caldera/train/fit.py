@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.comm import world
 from caldera.config import settings
-from caldera.data import Data, IterableData, Loader, Pipeline
+from caldera.data import Data, IterableData, Pipeline
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
 from caldera.parallel.data_parallel import DataParallel
@@ -21,7 +21,7 @@ from caldera.train.diagnose import StopAtNonFinite
 from caldera.train.history import History
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
-from caldera.train.run import Run
+from caldera.train.run import Run, loader_for
 from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
 from caldera.train.source import Fed, Source
 from caldera.train.step import Steps
@@ -151,12 +151,6 @@ def fit(
     model.epochs_done = loader.epoch
     model.steps_done = int(steps.random.numpy()[1])
     return history
-
-
-def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
-    """The batches of this rank: it reads its own samples and no others."""
-    rank, ranks = strategy.reader
-    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
 
 
 def evaluate(

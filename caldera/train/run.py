@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.data import Batch, Loader, Share
+from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.memory import Reading
+from caldera.strategy import Strategy
 from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
 from caldera.train.history import History
@@ -203,13 +204,8 @@ class Run:
     def _validated(self) -> dict[str, Any]:
         if self._evaluator is None:
             return self.model.evaluate(self.validation)
-        strategy = self._evaluator.strategy
-        rank, ranks = strategy.reader
-        loader = Loader(
-            self.validation, self.model.batch_size, shuffle=False, rank=rank, ranks=ranks,
-            parts=strategy.batch_parts,
-        )  # fmt: skip
-        return self._evaluator.evaluated(loader)
+        strategy, size = self._evaluator.strategy, self.model.batch_size
+        return self._evaluator.evaluated(loader_for(strategy, self.validation, size, shuffle=False))
 
     def weights_of(self, batch: Batch | Share) -> np.ndarray | None:
         """The weights of a batch's samples; None if all count the same, or the device has them."""
@@ -220,3 +216,9 @@ class Run:
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
+
+
+def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:
+    """The batches of this rank: it reads its own samples and no others."""
+    rank, ranks = strategy.reader
+    return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)

@@ -66,6 +66,16 @@ def test_what_is_captured_is_measured_before(measured: list[str]) -> None:
     assert measured == ["matmul"]
 
 
+def test_who_looks_at_times_sees_the_kernels_that_stay(measured: list[str]) -> None:
+    plan = _plan("loopback:1")
+    (row,) = plan.explain(show=False).rows
+    assert measured == ["matmul"]
+    assert row.kernel == _kernels(plan)[0]
+    plan.run()
+    plan.run()
+    assert [row.kernel] == _kernels(plan)
+
+
 def test_what_is_remembered_serves_at_once(measured: list[str]) -> None:
     plan = _plan("loopback:1")
     for _ in range(2):

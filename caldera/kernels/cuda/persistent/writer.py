@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Through(Places):
         return self._places.store(array, coordinates, value)
 
 
-class Ahead(Through):
+class Ahead(Through, ABC):
     """Places whose elements are read ahead of their use; what is the same for all is read once.
 
     What the thread writes before it reads it is not read ahead. `mark` is part of all names.
@@ -92,9 +93,9 @@ class Ahead(Through):
             return self._once.setdefault(value, (name, kind))[0]
         return self._ahead(array, coordinates, value)
 
+    @abstractmethod
     def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
         """An element that was read before, or `value`, which reads it now."""
-        raise NotImplementedError
 
     def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
         self._written.append(array)
