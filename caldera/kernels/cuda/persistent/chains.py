@@ -1,0 +1,152 @@
+"""Works on the same images, one after the other, as one part: a block does all of them for its
+image, and need not wait for the others in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.correlations import Correlation, FilterSlopes
+from caldera.kernels.cuda.persistent.images import (
+    Finish,
+    ImageGather,
+    ImageLoop,
+    ImageSums,
+    ImageWork,
+    Pixelwise,
+    image_work,
+)
+from caldera.kernels.cuda.persistent.parts import Early, Part, Text, Zones, units_of
+from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.cuda.persistent.writer import Places
+from caldera.memory.device_array import address_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LOAD = 1 << 18
+"""Multiplications for an image that are as much work as a unit of other parts, or more."""
+_WORKS = (Correlation, FilterSlopes, ImageSums, Pixelwise)
+
+
+@dataclass(eq=False)
+class Chain:
+    """Works on images in order."""
+
+    works: list[ImageWork]
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return self.works[0].images
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read."""
+        return [array for work in self.works for array in work.reads]
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        return [array for work in self.works for array in work.writes]
+
+    @property
+    def common(self) -> list[Array]:
+        """What is read not only at the place of the own image."""
+        return [array for work in self.works for array in work.common]
+
+    def takes(self, work: ImageWork) -> bool:
+        """Whether a block can do this work for its image as soon as it has done the rest."""
+        if work.images != self.images:
+            return False
+        if meet(self.writes, work.common) or meet(work.writes, self.common):
+            return False
+        touched = [(self.writes, [*work.reads, *work.writes]), (work.writes, self.reads)]
+        return all(
+            _same_images(one, other)
+            for some, others in touched
+            for one in some
+            for other in others
+            if meet([one], [other])
+        )
+
+    def part(self, finish: Finish) -> Part:
+        """A unit an image."""
+
+        def code(places: Places, early: Early, start: int | None) -> tuple[Text, Zones]:
+            lines = ["i32 image = unit;"]
+            for number, work in enumerate(self.works):
+                body = (f"    {line}" for line in work.code(places, finish))
+                lines += ["__syncthreads();"] * (number > 0) + ["{", *body, "}"]
+            return Text(lines), Zones(late=max(work.room for work in self.works))
+
+        load = sum(work.load for work in self.works)
+        what = " ".join(type(work).__name__ for work in self.works)
+        return Part(
+            what, self.images, self.reads, self.writes, code, heavy=True,
+            load=self.images * units_of(load, LOAD),
+        )  # fmt: skip
+
+
+def _same_images(one: Array, other: Array) -> bool:
+    """Whether an image of the one array lies where the same image of the other does, and apart from
+    all other images."""
+    return (
+        address_of(one) == address_of(other)
+        and one.shape[:1] == other.shape[:1]
+        and one.strides[:1] == other.strides[:1]
+        and all(_reach(each) <= each.strides[0] for each in (one, other))
+    )
+
+
+def _reach(array: Array) -> int:
+    """The bytes from an image's first element to its end."""
+    steps = zip(array.shape[1:], array.strides[1:], strict=True)
+    return array.itemsize + sum((length - 1) * stride for length, stride in steps)
+
+
+def with_chains(pieces: Sequence[Any]) -> list[Any]:
+    """The pieces with works on images in chains."""
+    found: list[Any] = []
+    for piece in pieces:
+        work = piece if isinstance(piece, _WORKS) else image_work(piece)
+        if work is None:
+            found.append(piece)
+            continue
+        chains = [each for each in found if isinstance(each, Chain)]
+        for chain in reversed(chains):
+            order = _moved(found, chain, work)
+            if order is not None:
+                found = order
+                chain.works.append(work)
+                break
+        else:
+            found.append(Chain([work]))
+    return [_alone(each) for each in found]
+
+
+def _moved(pieces: list[Any], chain: Chain, work: ImageWork) -> list[Any] | None:
+    """The pieces in an order in which the chain comes last of all that the work waits for; None if
+    the work waits for something that waits for the chain, or cannot be part of it."""
+    place = pieces.index(chain)
+    ready: list[Any] = []
+    waiting: list[Any] = []
+    for each in pieces[place + 1 :]:
+        waits = any(conflict(earlier, each) for earlier in (chain, *waiting))
+        (waiting if waits else ready).append(each)
+    if not chain.takes(work) or any(conflict(each, work) for each in waiting):
+        return None
+    return [*pieces[:place], *ready, chain, *waiting]
+
+
+def _alone(piece: Any) -> Any:
+    """A loop or a gather that is a chain by itself as what it was before."""
+    if isinstance(piece, Chain) and len(piece.works) == 1:
+        (work,) = piece.works
+        if isinstance(work, ImageLoop):
+            return work.loop
+        if isinstance(work, ImageGather):
+            return work.gather
+    return piece
