@@ -116,29 +116,33 @@ def with_followers(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
     """The pieces with loops taken in by the products and reductions they follow.
 
     A producer moves down to the loop that follows it, so nothing in between may depend on it, or
-    write what it reads. Its own result is not stored if it lies in scratch memory and nobody else
-    reads it before it is written again.
+    write what it reads; else the loop moves up, if it depends on nothing in between. The producer's
+    own result is not stored if it lies in scratch memory and nobody else reads it before it is
+    written again.
     """
     found = list(pieces)
     index = 0
     while index < len(found):
         piece = found[index]
         if isinstance(piece, Producer):
-            place = _follower(found, index)
-            if place is not None:
+            follower = _follower(found, index)
+            if follower is not None:
+                place, moved = follower
                 piece.followers.append(found.pop(place))
                 del found[index]
-                piece.stores = _is_wanted(found, place - 1, piece.result, is_scratch)
-                found.insert(place - 1, piece)
+                piece.stores = _is_wanted(found, moved, piece.result, is_scratch)
+                found.insert(moved, piece)
                 continue
         index += 1
     return found
 
 
-def _follower(pieces: list[Any], index: int) -> int | None:
-    """The first loop after a producer that reads its result, if nothing stands in between."""
+def _follower(pieces: list[Any], index: int) -> tuple[int, int] | None:
+    """The first loop after a producer that reads its result and can follow it, and where both go
+    then, among the others."""
     producer: Producer = pieces[index]
     result = producer.result
+    free = True
     for place in range(index + 1, len(pieces)):
         piece = pieces[place]
         if (
@@ -149,9 +153,11 @@ def _follower(pieces: list[Any], index: int) -> int | None:
             and not _overwrites(piece, producer)
             and _fits_others(piece, producer)
         ):
-            return place
-        if conflict(producer, piece):
-            return None
+            if free:
+                return place, place - 1
+            if not any(conflict(other, piece) for other in pieces[index + 1 : place]):
+                return place, index
+        free = free and not conflict(producer, piece)
     return None
 
 

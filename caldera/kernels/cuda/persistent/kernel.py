@@ -43,6 +43,8 @@ from caldera.kernels.table import COPY, Call
 from caldera.kernels.whole import JOINERS, Fresh, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Other = Gather | Loop | Reduction | RowWork | Chain
+"""What is no product."""
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
 LEFT_TO_OTHERS = 8
@@ -104,7 +106,7 @@ def persistent_step(
     return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
 
 
-def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
+def _parts(phases: list[list[Other | Product | Head]], blocks: int) -> list[list[Part]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -125,7 +127,7 @@ def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
     return found
 
 
-def _part(piece: Gather | Loop | Reduction | RowWork | Chain) -> Part:
+def _part(piece: Other) -> Part:
     if isinstance(piece, (Gather, RowWork)):
         return piece.part()
     if isinstance(piece, Chain):
