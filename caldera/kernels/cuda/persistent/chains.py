@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.cuda.persistent.correlations import Correlation, FilterSlopes
+from caldera.kernels.cuda.persistent.followers import same
 from caldera.kernels.cuda.persistent.images import (
+    AXES,
     Finish,
     ImageGather,
     ImageLoop,
@@ -20,7 +22,17 @@ from caldera.kernels.cuda.persistent.images import (
     Pixelwise,
     image_work,
 )
-from caldera.kernels.cuda.persistent.parts import Early, Part, Text, Zones, units_of
+from caldera.kernels.cuda.persistent.layout import Layout
+from caldera.kernels.cuda.persistent.near import Near, Nearby, NearImage
+from caldera.kernels.cuda.persistent.parts import (
+    ROOM_FLOATS,
+    THREADS,
+    Early,
+    Part,
+    Text,
+    Zones,
+    units_of,
+)
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.writer import Places
 from caldera.memory.device_array import address_of
@@ -63,6 +75,11 @@ class Chain:
             return False
         if meet(self.writes, work.common) or meet(work.writes, self.common):
             return False
+        seen = [near.array for near in work.near if meet(self.writes, [near.array])]
+        if not all(_among(array, self.writes) for array in seen):
+            return False
+        if not Chain([*self.works, work]).is_roomy:
+            return False
         touched = [(self.writes, [*work.reads, *work.writes]), (work.writes, self.reads)]
         return all(
             _same_images(one, other)
@@ -72,15 +89,70 @@ class Chain:
             if meet([one], [other])
         )
 
+    @property
+    def is_roomy(self) -> bool:
+        """Whether all that its works want fits into shared memory."""
+        near = [each for work in self.works for each in work.near]
+        return self._scratch + sum(each.room for each in near) <= ROOM_FLOATS
+
+    @property
+    def _scratch(self) -> int:
+        return max(work.scratch for work in self.works)
+
+    def _near(self) -> tuple[list[Near], list[NearImage]]:
+        """What is brought to shared memory, and what is written there.
+
+        That is all that a work makes and another reads, as long as it fits.
+        """
+        brought: list[Near] = []
+        made: list[NearImage] = []
+        written: list[Array] = []
+        read: list[Array] = []
+        for work in self.works:
+            for near in work.near:
+                if isinstance(near, NearImage) and _among(near.array, written):
+                    made.append(near)
+                else:
+                    brought.append(near)
+            read += [array for array in work.reads if _among(array, written)]
+            written += [array for array in work.writes if _is_image(array)]
+        left = ROOM_FLOATS - self._scratch - sum(each.room for each in (*brought, *made))
+        for array in read:
+            copy = NearImage(array, (0, 0), array.shape[2:], array.shape[1])
+            if not _among(array, [each.array for each in made]) and copy.room <= left:
+                made.append(copy)
+                left -= copy.room
+        return brought, made
+
     def part(self, finish: Finish) -> Part:
         """A unit an image."""
 
         def code(places: Places, early: Early, start: int | None) -> tuple[Text, Zones]:
-            lines = ["i32 image = unit;"]
-            for number, work in enumerate(self.works):
-                body = (f"    {line}" for line in work.code(places, finish))
-                lines += ["__syncthreads();"] * (number > 0) + ["{", *body, "}"]
-            return Text(lines), Zones(late=max(work.room for work in self.works))
+            brought, made = self._near()
+            layout = Layout(soon=False)
+            layout.add("spare", self._scratch, early=False)
+            for near in made:
+                layout.add(f"{id(near)}", near.room, early=False)
+            for each in brought:
+                layout.add(f"{id(each)}", each.room, early=early(each.array))
+            layout.end(start)
+            found = [(each, layout.place(f"{id(each)}")) for each in (*made, *brought)]
+            ahead, late = list[str](), list[str]()
+            for each, to in found[len(made) :]:
+                (ahead if early(each.array) else late).append(each.bring(places, to))
+            lines = [f"float* spare = {layout.place('spare')};"]
+            for near in made:
+                if near.is_framed:
+                    lines += [
+                        f"for (i32 e = thread_now(); e < {near.floats}; e += {THREADS})",
+                        f"    ({layout.place(f'{id(near)}')})[e] = 0.0f;",
+                    ]
+            lines += ["copies_done<1>();"]
+            for work in self.works:
+                body = (f"    {line}" for line in work.code(Nearby(places, found), finish))
+                lines += ["__syncthreads();", "{", *body, "}"]
+            texts = (["i32 image = unit;", *each] if each else [] for each in (lines, ahead, late))
+            return Text(*texts), layout.zones
 
         load = sum(work.load for work in self.works)
         what = " ".join(type(work).__name__ for work in self.works)
@@ -88,6 +160,14 @@ class Chain:
             what, self.images, self.reads, self.writes, code, heavy=True,
             load=self.images * units_of(load, LOAD),
         )  # fmt: skip
+
+
+def _is_image(array: Array) -> bool:
+    return array.ndim == AXES and array.dtype == np.float32
+
+
+def _among(array: Array, others: Sequence[Array]) -> bool:
+    return any(same(array, each) for each in others)
 
 
 def _same_images(one: Array, other: Array) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 
 from caldera.kernels.cuda.persistent.followers import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Finish, each_pixel, shared_by_all
+from caldera.kernels.cuda.persistent.near import Near, Nearby, NearFilters, NearImage
 from caldera.kernels.cuda.persistent.parts import ROOM_FLOATS, THREADS, WARPS, units_of
 from caldera.kernels.cuda.persistent.products import apart
-from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.recipe import Recipe
 from caldera.kernels.table import Call
 from caldera.kernels.whole import Fresh
@@ -23,24 +23,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows over an image that lies in shared memory with a border, and how they are multiplied.
+    """Windows over an image of some channels, and how they are multiplied.
 
-    `rows` x `columns` x `inner` is the product: of places by results over taps, or of taps by
+    `rows` x `results` x `inner` is the product: of places by results over taps, or of taps by
     results over places.
     """
 
-    image: Array
-    border: tuple[int, int]
+    channels: int
     taps: tuple[int, int]
     places: tuple[int, int]
     results: int
     over_places: bool
     exact: bool
-
-    @property
-    def channels(self) -> int:
-        """Of the image."""
-        return int(self.image.shape[1])
 
     @property
     def apart(self) -> int:
@@ -81,78 +75,55 @@ class Windows:
         wanted = min(WARPS // min(tiles, WARPS), units_of(self.inner, 8))
         return 1 << (wanted.bit_length() - 1)
 
+    @property
+    def multiplications(self) -> int:
+        """For an image."""
+        return self.rows * self.inner * self.results
+
     def _sizes(self) -> dict[str, int]:
-        down, across = self.padded
         return {
-            "seen": down * across * self.apart,
-            "right": self.inner * self.line,
             "places": 16 * units_of(size(self.places), 16),
             "taps": 16 * units_of(self.length, 16),
             "sums": self.splits * 16 * units_of(self.rows, 16) * self.line,
         }
 
     @property
-    def room(self) -> int:
-        """Floats of shared memory."""
-        return sum(4 * units_of(each, 4) for each in self._sizes().values())
-
-    @property
-    def multiplications(self) -> int:
-        """For an image."""
-        return self.rows * self.inner * self.results
-
-    @property
-    def shape_text(self) -> str:
-        """The first arguments of templates on the product."""
-        return f"{self.rows}, {self.results}, {self.inner}, {self.line}, {self.splits}"
+    def scratch(self) -> int:
+        """Floats of shared memory beside the operands."""
+        return sum(self._sizes().values())
 
     def sum_text(self, row: str, result: str) -> str:
         """An element of the product."""
         return f"window_sum<{self.rows}, {self.line}, {self.splits}>(sums, {row}, {result})"
 
-    def product(self, places: Places, bring_right: str) -> list[str]:
-        """Statements that leave the product in `sums`; `bring_right` begins to bring `right`."""
+    def product(self, image: str, right: str) -> list[str]:
+        """Statements that leave the product of operands in shared memory in `sums`."""
         lines, at = [], 0
         for name, floats in self._sizes().items():
-            kind = "i32" if name in ("places", "taps") else "float"
-            lines.append(f"{kind}* {name} = ({kind}*)room + {at};")
-            at += 4 * units_of(floats, 4)
-        left, right = ("taps", "places") if self.over_places else ("places", "taps")
-        windows = ", ".join(
-            map(str, (self.channels, self.apart, self.padded[1], *self.taps, *self.places))
-        )
+            kind = "float" if name == "sums" else "i32"
+            lines.append(f"{kind}* {name} = ({kind}*)spare + {at};")
+            at += floats
+        rows, inner = ("taps", "places") if self.over_places else ("places", "taps")
+        windows = (self.channels, self.apart, self.padded[1], *self.taps, *self.places)
+        shape = (self.rows, self.results, self.inner, self.line, self.splits, WARPS)
+        kind = f"Windows<{', '.join(map(str, windows))}>"
         return [
             *lines,
-            bring_image("seen", places, self.image, self.apart, self.border, self.padded),
-            bring_right,
-            "copies_begun();",
-            f"block_list_windows<Windows<{windows}>, {THREADS}>(places, taps);",
-            "copies_done<0>();",
+            f"block_list_windows<{kind}, {THREADS}>(places, taps);",
             "__syncthreads();",
-            f"block_windows<{self.shape_text}, {WARPS}, {str(self.exact).lower()}>(seen, {left}, "
-            f"{right}, right, sums);",
+            f"block_windows<{', '.join(map(str, shape))}, {str(self.exact).lower()}>({image}, "
+            f"{rows}, {inner}, {right}, sums);",
             "__syncthreads();",
         ]
 
 
-def bring_image(
-    to: str, places: Places, image: Array, apart: int, border: Sequence[int], padded: Sequence[int]
-) -> str:
-    """The statement that begins to bring an image with its border."""
-    _, channels, down, across = image.shape
-    strides = [stride // image.itemsize for stride in image.strides[1:]]
-    numbers = (channels, apart, down, across, *border, *padded, *strides, THREADS)
-    start = places.element(image, ["image", "0", "0", "0"])
-    return f"block_bring_image<{', '.join(map(str, numbers))}>({to}, &{start});"
-
-
 @dataclass(eq=False)
 class Correlation(Producer):
-    """Windows times filters: a convolution, or (`turned`) the gradient of what it was given."""
+    """Windows times filters: a convolution, or the gradient of what it was given."""
 
     windows: Windows
-    filters: Array
-    turned: bool
+    image: NearImage
+    filters: NearFilters
 
     @property
     def images(self) -> int:
@@ -163,34 +134,34 @@ class Correlation(Producer):
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
         more = [array for loop in self.followers for array in loop.inputs]
-        return [self.filters, *shared_by_all(more, self.images)]
+        return [self.filters.array, *shared_by_all(more, self.images)]
 
     @property
-    def room(self) -> int:
-        """Floats of shared memory."""
-        return self.windows.room
+    def near(self) -> Sequence[Near]:
+        """Both operands."""
+        return [self.image, self.filters]
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory beside that."""
+        return self.windows.scratch
 
     @property
     def load(self) -> int:
         """Multiplications for an image."""
         return self.windows.multiplications
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
-        strides = [stride // 4 for stride in self.filters.strides]
-        turned = str(self.turned).lower()
-        numbers = (*self.filters.shape, *strides, self.windows.line, turned, THREADS)
-        bring = (
-            f"block_bring_taps<{', '.join(map(str, numbers))}>(right, {places.name(self.filters)});"
-        )
         across = self.windows.places[1]
 
-        def element(held: Places, here: list[str]) -> list[str]:
+        def element(held: Nearby, here: list[str]) -> list[str]:
             _, channel, y, x = here
             value = self.windows.sum_text(f"{y} * {across} + {x}", channel)
             return [f"float value = {value};", *finish(self, held, "value", here)]
 
-        return [*self.windows.product(places, bring), *each_pixel(places, self.result, element)]
+        product = self.windows.product(places.place(self.image), places.place(self.filters))
+        return [*product, *each_pixel(places, self.result, element)]
 
 
 @dataclass(eq=False)
@@ -198,13 +169,14 @@ class FilterSlopes:
     """The gradient of filters by one image: windows times gradients of results, over all places."""
 
     windows: Windows
-    slopes: Array
+    image: NearImage
+    slopes: NearImage
     partial: Array
 
     @property
     def reads(self) -> Sequence[Array]:
         """What is read."""
-        return [self.windows.image, self.slopes]
+        return [self.image.array, self.slopes.array]
 
     @property
     def writes(self) -> Sequence[Array]:
@@ -222,60 +194,63 @@ class FilterSlopes:
         return []
 
     @property
-    def room(self) -> int:
-        """Floats of shared memory."""
-        return self.windows.room
+    def near(self) -> Sequence[Near]:
+        """Both operands."""
+        return [self.image, self.slopes]
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory beside that."""
+        return self.windows.scratch
 
     @property
     def load(self) -> int:
         """Multiplications for an image."""
         return self.windows.multiplications
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
         windows = self.windows
-        bring = bring_image("right", places, self.slopes, windows.line, (0, 0), windows.places)
         columns, channels = windows.taps[1], windows.channels
 
-        def element(held: Places, here: list[str]) -> list[str]:
+        def element(held: Nearby, here: list[str]) -> list[str]:
             _, result, channel, y, x = here
             row = f"({y} * {columns} + {x}) * {channels} + {channel}"
             return [held.store(self.partial, here, windows.sum_text(row, result))]
 
-        return [*windows.product(places, bring), *each_pixel(places, self.partial, element)]
+        product = windows.product(places.place(self.image), places.place(self.slopes))
+        return [*product, *each_pixel(places, self.partial, element)]
 
 
 def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
-    """A convolution or a gradient of one as pieces; None for what is none, or cannot be done."""
+    """A convolution or a gradient of one as pieces; None for what cannot be done."""
     name, attrs = call.node.op.name, call.node.attrs
-    if name not in ("conv2d", "conv2d_input", "conv2d_weight"):
-        return None
     plain = attrs["stride"] == attrs["dilation"] == (1, 1) and attrs["groups"] == 1
     if not plain or any(array.dtype != np.float32 for array in (*call.inputs, *call.outputs)):
         return None
     first, second = call.inputs
     (result,) = call.outputs
-    filters = result if name == "conv2d_weight" else second
-    taps = filters.shape[2:]
-    border = tuple(each[0] for each in attrs["padding"])
-    seen = first
-    if name == "conv2d_input":
-        border = tuple(n - 1 - before for n, before in zip(taps, border, strict=True))
-        if min(border) < 0:
-            return None
-    places = second.shape[2:] if name == "conv2d_weight" else result.shape[2:]
-    results = second.shape[1] if name == "conv2d_weight" else result.shape[1]
+    of_filters, turned = name == "conv2d_weight", name == "conv2d_input"
+    filters, outcome = (result, second) if of_filters else (second, result)
+    down, across = filters.shape[2:]
+    top, left = (each[0] for each in attrs["padding"])
+    border = (down - 1 - top, across - 1 - left) if turned else (top, left)
     windows = Windows(
-        seen, border, taps, places, results, name == "conv2d_weight",
+        first.shape[1], (down, across), outcome.shape[2:], outcome.shape[1], of_filters,
         attrs.get("compute") != "tf32",
     )  # fmt: skip
-    if windows.room > ROOM_FLOATS:
-        return None
-    if name != "conv2d_weight":
-        return [Correlation(call.inputs, result, windows, filters, name == "conv2d_input")]
+    image = NearImage(first, border, windows.padded, windows.apart)
+    near = NearFilters(filters, windows.line, turned)
+    if not of_filters:
+        work = Correlation(call.inputs, result, windows, image, near)
+        return [work] if min(border) >= 0 and _fits(work) else None
+    slopes = NearImage(second, (0, 0), windows.places, windows.line)
     partial = fresh((first.shape[0], *result.shape), "float32")
+    found = FilterSlopes(windows, image, slopes, partial)
     total = Recipe(("float32",), (), (), (("sum", "float32", ("in", 0)),))
-    return [
-        FilterSlopes(windows, second, partial),
-        Reduction((partial,), result, total, partial.shape, (0,)),
-    ]
+    rest = Reduction((partial,), result, total, partial.shape, (0,))
+    return [found, rest] if _fits(found) else None
+
+
+def _fits(work: Correlation | FilterSlopes) -> bool:
+    return work.scratch + sum(each.room for each in work.near) <= ROOM_FLOATS

@@ -16,6 +16,7 @@ from caldera.kernels.cuda.elements import computed_type, literal
 from caldera.kernels.cuda.persistent.followers import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gathers import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
+from caldera.kernels.cuda.persistent.near import Near, Nearby
 from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, units_of
 from caldera.kernels.cuda.persistent.writer import Held, Places, unravelled
 from caldera.kernels.native.loop.operations import accumulated, neutral
@@ -48,14 +49,18 @@ class ImageWork(Protocol):
         """What is read not only at the place of the own image."""
 
     @property
-    def room(self) -> int:
-        """Floats of shared memory that it takes."""
+    def near(self) -> Sequence[Near]:
+        """What it wants to find in shared memory."""
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory that it takes beside that, from `spare` on."""
 
     @property
     def load(self) -> int:
         """Multiplications for an image."""
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for a block that does `image`."""
 
 
@@ -69,19 +74,19 @@ def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
 
 
 def each_pixel(
-    places: Places, laid: Array, body: Callable[[Places, list[str]], list[str]]
+    places: Nearby, laid: Array, body: Callable[[Nearby, list[str]], list[str]]
 ) -> list[str]:
     """A loop of a block's threads over the elements of one image, in the order of an array.
 
-    What `body` reads of one element it reads ahead for several.
+    What `body` reads from far is read ahead for several elements.
     """
     axes = sorted(range(1, laid.ndim), key=lambda axis: -abs(laid.strides[axis]))
     split, names = unravelled("e", [laid.shape[axis] for axis in axes], "i")
     named = dict(zip(axes, names, strict=True))
     count = size(laid.shape[1:])
     at_once = min(AT_ONCE, units_of(count, THREADS))
-    held = Held(places, "i")
-    ending = body(held, ["image", *(named[axis] for axis in range(1, laid.ndim))])
+    held = Held(places.beyond, "i")
+    ending = body(places.over(held), ["image", *(named[axis] for axis in range(1, laid.ndim))])
     each = [
         "#pragma unroll",
         f"for (i32 i = 0; i < {at_once}; i++) {{",
@@ -108,7 +113,8 @@ class Pixelwise(Producer):
     element: Callable[[Places, Sequence[str]], list[str]]
     also: tuple[Array, ...] = ()
     """What the statements write beside the result."""
-    room = 0
+    near = ()
+    scratch = 0
     load = 0
 
     @property
@@ -127,7 +133,7 @@ class Pixelwise(Producer):
         more = [array for loop in self.followers for array in loop.inputs]
         return shared_by_all(more, self.images)
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.result,
@@ -140,7 +146,8 @@ class ImageLoop:
     """A loop over images."""
 
     loop: Loop
-    room = 0
+    near = ()
+    scratch = 0
     load = 0
 
     @property
@@ -163,7 +170,7 @@ class ImageLoop:
         """What is the same for all images."""
         return shared_by_all(self.loop.inputs, self.images)
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
@@ -175,7 +182,8 @@ class ImageGather:
     """The images of a batch, by their numbers."""
 
     gather: Gather
-    room = 0
+    near = ()
+    scratch = 0
     load = 0
 
     @property
@@ -198,11 +206,11 @@ class ImageGather:
         """The table, and what the numbers are found in."""
         return self.reads
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
         gather = self.gather
 
-        def body(held: Places, here: list[str]) -> list[str]:
+        def body(held: Nearby, here: list[str]) -> list[str]:
             value = held.load(gather.table, ["number", *here[1:]])
             return [held.store(gather.output, here, value)]
 
@@ -221,7 +229,8 @@ class ImageSums:
     axes: tuple[int, ...]
     given: tuple[Array, ...]
     partial: Array
-    room = 0
+    near = ()
+    scratch = 0
     load = 0
 
     @property
@@ -244,7 +253,7 @@ class ImageSums:
         """What is the same for all images."""
         return shared_by_all(self.given, self.images)
 
-    def code(self, places: Places, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
         """A warp makes a sum."""
         kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
         results = size(tuple(self.shape[axis] for axis in kept))
