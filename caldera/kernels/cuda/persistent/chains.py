@@ -4,8 +4,8 @@ image, and need not wait for the others in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Chain:
     """Works on images in order."""
 
     works: list[ImageWork]
+    hidden: list[Array] = field(default_factory=list)
+    """What nobody else reads."""
 
     @property
     def images(self) -> int:
@@ -124,6 +126,13 @@ class Chain:
                 left -= copy.room
         return brought, made
 
+    def hide(self, is_scratch: Callable[[Array], bool], others: Sequence[Array]) -> None:
+        """Note what nobody but its works reads, and these as it was written."""
+        for array in self.writes:
+            seen = [each for each in self.reads if meet([each], [array])]
+            if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
+                self.hidden.append(array)
+
     def part(self, finish: Finish) -> Part:
         """A unit an image."""
 
@@ -148,8 +157,9 @@ class Chain:
                         f"    ({layout.place(f'{id(near)}')})[e] = 0.0f;",
                     ]
             lines += ["copies_done<1>();"]
+            nearby = Nearby(places, found, self.hidden)
             for work in self.works:
-                body = (f"    {line}" for line in work.code(Nearby(places, found), finish))
+                body = (f"    {line}" for line in work.code(nearby, finish))
                 lines += ["__syncthreads();", "{", *body, "}"]
             texts = (["i32 image = unit;", *each] if each else [] for each in (lines, ahead, late))
             return Text(*texts), layout.zones
@@ -164,6 +174,10 @@ class Chain:
 
 def _is_image(array: Array) -> bool:
     return array.ndim == AXES and array.dtype == np.float32
+
+
+def _all_same(array: Array, others: Sequence[Array]) -> bool:
+    return all(same(array, each) for each in others)
 
 
 def _among(array: Array, others: Sequence[Array]) -> bool:
@@ -187,7 +201,7 @@ def _reach(array: Array) -> int:
     return array.itemsize + sum((length - 1) * stride for length, stride in steps)
 
 
-def with_chains(pieces: Sequence[Any]) -> list[Any]:
+def with_chains(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> list[Any]:
     """The pieces with works on images in chains."""
     found: list[Any] = []
     for piece in pieces:
@@ -204,6 +218,10 @@ def with_chains(pieces: Sequence[Any]) -> list[Any]:
                 break
         else:
             found.append(Chain([work]))
+    for chain in found:
+        if isinstance(chain, Chain):
+            others = [array for each in found if each is not chain for array in each.reads]
+            chain.hide(is_scratch, others)
     return [_alone(each) for each in found]
 
 

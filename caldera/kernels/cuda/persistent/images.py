@@ -84,7 +84,8 @@ def each_pixel(
     split, names = unravelled("e", [laid.shape[axis] for axis in axes], "i")
     named = dict(zip(axes, names, strict=True))
     count = size(laid.shape[1:])
-    at_once = min(AT_ONCE, units_of(count, THREADS))
+    rounds = units_of(count, THREADS)
+    at_once = units_of(rounds, units_of(rounds, AT_ONCE))
     held = Held(places.beyond, "i")
     ending = body(places.over(held), ["image", *(named[axis] for axis in range(1, laid.ndim))])
     each = [

@@ -100,7 +100,7 @@ def persistent_step(
     look_through(pieces)
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
-        with_heads(with_chains(with_followers(pieces, is_scratch))),
+        with_heads(with_chains(with_followers(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
     return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))

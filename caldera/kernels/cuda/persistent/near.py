@@ -99,15 +99,21 @@ class NearFilters(Near):
 
 
 class Nearby(Through):
-    """Places of which some have copies in shared memory: these are read, and written as well."""
+    """Places of which some have copies in shared memory: these are read, and written as well.
 
-    def __init__(self, places: Places, found: Sequence[tuple[Near, str]]) -> None:
+    Arrays that are `hidden` are only written there.
+    """
+
+    def __init__(
+        self, places: Places, found: Sequence[tuple[Near, str]], hidden: Sequence[Array]
+    ) -> None:
         super().__init__(places)
         self._found = found
+        self._hidden = hidden
 
     def over(self, places: Places) -> Nearby:
         """The same copies of memory that is reached through other places."""
-        return Nearby(places, self._found)
+        return Nearby(places, self._found, self._hidden)
 
     @property
     def beyond(self) -> Places:
@@ -123,9 +129,10 @@ class Nearby(Through):
         return f"(float){copies[0]}" if copies else super().load(array, coordinates)
 
     def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
-        whole = super().store(array, coordinates, value)
-        more = [f"{each} = {value};" for each in self._copies(array, coordinates)]
-        return " ".join([whole, *more])
+        copies = [f"{each} = {value};" for each in self._copies(array, coordinates)]
+        if not copies or not any(same(array, each) for each in self._hidden):
+            copies.insert(0, super().store(array, coordinates, value))
+        return " ".join(copies)
 
     def _copies(self, array: Array, coordinates: Sequence[str]) -> list[str]:
         return [
