@@ -53,7 +53,7 @@ def _optimizers() -> dict[str, optim.Optimizer]:
 @pytest.mark.parametrize(
     ("name", "activation"), [("sgd", "sigmoid"), ("momentum", "gelu"), ("adam", "sigmoid")]
 )
-def test_training_equals_the_cpu_and_is_one_launch_a_step(
+def test_training_equals_the_cpu_and_steps_are_few_launches(
     card: Device,
     name: str,
     activation: str,
@@ -69,7 +69,7 @@ def test_training_equals_the_cpu_and_is_one_launch_a_step(
     using = driver()
     if isinstance(using, EmulatedDriver):
         # Nine steps; the first of them runs call by call.
-        assert using.launches.count("steps") == 8
+        assert 3 <= using.launches.count("steps") <= 8
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,23 @@ def test_sums_with_what_follows_them(card: Device, shape: tuple[int, int]) -> No
 
     for one, other in zip(results("cpu"), results(card), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+def test_runs_in_a_row_are_few_launches(card: Device) -> None:
+    x = op.var("x", (5, 3), fill=np.ones((5, 3), np.float32), device=card)
+    plan = cd.compile([op.assign(x, x + op.sum(x, axis=0))])
+    plan.capture()
+    for _ in range(8):
+        plan.run()
+    assert (x.numpy() == 6.0**8).all()
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        # One step, two, four, and the one that was held back when its result was asked for.
+        assert using.launches.count("steps") == 4
+    plan.run()
+    x.assign(np.ones((5, 3), np.float32))
+    plan.run()
+    assert (x.numpy() == 6.0).all()
 
 
 class _Touch:
