@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.memory.pool import Block, Pool
+from caldera.memory.repeats import Times
 
 if TYPE_CHECKING:
     from caldera.memory.trace import Trace
@@ -105,6 +106,13 @@ class Stream(ABC):
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
         """Run `call` after everything launched before it. It must not wait for this stream."""
+
+    @abstractmethod
+    def repeat(self, times: Times) -> None:
+        """Launch `times(1)`, or hold it back until more of the same can be launched as one.
+
+        It runs after everything launched before it, and before everything launched after it.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
