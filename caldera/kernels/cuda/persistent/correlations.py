@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from caldera.kernels.cuda.finish import activation_lines
 from caldera.kernels.cuda.persistent.followers import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Finish, each_pixel, shared_by_all
 from caldera.kernels.cuda.persistent.near import Near, Nearby, NearFilters, NearImage
 from caldera.kernels.cuda.persistent.parts import ROOM_FLOATS, THREADS, WARPS, units_of
 from caldera.kernels.cuda.persistent.products import apart
+from caldera.kernels.cuda.persistent.writer import Places
+from caldera.kernels.native.finish import Finish as Ending
 from caldera.kernels.recipe import Recipe
 from caldera.kernels.table import Call
 from caldera.kernels.whole import Fresh
 from caldera.tensor.shape import size
 
 Array = np.ndarray[Any, np.dtype[Any]]
+CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,10 @@ class Windows:
 
 @dataclass(eq=False)
 class Correlation(Producer):
-    """Windows times filters: a convolution, or the gradient of what it was given."""
+    """Windows times filters: a convolution with what its op does to the sums, or the gradient of
+    what it was given."""
 
+    call: Call
     windows: Windows
     image: NearImage
     filters: NearFilters
@@ -134,7 +140,7 @@ class Correlation(Producer):
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
         more = [array for loop in self.followers for array in loop.inputs]
-        return [self.filters.array, *shared_by_all(more, self.images)]
+        return [*self.given[1:], *shared_by_all(more, self.images)]
 
     @property
     def near(self) -> Sequence[Near]:
@@ -157,11 +163,25 @@ class Correlation(Producer):
 
         def element(held: Nearby, here: list[str]) -> list[str]:
             _, channel, y, x = here
-            value = self.windows.sum_text(f"{y} * {across} + {x}", channel)
-            return [f"float value = {value};", *finish(self, held, "value", here)]
+            sum_text = self.windows.sum_text(f"{y} * {across} + {x}", channel)
+            lines, value = self._ended(held, channel)
+            return [f"float x = {sum_text};", *lines, *finish(self, held, value, here)]
 
         product = self.windows.product(places.place(self.image), places.place(self.filters))
         return [*product, *each_pixel(places, self.result, element)]
+
+    def _ended(self, places: Places, channel: str) -> tuple[list[str], str]:
+        """Statements for what the op does to `x`, and the name of what they find."""
+        if self.call.node.op.name != "conv2d_epilogue":
+            return [], "x"
+        ending = Ending.of(self.call.node)
+        lines = []
+        if ending.bias:
+            lines.append(f"x = x + {places.load(self.given[2], [channel, '0', '0'])};")
+        if ending.activation is None:
+            return lines, "x"
+        more, value = activation_lines(ending.activation, ending.attributes, "float")
+        return [*lines, *more], value
 
 
 @dataclass(eq=False)
@@ -228,7 +248,7 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     plain = attrs["stride"] == attrs["dilation"] == (1, 1) and attrs["groups"] == 1
     if not plain or any(array.dtype != np.float32 for array in (*call.inputs, *call.outputs)):
         return None
-    first, second = call.inputs
+    first, second, *_ = call.inputs
     (result,) = call.outputs
     of_filters, turned = name == "conv2d_weight", name == "conv2d_input"
     filters, outcome = (result, second) if of_filters else (second, result)
@@ -242,7 +262,7 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     image = NearImage(first, border, windows.padded, windows.apart)
     near = NearFilters(filters, windows.line, turned)
     if not of_filters:
-        work = Correlation(call.inputs, result, windows, image, near)
+        work = Correlation(call.inputs, result, call, windows, image, near)
         return [work] if min(border) >= 0 and _fits(work) else None
     slopes = NearImage(second, (0, 0), windows.places, windows.line)
     partial = fresh((first.shape[0], *result.shape), "float32")

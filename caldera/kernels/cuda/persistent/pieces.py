@@ -8,7 +8,12 @@ import numpy as np
 
 from caldera.graph.body import Body
 from caldera.kernels.cuda.expression import is_known
-from caldera.kernels.cuda.persistent.correlations import Correlation, FilterSlopes, correlation
+from caldera.kernels.cuda.persistent.correlations import (
+    CONVOLUTIONS,
+    Correlation,
+    FilterSlopes,
+    correlation,
+)
 from caldera.kernels.cuda.persistent.followers import Loop, Product, Reduction
 from caldera.kernels.cuda.persistent.gathers import Gather, gather
 from caldera.kernels.cuda.persistent.images import ImageSums, Pixelwise, image_sums
@@ -53,7 +58,7 @@ def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
         return None if found is None else [found]
     if node.op.name == "arrange" or (node.op.name == "reshape" and _is_dense(call.outputs[0])):
         return [copy_piece(call)]
-    if node.op.name.startswith("conv2d"):
+    if node.op.name in CONVOLUTIONS:
         return correlation(call, fresh)
     if "pool" in node.op.name:
         pooled = pool(call)
