@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from caldera.comm import Communicator, Mesh
 from caldera.config import settings
@@ -15,7 +16,7 @@ from caldera.graph.body import substitute
 from caldera.graph.node import Node
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
-from caldera.nn.context import Context, LayerCall
+from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.spread import spread
@@ -29,18 +30,24 @@ from caldera.parallel.batch_sums import (
     zero,
 )
 from caldera.parallel.buckets import buckets
-from caldera.parallel.cutting import Written, check_begins, chosen
+from caldera.parallel.cutting import Costs, check_begins, chosen, flops_of_units
 from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.owned import Owned, let_go, made_whole
 from caldera.parallel.pipeline_mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.shared_update import SharedUpdate
 from caldera.parallel.split_layers import SplitLayers
 from caldera.parallel.splits import LEAST
-from caldera.parallel.spreading import Spreading
 from caldera.parallel.stage_program import AXIS, Part, StageProgram
 from caldera.parallel.timetable import SCHEDULES
+from caldera.parallel.unit_times import seconds_of_units
 from caldera.plan.plan import Plan
 from caldera.strategy import Holder, Strategy
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+BALANCES = ("operations", "time")
+"""What stages have about as much of as each other."""
 
 
 class PipelineParallel(Strategy):
@@ -52,9 +59,12 @@ class PipelineParallel(Strategy):
 
     `stages` is how many there are, cut such that they have about as many operations to do, or the
     names of the layers with which those after the first begin. Without it, all ranks are stages of
-    one pipeline. `data=2` makes two pipelines, each of which has its part of every batch. With
-    `model=2` a stage is two ranks, which share its layers; `splits` and `least` are those of
-    `Hybrid`. Or give a `mesh` with the axes "data", "pipeline" and "model".
+    one pipeline. With `balance="time"` rank 0 times the layers first, and stages take about as long
+    as each other; a deterministic run counts operations all the same.
+
+    `data=2` makes two pipelines, each of which has its part of every batch. With `model=2` a stage
+    is two ranks, which share its layers; `splits` and `least` are those of `Hybrid`. Or give a
+    `mesh` with the axes "data", "pipeline" and "model".
 
     The numbers are those of one process, whatever the parts, but for batch normalisation: its
     statistics are those of a part (over all pipelines), and its running ones go on from part to
@@ -85,6 +95,7 @@ class PipelineParallel(Strategy):
         *,
         micro_batches: int = 4,
         schedule: str = "1f1b",
+        balance: str = "operations",
         data: int | None = None,
         model: int = 1,
         splits: Mapping[str, str] | None = None,
@@ -92,17 +103,20 @@ class PipelineParallel(Strategy):
         mesh: Mesh | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        if micro_batches < 1 or schedule not in SCHEDULES:
+        if micro_batches < 1 or schedule not in SCHEDULES or balance not in BALANCES:
             raise ConfigError.build(
                 "PipelineParallel",
-                expected="micro_batches >= 1, and schedule " + " or ".join(map(repr, SCHEDULES)),
-                got=f"micro_batches={micro_batches}, schedule={schedule!r}",
+                expected="micro_batches >= 1, schedule " + " or ".join(map(repr, SCHEDULES))
+                + ", and balance " + " or ".join(map(repr, BALANCES)),
+                got=f"micro_batches={micro_batches}, schedule={schedule!r}, balance={balance!r}",
             )  # fmt: skip
         self.mesh = PipelineMesh(stages, data, model, mesh, communicator)
         self.communicator, self.in_plans = self.mesh.communicator, self.mesh.in_plans
         self.stages, self.stage = self.mesh.shape[AXIS], self.mesh.coordinates[AXIS]
         self.micro_batches = micro_batches
         self.schedule = schedule
+        self.balance = balance
+        self._samples = 1
         self._wanted = self.stages if stages is None or isinstance(stages, int) else list(stages)
         self.begins_with: list[str] = []
         """The layers with which stages after the first begin, once that has been decided."""
@@ -187,6 +201,7 @@ class PipelineParallel(Strategy):
     def _part(self, writing: Writing) -> Part:
         """What a step wants of a part of the batch, over this rank's parts of parameters."""
         assert writing.loss is not None
+        assert self._model is not None
         graph = self._layers.graph()
         (loss,) = graph.written([writing.loss.node])
         if self._layers.ranks > 1:
@@ -197,24 +212,8 @@ class PipelineParallel(Strategy):
         states = dict(zip(kept, graph.written(kept.values()), strict=True))
         totals = writing.samples()
         roots = [loss, *totals, *states.values()]
-        return Part(self._written(writing.context, graph, roots), loss, totals, states)
-
-    def _written(self, traced: Context, graph: Spreading, roots: Sequence[Node]) -> Written:
-        """A network as this rank computes it."""
-        assert self._model is not None
-
-        def here(given: Sequence[Expr]) -> tuple[Expr, ...]:
-            return tuple(Expr(node) for node in graph.here([each.node for each in given]))
-
-        calls = [
-            LayerCall(call.layer, here(call.inputs), here(call.outputs), call.inside)
-            for call in traced.calls
-        ]
-        variables = [*map(self._layers.part, self._model.parameters()), *self._model.states()]
-        free = [each.node for each in variables]
-        if traced.random is not None:
-            free.append(traced.random.node)
-        return Written(calls, roots, frozenset(free))
+        written = self._layers.written(self._model, writing.context, graph, roots)
+        return Part(written, loss, totals, states)
 
     def _over_ranks(self, values: list[Node], *, now: bool = True) -> list[Node]:
         if not self.several:
@@ -300,8 +299,10 @@ class PipelineParallel(Strategy):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         # The number of threads decides in which order long sums are added up.
+        self._samples = given["batch_size"] // (self.mesh.shape[DATA] * self.micro_batches)
         known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
-                 "schedule": self.schedule, "stages": self._wanted, "mesh": self.mesh.shape,
+                 "schedule": self.schedule, "stages": self._wanted,
+                 "balance": self.balance, "mesh": self.mesh.shape,
                  "splits": self._layers.wanted, "least": self._layers.least}  # fmt: skip
         check_same(self.communicator, "fit", [f"{name}={value}" for name, value in known.items()])
 
@@ -315,13 +316,22 @@ class PipelineParallel(Strategy):
     def prepare(self, network: Callable[[int], Context]) -> None:
         if self._model is None or self._optimizer is None:
             return
-        traced = network(self._layers.ranks)
+        layers, model = self._layers, cast("Model", self._model)
+        traced = network(max(self._samples, layers.ranks))
         outputs = traced.calls[0].outputs
-        self._layers.choose(self._model, self._optimizer, outputs, dense_only=False)
-        graph = self._layers.graph()
-        written = self._written(traced, graph, graph.written([each.node for each in outputs]))
-        # Ranks have parts of different sizes: one decides for all.
-        self._begins = self.communicator.bcast_object(chosen(written, self._wanted))
+        nodes = [each.node for each in outputs]
+        alone = layers.written(model, traced, layers.graph(), nodes)
+        layers.choose(model, self._optimizer, outputs, dense_only=False)
+        graph = layers.graph()
+        written = layers.written(model, traced, graph, graph.written(nodes))
+        costs: Costs = partial(flops_of_units, written)
+        # Ranks have parts of different sizes, and clocks of their own: one decides for all.
+        if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
+            trained = [each.node for each in model.trainable()]
+            costs = partial(
+                seconds_of_units, alone, written, trained, model.device, model.precision
+            )
+        self._begins = self.communicator.bcast_object(chosen(written, self._wanted, costs))
         self.begins_with = [traced.calls[each].layer.path for each in self._begins]
         check_begins(self._begins, self.begins_with)
 

@@ -10,8 +10,10 @@ from caldera.comm import Communicator
 from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.lazy import Expr, Variable
+from caldera.nn.context import Context, LayerCall
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
+from caldera.parallel.cutting import Written
 from caldera.parallel.parts import Elsewhere, SplitAlong, variable_like, whole_along
 from caldera.parallel.placement import Split
 from caldera.parallel.splits import WAYS, chosen_layers, splits_of
@@ -74,6 +76,23 @@ class SplitLayers:
         """Rewrites graphs over parameters into graphs over this rank's parts of them."""
         parts = {whole.node: (part.node, self._split[whole]) for whole, part in self._part.items()}
         return Spreading(self.rank, self.ranks, parts)
+
+    def written(
+        self, model: Layer, traced: Context, graph: Spreading, roots: Sequence[Node]
+    ) -> Written:
+        """A network as this rank computes it, where `graph` has rewritten what `roots` are."""
+
+        def here(given: Sequence[Expr]) -> tuple[Expr, ...]:
+            return tuple(Expr(node) for node in graph.here([each.node for each in given]))
+
+        calls = [
+            LayerCall(call.layer, here(call.inputs), here(call.outputs), call.inside)
+            for call in traced.calls
+        ]
+        free = [each.node for each in (*map(self.part, model.parameters()), *model.states())]
+        if traced.random is not None:
+            free.append(traced.random.node)
+        return Written(calls, roots, frozenset(free))
 
     def are_parts(self, variables: Sequence[Variable], slopes: Sequence[Node]) -> dict[Node, bool]:
         """Whether gradients are those of parts."""
