@@ -133,5 +133,5 @@ for _op, _its_bind in (
 ):
     TABLE.add(Kernel(
         _op, "cuda", "at once", _its_bind, _is_small, room_of, priority=1,
-        in_place=in_place,
+        in_place=in_place, shares=frozenset({"norm_counters"}),
     ))  # fmt: skip
