@@ -84,7 +84,7 @@ def in_lanes(pieces: Sequence[Piece], count: int = LANES) -> list[LaneCall]:
         aside = min(range(1, count), key=start.__getitem__, default=0)
         # The end may come as much later as lane 0 is behind already.
         latest = longest - times.tail[number] + late
-        if start[aside] >= latest:
+        if start[aside] + _HOP_SECONDS > latest:
             aside = min(start, key=start.__getitem__)
         lanes.put(number, aside)
         if aside == 0:
