@@ -22,7 +22,6 @@ JOINERS: dict[str, Joiner] = {}
 """By family; the rooms of kernels fill it when they are imported."""
 
 
-
 @dataclass(frozen=True)
 class Piece:
     """A part of a step: what runs it, the numbers of those before it that have to be done first,

@@ -324,8 +324,9 @@ class Schedule:
             inputs = tuple(value.see(lookup(value.buffer)) for value in step.inputs)
             outputs = tuple(lookup(buffer) for buffer in step.outputs)
             workspace = None if step.workspace is None else lookup(step.workspace)
-            yield step.kernel, Call(
-                step.node, outputs, inputs, workspace, communicator, step.kernel.shares
+            yield (
+                step.kernel,
+                Call(step.node, outputs, inputs, workspace, communicator, step.kernel.shares),
             )
 
     def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
