@@ -142,9 +142,13 @@ class KernelTable:
             able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         return able
 
+    def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:
+        """All kernels for an op, best guess first."""
+        return tuple(self._kernels.get((op, family), ()))
+
     def names(self, op: str, family: str) -> list[str]:
         """The names of the kernels for an op, best guess first."""
-        return [kernel.name for kernel in self._kernels.get((op, family), ())]
+        return [kernel.name for kernel in self.kernels(op, family)]
 
 
 TABLE = KernelTable()

@@ -32,6 +32,7 @@ from caldera.memory.interface import (
     TransferCounters,
 )
 from caldera.memory.pool import Block, Pool
+from caldera.memory.repeats import Repeats, Times
 from caldera.memory.software import contiguous_bytes
 from caldera.optional import optional_import
 
@@ -105,6 +106,7 @@ class CudaGraph(CapturedGraph):
         self._kept = kept
 
     def replay(self) -> None:
+        self._stream.settle()
         with self._stream.card.active():
             self._graph.launch(self._stream.stream)
 
@@ -145,12 +147,24 @@ class CudaStream(Stream):
             self.stream = cupy().cuda.Stream(non_blocking=True)
         self._lanes = [self.stream]
         self._recorded: list[Callable[[], object]] | None = None
+        self._repeats = Repeats()
 
     @property
     def capturing(self) -> bool:
         return self._recorded is not None
 
     def launch(self, call: Callable[[], object]) -> None:
+        self.settle()
+        self._launch(call)
+
+    def repeat(self, times: Times) -> None:
+        self._repeats.add(times, self._launch)
+
+    def settle(self) -> None:
+        """Launch what was held back."""
+        self._repeats.settle(self._launch)
+
+    def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is not None:
             self._recorded.append(call)
         with self.card.active(), self._launching_on(0):
@@ -161,6 +175,7 @@ class CudaStream(Stream):
         return True
 
     def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+        self.settle()
         while len(self._lanes) <= max(each.lane for each in calls):
             with self.card.active():
                 self._lanes.append(cupy().cuda.Stream(non_blocking=True))
@@ -201,21 +216,21 @@ class CudaStream(Stream):
         return event
 
     def synchronize(self) -> None:
-        self._refuse_in_capture("synchronize")
+        self._before_waiting("synchronize")
         self._counters.add_wait()
         with self.card.active():
             self.stream.synchronize()
 
     def record(self) -> Event:
-        self._refuse_in_capture("record")
+        self._before_waiting("record")
         return CudaEvent(self.card, self._counters, self.stream)
 
     def moment(self) -> Moment:
-        self._refuse_in_capture("moment")
+        self._before_waiting("moment")
         return CudaMoment(self.card, self.stream)
 
     def wait(self, event: Event) -> None:
-        self._refuse_in_capture("wait")
+        self._before_waiting("wait")
         if isinstance(event, CudaEvent):
             with self.card.active():
                 self.stream.wait_event(event.event)
@@ -223,12 +238,13 @@ class CudaStream(Stream):
             event.synchronize()
 
     def begin_capture(self) -> None:
-        self._refuse_in_capture("begin_capture")
+        self._before_waiting("begin_capture")
         with self.card.active():
             self.stream.begin_capture()
         self._recorded = []
 
     def end_capture(self) -> CapturedGraph:
+        self.settle()
         if self._recorded is None:
             raise DeviceError.build(
                 f"end_capture on cuda:{self.card.index}", expected="a stream that is capturing",
@@ -239,7 +255,9 @@ class CudaStream(Stream):
             graph = self.stream.end_capture()
         return CudaGraph(self, graph, kept)
 
-    def _refuse_in_capture(self, what: str) -> None:
+    def _before_waiting(self, what: str) -> None:
+        """What was held back is launched; nothing may wait while the stream captures."""
+        self.settle()
         if self._recorded is not None:
             raise DeviceError.build(
                 f"{what} on cuda:{self.card.index}",

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.memory.pool import Block, Pool
+from caldera.memory.repeats import Times
 
 if TYPE_CHECKING:
     from caldera.memory.trace import Trace
@@ -130,6 +131,13 @@ class Stream(ABC):
         """Run calls after everything launched before them; what comes later waits for them all."""
         for each in calls:
             self.launch(each.call)
+
+    @abstractmethod
+    def repeat(self, times: Times) -> None:
+        """Launch `times(1)`, or hold it back until more of the same can be launched as one.
+
+        It runs after everything launched before it, and before everything launched after it.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -4,6 +4,7 @@ all calls of a small network's step."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,21 @@ def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
 
 
 class JoinedStep(CapturedGraph):
-    """A step that is one launch."""
+    """A step that is one launch, or a part of a launch of many."""
 
     def __init__(self, stream: Stream, steps: Steps, kept: object) -> None:
         self._stream = stream
-        self._steps = steps
-        self._once = steps(1)
+        self._steps = cache(steps)
         self._kept = kept
+        # Machine code is made or found now.
+        self._steps(1)
 
     def replay(self) -> None:
-        self._stream.launch(self._once)
+        self._stream.repeat(self._times)
+
+    def _times(self, count: int) -> Runner:
+        """So many steps: what is held back keeps all of this alive."""
+        return self._steps(count)
 
 
 def can_join(device: Device, schedule: Schedule) -> bool:

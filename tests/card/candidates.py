@@ -101,6 +101,8 @@ def check_memory(kernel: Kernel, call: Call, runner: Any) -> None:
             assert first == last or any(a <= first and last <= b for a, b in allowed), (
                 f"{kernel.name} of {kernel.op}: {launch.name} uses memory of its own"
             )
+        # Blocks that wait for each other need room for all of them.
+        assert launch._launch == driver().launch or kernel.shares, f"{kernel.name} of {kernel.op}"
         if isinstance(driver(), EmulatedDriver):
             assert launch._function[-1] <= kernel.shares, f"{kernel.name} of {kernel.op} shares"
 

@@ -30,7 +30,7 @@ from caldera.kernels.cuda.persistent.followers import (
 from caldera.kernels.cuda.persistent.gathers import Gather, look_through
 from caldera.kernels.cuda.persistent.heads import Head, with_heads
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part
+from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part, units_of
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.pieces import Piece, copy_piece, pieces_of
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
@@ -46,6 +46,8 @@ WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
 LEFT_TO_OTHERS = 8
 """The part of the blocks, at most, that products leave to what is smaller: one in so many."""
+UNITS_OF_OTHERS = 2
+"""Of what is smaller, units that such a block does at least: each is much less than a tile."""
 MOST_POINTERS = 3000
 """A kernel's parameters may take 32 KiB."""
 MOST_PARTS = 32 * MASKS
@@ -112,7 +114,8 @@ def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
         parts = [_part(piece) for piece in phase if not isinstance(piece, (Product, Head))]
-        left = blocks - min(sum(part.units for part in parts), blocks // LEFT_TO_OTHERS)
+        smaller = units_of(sum(part.units for part in parts), UNITS_OF_OTHERS)
+        left = blocks - min(smaller, blocks // LEFT_TO_OTHERS)
         products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
         total = sum(job.size(early).work for _, job in products)
         for piece, job in products:
