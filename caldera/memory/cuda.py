@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 
 from caldera.errors import DeviceError
 from caldera.memory.device_array import address_of, device_view
-from caldera.memory.interface import CapturedGraph, Device, Event, Moment, Stream, TransferCounters
+from caldera.memory.interface import (
+    CapturedGraph,
+    Device,
+    Event,
+    LaneCall,
+    Moment,
+    Stream,
+    TransferCounters,
+)
 from caldera.memory.pool import Block, Pool
 from caldera.memory.repeats import Repeats, Times
 from caldera.memory.software import contiguous_bytes
@@ -81,6 +89,9 @@ class CudaMoment(Moment):
             self._event = cupy().cuda.Event()
             self._event.record(stream)
 
+    def done(self) -> bool:
+        return bool(self._event.done)
+
     def since(self, earlier: Self) -> float:
         with self._card.active():
             return float(cupy().cuda.get_elapsed_time(earlier._event, self._event)) / 1e3
@@ -121,6 +132,11 @@ def launching_stream() -> int:
     return getattr(_launching, "pointer", 0)
 
 
+def launching_lane() -> int:
+    """The lane of a kernel that runs now; those of different lanes may run at the same time."""
+    return getattr(_launching, "lane", 0)
+
+
 class CudaStream(Stream):
     """A CUDA stream; what is launched on it is put into its queue at once."""
 
@@ -129,6 +145,7 @@ class CudaStream(Stream):
         self._counters = counters
         with card.active():
             self.stream = cupy().cuda.Stream(non_blocking=True)
+        self._lanes = [self.stream]
         self._recorded: list[Callable[[], object]] | None = None
         self._repeats = Repeats()
 
@@ -150,13 +167,53 @@ class CudaStream(Stream):
     def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is not None:
             self._recorded.append(call)
-        before = launching_stream()
-        _launching.pointer = self.stream.ptr
+        with self.card.active(), self._launching_on(0):
+            call()
+
+    @property
+    def has_lanes(self) -> bool:
+        return True
+
+    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+        self.settle()
+        while len(self._lanes) <= max(each.lane for each in calls):
+            with self.card.active():
+                self._lanes.append(cupy().cuda.Stream(non_blocking=True))
+        awaited = {number for each in calls for number in each.after}
+        last = {each.lane: number for number, each in enumerate(calls)}
+        reached: dict[int, Any] = {}
+        with self.card.active():
+            begin = self._point(0)
+            for lane in last.keys() - {0}:
+                self._lanes[lane].wait_event(begin)
+            for number, each in enumerate(calls):
+                for other in each.after:
+                    self._lanes[each.lane].wait_event(reached[other])
+                with self._launching_on(each.lane):
+                    each.call()
+                if number in awaited or (each.lane and number == last[each.lane]):
+                    reached[number] = self._point(each.lane)
+            for lane, number in last.items():
+                if lane:
+                    self.stream.wait_event(reached[number])
+        if self._recorded is not None:
+            self._recorded += [each.call for each in calls]
+
+    @contextmanager
+    def _launching_on(self, lane: int) -> Iterator[None]:
+        """What is launched inside goes to this lane."""
+        before = launching_stream(), launching_lane()
+        _launching.pointer, _launching.lane = self._lanes[lane].ptr, lane
         try:
-            with self.card.active(), self.stream:
-                call()
+            with self._lanes[lane]:
+                yield
         finally:
-            _launching.pointer = before
+            _launching.pointer, _launching.lane = before
+
+    def _point(self, lane: int) -> Any:
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(self._lanes[lane])
+        return event
 
     def synchronize(self) -> None:
         self._before_waiting("synchronize")

@@ -22,13 +22,18 @@ class WallClock(Moment):
     """The time at which a stream came to a call."""
 
     def __init__(self, stream: Stream) -> None:
-        self._seconds = 0.0
+        self._seconds: float | None = None
         stream.launch(self._note)
 
     def _note(self) -> None:
         self._seconds = perf_counter()
 
+    def done(self) -> bool:
+        return self._seconds is not None
+
     def since(self, earlier: Self) -> float:
+        assert self._seconds is not None
+        assert earlier._seconds is not None
         return self._seconds - earlier._seconds
 
 

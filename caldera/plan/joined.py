@@ -11,7 +11,7 @@ import numpy as np
 
 from caldera.kernels.native.program import joined_runs
 from caldera.kernels.table import Array, Call, Runner
-from caldera.kernels.whole import GROUPERS, JOINERS, Steps
+from caldera.kernels.whole import GROUPERS, JOINERS, Piece, Steps
 from caldera.memory import Block, Device, Stream
 from caldera.memory.device_array import address_of
 from caldera.memory.interface import CapturedGraph
@@ -23,11 +23,12 @@ MOST_BYTES = 64 << 20
 """Of values between the calls, each of which has memory of its own here."""
 
 
-def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Runner]:
+def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
     """What runs these calls, in as few pieces as a family of devices knows how to make."""
     if family in GROUPERS:
         return GROUPERS[family](bound)
-    return joined_runs(runner for _, runner in bound)
+    runners = joined_runs(runner for _, runner in bound)
+    return [Piece(runner, frozenset({n - 1} if n else ())) for n, runner in enumerate(runners)]
 
 
 class JoinedStep(CapturedGraph):

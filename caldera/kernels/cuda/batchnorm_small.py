@@ -190,5 +190,6 @@ def _bind_gradient(call: Call) -> Runner:
 for _op in _MOST_KEPT:
     TABLE.add(Kernel(
         _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
-        _room, priority=1, in_place=in_place,
+        # Two of them beside each other might wait for blocks that find no room.
+        _room, priority=1, in_place=in_place, shares=frozenset({"meetings"}),
     ))  # fmt: skip
