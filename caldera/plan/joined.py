@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.native.program import joined_runs
-from caldera.kernels.table import Call, Runner
+from caldera.kernels.table import Array, Call, Runner
 from caldera.kernels.whole import GROUPERS, JOINERS, Piece, Steps
 from caldera.memory import Block, Device, Stream
 from caldera.memory.device_array import address_of
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.schedule import Lookup, Schedule
 from caldera.tensor import Tensor
+from caldera.tensor.shape import Shape
 
 MOST_BYTES = 64 << 20
 """Of values between the calls, each of which has memory of its own here."""
@@ -61,11 +62,15 @@ def joined_step(
     `lookup(block)` finds arrays, those of the arena in that block.
     """
     block = device.allocate(schedule.arena_bytes, owner="joined steps")
-    counters = Tensor((2,), dtype="int32", device=device, name="joined steps")
+    kept: list[Tensor] = []
+
+    def fresh(shape: Shape, dtype: str) -> Array:
+        kept.append(Tensor(shape, dtype=dtype, device=device, name="joined steps"))
+        return kept[-1].device_array()
 
     def is_scratch(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
         return block.address <= address_of(array) < block.address + block.nbytes
 
     calls = [(kernel.op, call) for kernel, call in schedule.calls(lookup(block), communicator)]
-    steps = JOINERS[device.kernels](calls, counters.device_array(), is_scratch)
-    return None if steps is None else JoinedStep(device.stream, steps, (block, counters, calls))
+    steps = JOINERS[device.kernels](calls, fresh, is_scratch)
+    return None if steps is None else JoinedStep(device.stream, steps, (block, kept, calls))

@@ -19,6 +19,7 @@ from caldera.kernels.cuda.driver import driver
 from caldera.kernels.cuda.elements import computed_type
 from caldera.kernels.cuda.finish import activation_lines
 from caldera.kernels.cuda.launch import Launch
+from caldera.kernels.cuda.persistent.chains import Chain, with_chains
 from caldera.kernels.cuda.persistent.followers import (
     Loop,
     Producer,
@@ -39,9 +40,11 @@ from caldera.kernels.cuda.persistent.rows import RowWork
 from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import COPY, Call
-from caldera.kernels.whole import JOINERS, Steps
+from caldera.kernels.whole import JOINERS, Fresh, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Other = Gather | Loop | Reduction | RowWork | Chain
+"""What is no product."""
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
 LEFT_TO_OTHERS = 8
@@ -82,30 +85,30 @@ class PersistentStep:
 
 
 def persistent_step(
-    calls: Sequence[tuple[str, Call]], counters: Array, is_scratch: Callable[[Array], bool]
+    calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> PersistentStep | None:
     """One kernel for all calls, each with the op of its kernel; None if one of them cannot be done.
 
-    `counters` are two 32-bit numbers on the card that are 0. `is_scratch` says whether an array
-    lies in memory that nobody looks at after the step.
+    `fresh` gives memory on the card that is 0. `is_scratch` says whether an array lies in memory
+    that nobody looks at after the step.
     """
     blocks = driver().multiprocessors
     pieces: list[Piece] = []
     for op, call in calls:
-        found = [copy_piece(call)] if op == COPY else pieces_of(call)
+        found = [copy_piece(call)] if op == COPY else pieces_of(call, fresh)
         if found is None:
             return None
         pieces += found
     look_through(pieces)
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
-        with_heads(with_followers(pieces, is_scratch)),
+        with_heads(with_chains(with_followers(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
-    return PersistentStep(Program(_parts(phases, blocks), blocks), counters)
+    return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
 
 
-def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
+def _parts(phases: list[list[Other | Product | Head]], blocks: int) -> list[list[Part]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -127,9 +130,11 @@ def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
     return found
 
 
-def _part(piece: Gather | Loop | Reduction | RowWork) -> Part:
+def _part(piece: Other) -> Part:
     if isinstance(piece, (Gather, RowWork)):
         return piece.part()
+    if isinstance(piece, Chain):
+        return piece.part(_followed)
     if isinstance(piece, Loop):
         return loop_part(piece)
     return reduction_part(piece, lambda places, value, here: _followed(piece, places, value, here))
@@ -188,10 +193,10 @@ def _followed(producer: Producer, places: Places, value: str, here: Sequence[str
 
 
 def joined(
-    calls: Sequence[tuple[str, Call]], counters: Array, is_scratch: Callable[[Array], bool]
+    calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> Steps | None:
     """The launches of a small network's steps; None for what is not small, or cannot be joined."""
-    step = persistent_step(calls, counters, is_scratch)
+    step = persistent_step(calls, fresh, is_scratch)
     return None if step is None or not step.is_small else step.launch
 
 
