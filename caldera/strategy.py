@@ -152,9 +152,9 @@ class Strategy(ABC):
     def begin(self, model: Layer, optimizer: Optimizer) -> None:  # noqa: B027
         """Before the first plan is made: the model is whole, and starts the same on every rank."""
 
-    def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:  # noqa: B027
-        """After that, and still before: `network` gives what the model computes for so many
-        samples, for those who have to know what is in it."""
+    def prepare(self, network: Callable[[int], Context]) -> None:  # noqa: B027
+        """After that, and still before: `network` writes the model down for so many samples, for
+        those who have to know what is in it. All ranks have to call this."""
 
     def take_apart(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""

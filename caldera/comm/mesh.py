@@ -52,6 +52,24 @@ class Mesh:
             )
         return self.axes[name]
 
+    def together(self, *names: str) -> Communicator:
+        """The ranks that differ from this one along those axes alone; all ranks have to ask.
+
+        >>> from caldera.comm import Mesh, run_virtual_ranks
+        >>> def work(comm):
+        ...     mesh = Mesh(comm, {"data": 2, "pipeline": 2, "model": 2})
+        ...     return mesh.together("data", "model").gather_objects(comm.rank)
+        >>> run_virtual_ranks(8, work)[2]
+        [2, 3, 6, 7]
+        """
+        group = 0
+        for name, length in self.shape.items():
+            if name not in names:
+                group = group * length + self.coordinates[name]
+        made = self.communicator.Split(group, self.communicator.rank)
+        assert made is not None
+        return made
+
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={length}' for name, length in self.shape.items())})"
 

@@ -40,6 +40,11 @@ class Writing:
         self.sums.append([stand_in("sum over the batch", value.node) for value in values])
         return [Expr(node) for node in self.sums[-1]]
 
+    def states(self) -> dict[Node, Node]:
+        """The new values of variables that layers change, by the nodes of those."""
+        changes = [update.node.inputs for update in self.context.updates]
+        return {each[0]: each[1] for each in changes}
+
     def samples(self) -> list[Node]:
         """The values that are about samples."""
         return [value for values in self.values for value in values if not is_wish(value)]
@@ -79,12 +84,13 @@ def late_sums(
     return new
 
 
-def over_axis(values: Sequence[Node], axis: str, *, now: bool = True) -> list[Node]:
-    """The sums of values over the ranks along an axis, in one message."""
+def over_axis(values: Sequence[Node], axis: str, *, alike: int = 1, now: bool = True) -> list[Node]:
+    """The sums of values over the ranks along an axis, in one message; so many ranks have the same
+    values, which count once."""
     wide = [op.cast(Expr(value), WIDE).node for value in values]
-    found = summed(wide, Message("sum", axis, next_number(), now=now))
-    pairs = zip(found, values, strict=True)
-    return [op.cast(Expr(total), value.dtype).node for total, value in pairs]
+    found = [Expr(each) for each in summed(wide, Message("sum", axis, next_number(), now=now))]
+    once = found if alike == 1 else [total / float(alike) for total in found]
+    return [op.cast(each, value.dtype).node for each, value in zip(once, values, strict=True)]
 
 
 def stand_in(name: str, like: Node) -> Node:

@@ -8,7 +8,7 @@ to no stage: whoever needs it computes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,19 +84,28 @@ def crossing(written: Written, stages: Mapping[Node, int], cut: int) -> list[Nod
 # --- choosing the cuts
 
 
-def chosen(written: Written, wanted: int | Sequence[str]) -> list[int]:
+Costs = Callable[[Sequence[int]], Sequence[float]]
+"""Of units of a network, of which those after the first begin with these calls."""
+
+
+def chosen(written: Written, wanted: int | Sequence[str], costs: Costs) -> list[int]:
     """The calls with which stages after the first begin: so many stages, or layers by name."""
     if not isinstance(wanted, int):
         return [_called(written.calls, name) for name in wanted]
     begins = _units(written.calls, wanted)
     units = stages_of(written, begins[1:])
-    flops = [0] * len(begins)
-    for node, unit in units.items():
-        if node.op is not ITEM:
-            flops[unit] += node.op.count_flops(node)
     cuts = range(1, len(begins))
     sizes = [sum(node.spec.nbytes for node in crossing(written, units, cut)) for cut in cuts]
-    return [begins[place] for place in balanced(flops, sizes, wanted)]
+    return [begins[place] for place in balanced(costs(begins[1:]), sizes, wanted)]
+
+
+def flops_of_units(written: Written, begins: Sequence[int]) -> list[int]:
+    """The operations of each unit, forward."""
+    flops = [0] * (len(begins) + 1)
+    for node, unit in stages_of(written, begins).items():
+        if node.op is not ITEM:
+            flops[unit] += node.op.count_flops(node)
+    return flops
 
 
 def _called(calls: Sequence[LayerCall], name: str) -> int:
@@ -135,7 +144,7 @@ def _inside(calls: Sequence[LayerCall], place: int) -> list[int]:
     return found
 
 
-def balanced(costs: Sequence[int], sizes: Sequence[int], groups: int) -> list[int]:
+def balanced(costs: Sequence[float], sizes: Sequence[int], groups: int) -> list[int]:
     """The places at which a list is cut into groups such that the dearest is as cheap as can be.
 
     `sizes` is what it takes to cut before each place but the first; of equally good ways the one
@@ -148,7 +157,7 @@ def balanced(costs: Sequence[int], sizes: Sequence[int], groups: int) -> list[in
     [2]
     """
     count = len(costs)
-    best: dict[int, tuple[int, int, list[int]]] = {
+    best: dict[int, tuple[float, int, list[int]]] = {
         end: (sum(costs[:end]), 0, []) for end in range(1, count + 1)
     }
     for made in range(2, groups + 1):

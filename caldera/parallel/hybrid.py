@@ -13,15 +13,16 @@ from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
+from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.spread import spread
+from caldera.parallel.batch_sums import over_axis
 from caldera.parallel.buckets import buckets, in_backward_order
 from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.parts import Elsewhere, SplitAlong, variable_like, whole_along
-from caldera.parallel.placement import AXIS, Split
-from caldera.parallel.splits import LEAST, WAYS, chosen_layers, splits_of
-from caldera.parallel.spreading import Spreading
+from caldera.parallel.placement import AXIS
+from caldera.parallel.split_layers import SplitLayers
+from caldera.parallel.splits import LEAST
 from caldera.strategy import Holder
 
 EVERYONE = "all"
@@ -80,14 +81,11 @@ class Hybrid(DataParallel):
         where = type(self).__name__
         if not axes or not set(axes) <= {"data", AXIS}:
             raise ConfigError.build(
-                where, expected='lengths of the axes "data" and "model"', got=repr(dict(axes))
-            )
+                where, expected='lengths of the axes "data" and "model"', got=repr(dict(axes)),
+                hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
+            )  # fmt: skip
         if samples not in ("data", EVERYONE):
             raise ConfigError.build(where, expected='samples="data" or "all"', got=repr(samples))
-        if unknown := sorted(set((splits or {}).values()) - set(WAYS)):
-            raise ConfigError.build(
-                where, expected="splits by " + ", ".join(WAYS), got=", ".join(map(repr, unknown))
-            )
         super().__init__(
             bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
             communicator=communicator,
@@ -96,17 +94,12 @@ class Hybrid(DataParallel):
         self.mesh = Mesh(self.communicator, lengths)
         self.communicator.axes = self.mesh.axes
         self.in_plans.axes = Mesh(self.in_plans, lengths).axes
-        self.splits = splits
         self.samples = samples
-        self.least = least
-        self._rank, self._ranks = self.mesh.coordinates[AXIS], self.mesh.shape[AXIS]
-        self._model: Layer | None = None
-        self._optimizer: Optimizer | None = None
-        self._split: dict[Variable, Split] = {}
-        self._part: dict[Variable, Variable] = {}
-        self._whole: dict[Variable, Variable] = {}
+        self._layers = SplitLayers(where, self.mesh.axis(AXIS), splits, least)
+        self._rank, self._ranks = self._layers.rank, self._layers.ranks
+        self._graph = self._layers.graph()
         self._slopes: dict[Node, bool] = {}
-        self._graph = self._new_graph()
+        self._run: tuple[Layer, Optimizer] | None = None
         self._is_apart = False
 
     def __repr__(self) -> str:
@@ -120,13 +113,9 @@ class Hybrid(DataParallel):
 
     # --- graphs
 
-    def _new_graph(self) -> Spreading:
-        parts = {whole.node: (part.node, self._split[whole]) for whole, part in self._part.items()}
-        return Spreading(self._rank, self._ranks, parts)
-
     def parts(self, share: Share) -> list[Share]:
         # A program is about to be written.
-        self._graph = self._new_graph()
+        self._graph = self._layers.graph()
         return [share if self.samples == "data" else self._of_group(share)]
 
     def _of_group(self, share: Share) -> Share:
@@ -148,11 +137,9 @@ class Hybrid(DataParallel):
     def over_all(self, values: Sequence[Expr]) -> list[Expr]:
         if not self.several:
             return list(values)
-        # Ranks along "model" have the same values: the sums are so many times too large.
-        wide = [op.cast(value, "float64").node for value in values]
-        sums = summed(wide, Message("sum", EVERYONE, next_number(), now=True))
-        means = [Expr(each) / float(self._ranks) for each in sums]
-        return [op.cast(mean, value.dtype) for mean, value in zip(means, values, strict=True)]
+        # Ranks along "model" have the same values.
+        nodes = [value.node for value in values]
+        return [Expr(each) for each in over_axis(nodes, EVERYONE, alike=self._ranks)]
 
     def slopes(
         self, loss: Expr, parameters: Sequence[Variable]
@@ -161,28 +148,27 @@ class Hybrid(DataParallel):
         # Each rank has a part of the loss of the whole job: that of its samples, divided by the
         # ranks that compute the same.
         own = Expr(node) * (1.0 / self._ranks)
-        variables = [self._part.get(each, each) for each in parameters]
+        variables = [self._layers.part(each) for each in parameters]
         order = in_backward_order(own, variables)
         found = op.grad(own, variables, unused="zero")
         self._graph.keep([own.node, *(each.node for each in found)])
         exchanged: dict[int, Expr] = dict(enumerate(found))
+        parts = self._layers.wholes
         for axis, wanted in (("data", True), (EVERYONE, False)):
             if self.in_plans.along(axis).size == 1:
                 continue
-            chosen = [index for index in order if (variables[index] in self._whole) == wanted]
+            chosen = [index for index in order if (variables[index] in parts) == wanted]
             for bucket in buckets(found, chosen, self.bucket_bytes):
                 message = Message("sum", axis, next_number(), now=not self.overlap)
                 sums = summed([found[index].node for index in bucket], message)
                 exchanged |= {i: Expr(each) for i, each in zip(bucket, sums, strict=True)}
-        self._slopes = {
-            exchanged[index].node: variable in self._whole
-            for index, variable in enumerate(variables)
-        }
+        slopes = [exchanged[index].node for index in range(len(variables))]
+        self._slopes = self._layers.are_parts(variables, slopes)
         return [variables[index] for index in order], [exchanged[index] for index in order]
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        with spread(self._whole, AXIS, self._slopes):
+        with spread(self._layers.wholes, AXIS, self._slopes):
             yield
 
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
@@ -192,70 +178,33 @@ class Hybrid(DataParallel):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        how = {"mesh": self.mesh.shape, "splits": self.splits, "samples": self.samples}
-        super().agree({**given, **how, "least": self.least})
+        layers = self._layers
+        how = {"mesh": self.mesh.shape, "splits": layers.wanted, "samples": self.samples}
+        super().agree({**given, **how, "least": layers.least})
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         super().begin(model, optimizer)
-        self._model, self._optimizer = model, optimizer
-        self._split, self._part, self._whole = {}, {}, {}
+        self._run = model, optimizer
+        self._layers.clear()
 
-    def prepare(self, network: Callable[[int], Sequence[Expr]]) -> None:
-        if self._model is None or self._optimizer is None or self._part or self._ranks == 1:
-            return
-        chosen = chosen_layers(
-            self._model, self._ranks, self.splits, least=self.least,
-            dense_only=self.samples == EVERYONE,
-        )  # fmt: skip
-        self._split = splits_of(chosen, network(self._ranks), self._rank, self._ranks)
-        for whole, split in self._split.items():
-            part = variable_like(whole, split.shape(whole.shape, self._rank))
-            self._part[whole], self._whole[part] = part, whole
-            self._optimizer.hand_over(whole, part, self._part_like(split))
-
-    def _part_like(self, split: Split) -> Callable[[Variable], Variable]:
-        def made(kept: Variable) -> Variable:
-            own = split.part_of(kept.numpy(), self._rank)
-            return variable_like(kept, own.shape, own)
-
-        return made
+    def prepare(self, network: Callable[[int], Context]) -> None:
+        if self._run is not None and self._ranks > 1:
+            outputs = network(self._ranks).calls[0].outputs
+            self._layers.choose(*self._run, outputs, dense_only=self.samples == EVERYONE)
 
     def take_apart(self) -> None:
         self._is_apart = True
-        for whole, part in self._part.items():
-            part.assign(self._split[whole].part_of(whole.numpy(), self._rank))
-            whole.symbol.move(Elsewhere(whole.name, part.tensor.device))
+        self._layers.take_apart()
 
     def make_whole(self) -> None:
         self._is_apart = False
-        for whole, part in self._part.items():
-            value = whole_along(part.numpy(), self._split[whole], self.mesh.axis(AXIS))
-            whole.symbol.move(variable_like(part, whole.shape, value).tensor)
+        self._layers.make_whole()
 
     def end(self) -> None:
-        if self._optimizer is not None:
-            for whole, part in self._part.items():
-                self._optimizer.hand_over(part, whole, self._whole_like(self._split[whole]))
-        self._split, self._part, self._whole = {}, {}, {}
-        self._model = self._optimizer = None
-
-    def _whole_like(self, split: Split) -> Callable[[Variable], Variable]:
-        def made(kept: Variable) -> Variable:
-            value = whole_along(kept.numpy(), split, self.mesh.axis(AXIS))
-            return variable_like(kept, value.shape, value)
-
-        return made
+        self._layers.end()
+        self._run = None
 
     # --- checkpoints
 
     def holders(self, variables: Mapping[str, Variable]) -> Mapping[str, Holder]:
-        if self._optimizer is None:
-            return variables
-        shared: dict[Variable, Holder] = {}
-        for whole, part in self._part.items():
-            how = (whole.shape, self._split[whole], self.mesh.axis(AXIS))
-            if self._is_apart:
-                shared[whole] = SplitAlong(part, *how)
-            for kept in self._optimizer.kept_for(part):
-                shared[kept] = SplitAlong(kept, *how)
-        return {name: shared.get(each, each) for name, each in variables.items()}
+        return self._layers.holders(variables, {}, is_apart=self._is_apart)

@@ -13,6 +13,7 @@ from caldera.graph.ops.collective import piece
 from caldera.lazy import Variable
 from caldera.memory import Device
 from caldera.parallel.placement import Split
+from caldera.strategy import Holder
 from caldera.tensor.shape import Shape, size
 
 
@@ -74,7 +75,7 @@ class SplitAlong:
     """A variable that ranks have parts of along one of its axes, as a checkpoint sees it."""
 
     def __init__(
-        self, part: Variable, shape: Shape, split: Split, communicator: Communicator
+        self, part: Holder, shape: Shape, split: Split, communicator: Communicator
     ) -> None:
         self._part = part
         self._split = split

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from caldera.comm import Communicator, Mesh, world
+from caldera.comm import Communicator, Mesh
 from caldera.config import settings
 from caldera.data import Share
 from caldera.errors import ConfigError
@@ -17,6 +19,7 @@ from caldera.lazy import Expr, Variable
 from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
+from caldera.optim.spread import spread
 from caldera.parallel.agreement import check_neighbours, check_same, same_plan, same_values
 from caldera.parallel.batch_sums import (
     Writing,
@@ -27,16 +30,24 @@ from caldera.parallel.batch_sums import (
     zero,
 )
 from caldera.parallel.buckets import buckets
-from caldera.parallel.cutting import Written, check_begins, chosen
+from caldera.parallel.cutting import Costs, check_begins, chosen, flops_of_units
 from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.owned import Owned, let_go, made_whole
+from caldera.parallel.pipeline_mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.shared_update import SharedUpdate
+from caldera.parallel.split_layers import SplitLayers
+from caldera.parallel.splits import LEAST
 from caldera.parallel.stage_program import AXIS, Part, StageProgram
 from caldera.parallel.timetable import SCHEDULES
+from caldera.parallel.unit_times import seconds_of_units
 from caldera.plan.plan import Plan
 from caldera.strategy import Holder, Strategy
 
-DATA, EVERYONE = "data", "all"
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+BALANCES = ("operations", "time")
+"""What stages have about as much of as each other."""
 
 
 class PipelineParallel(Strategy):
@@ -48,8 +59,12 @@ class PipelineParallel(Strategy):
 
     `stages` is how many there are, cut such that they have about as many operations to do, or the
     names of the layers with which those after the first begin. Without it, all ranks are stages of
-    one pipeline. `data=2` makes two pipelines, each of which has its part of every batch; or give a
-    `mesh` with the axes "data" and "pipeline".
+    one pipeline. With `balance="time"` rank 0 times the layers first, and stages take about as long
+    as each other; a deterministic run counts operations all the same.
+
+    `data=2` makes two pipelines, each of which has its part of every batch. With `model=2` a stage
+    is two ranks, which share its layers; `splits` and `least` are those of `Hybrid`. Or give a
+    `mesh` with the axes "data", "pipeline" and "model".
 
     The numbers are those of one process, whatever the parts, but for batch normalisation: its
     statistics are those of a part (over all pipelines), and its running ones go on from part to
@@ -80,33 +95,36 @@ class PipelineParallel(Strategy):
         *,
         micro_batches: int = 4,
         schedule: str = "1f1b",
+        balance: str = "operations",
         data: int | None = None,
+        model: int = 1,
+        splits: Mapping[str, str] | None = None,
+        least: int = LEAST,
         mesh: Mesh | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        if micro_batches < 1 or schedule not in SCHEDULES:
+        if micro_batches < 1 or schedule not in SCHEDULES or balance not in BALANCES:
             raise ConfigError.build(
                 "PipelineParallel",
-                expected="micro_batches >= 1, and schedule " + " or ".join(map(repr, SCHEDULES)),
-                got=f"micro_batches={micro_batches}, schedule={schedule!r}",
+                expected="micro_batches >= 1, schedule " + " or ".join(map(repr, SCHEDULES))
+                + ", and balance " + " or ".join(map(repr, BALANCES)),
+                got=f"micro_batches={micro_batches}, schedule={schedule!r}, balance={balance!r}",
             )  # fmt: skip
-        axes, given = _axes(stages, data, mesh, communicator)
-        # Nothing that others send through theirs is ever received here.
-        self.communicator, self.in_plans = given.Dup(), given.Dup()
-        self.mesh = Mesh(self.communicator, axes)
-        self.communicator.axes = self.mesh.axes
-        self.in_plans.axes = Mesh(self.in_plans, axes).axes
-        self.stages = axes[AXIS]
-        self.stage = self.mesh.coordinates[AXIS]
+        self.mesh = PipelineMesh(stages, data, model, mesh, communicator)
+        self.communicator, self.in_plans = self.mesh.communicator, self.mesh.in_plans
+        self.stages, self.stage = self.mesh.shape[AXIS], self.mesh.coordinates[AXIS]
         self.micro_batches = micro_batches
         self.schedule = schedule
+        self.balance = balance
+        self._samples = 1
         self._wanted = self.stages if stages is None or isinstance(stages, int) else list(stages)
         self.begins_with: list[str] = []
         """The layers with which stages after the first begin, once that has been decided."""
-        self._begins: list[int] | None = None
+        self._begins: list[int] = []
         self._writing: list[Writing] = []
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
+        self._layers = SplitLayers("PipelineParallel", self.mesh.axis(MODEL), splits, least)
         self._stage_of: dict[Variable, int] = {}
         self._evaluating: DataParallel | None = None
         self._is_apart = False
@@ -148,17 +166,20 @@ class PipelineParallel(Strategy):
         self, loss: Expr, parameters: Sequence[Variable]
     ) -> tuple[list[Variable], list[Expr]]:
         now = self._writing[-1]
-        now.loss, now.parameters = loss, list(parameters)
-        now.slopes = [stand_in("gradient", parameter.node) for parameter in parameters]
-        return list(parameters), [Expr(node) for node in now.slopes]
+        now.loss, now.parameters = loss, [self._layers.part(each) for each in parameters]
+        now.slopes = [stand_in("gradient", parameter.node) for parameter in now.parameters]
+        return list(now.parameters), [Expr(node) for node in now.slopes]
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        now = self._writing[-1]
+        slopes = self._layers.are_parts(now.parameters, now.slopes)
+        with spread(self._layers.wholes, MODEL, slopes):
+            yield
 
     def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
         first, roots = self._writing[0], [each.node for each in programs[0]]
         parts = [self._part(writing) for writing in self._writing]
-        if self._begins is None:
-            self._begins = chosen(parts[0].written, self._wanted)
-            self.begins_with = [first.context.calls[each].layer.path for each in self._begins]
-            check_begins(self._begins, self.begins_with)
         parameters = [each.node for each in first.parameters]
         program = StageProgram(parts, self._begins, self.stage, parameters)
         self._know(program)
@@ -178,20 +199,27 @@ class PipelineParallel(Strategy):
         return [Expr(node) for node in (*own, program.token)]
 
     def _part(self, writing: Writing) -> Part:
+        """What a step wants of a part of the batch, over this rank's parts of parameters."""
         assert writing.loss is not None
         assert self._model is not None
+        graph = self._layers.graph()
+        (loss,) = graph.written([writing.loss.node])
+        if self._layers.ranks > 1:
+            # Ranks along "model" compute the same: the loss of the job is the sum of all theirs.
+            loss = (Expr(loss) * (1.0 / self._layers.ranks)).node
+        writing.values = [graph.written(values) for values in writing.values]
+        kept = writing.states()
+        states = dict(zip(kept, graph.written(kept.values()), strict=True))
         totals = writing.samples()
-        changes = [update.node.inputs for update in writing.context.updates]
-        states = {each[0]: each[1] for each in changes}
-        free = [each.node for each in (*self._model.parameters(), *self._model.states())]
-        if writing.context.random is not None:
-            free.append(writing.context.random.node)
-        roots = [writing.loss.node, *totals, *states.values()]
-        written = Written(writing.context.calls, roots, frozenset(free))
-        return Part(written, writing.loss.node, totals, states)
+        roots = [loss, *totals, *states.values()]
+        written = self._layers.written(self._model, writing.context, graph, roots)
+        return Part(written, loss, totals, states)
 
     def _over_ranks(self, values: list[Node], *, now: bool = True) -> list[Node]:
-        return over_axis(values, EVERYONE, now=now) if self.several else values
+        if not self.several:
+            return values
+        # Ranks along "model" have the same values.
+        return over_axis(values, EVERYONE, alike=self._layers.ranks, now=now)
 
     # --- gradients and updates
 
@@ -200,7 +228,8 @@ class PipelineParallel(Strategy):
         assert self._model is not None
         users = program.used_by()
         changed = {node: program.stage_of_state(node) for node in program.parts[0].states}
-        for variable in [*self._model.parameters(), *self._model.states()]:
+        parameters = map(self._layers.part, self._model.parameters())
+        for variable in [*parameters, *self._model.states()]:
             stages = users.get(variable.node, set())
             if variable.node in changed:
                 stages = {changed[variable.node]}
@@ -209,28 +238,38 @@ class PipelineParallel(Strategy):
                 (self._stage_of[variable],) = stages
 
     def _gradients(self, program: StageProgram, first: Writing) -> dict[Node, Node]:
-        """What the stand-ins for the gradients of this rank are, summed over all pipelines."""
+        """What the stand-ins for the gradients of this rank are, summed over all that have some."""
         leaves = dict(zip(first.parameters, first.slopes, strict=True))
-        alone = [each for each in first.parameters if each in self._stage_of]
-        own = [each for each in alone if self._stage_of[each] == self.stage]
-        shared = [each for each in first.parameters if each not in self._stage_of]
-        found = self._summed(own, program, DATA, self.mesh.shape[DATA])
-        found |= self._summed(shared, program, EVERYONE, self.communicator.size)
+        found: dict[Variable, Node] = {}
+        # By whether one stage has a parameter, and whether ranks along "model" have parts of it.
+        for one_stage, in_parts, axes in (
+            (True, True, [DATA]),
+            (True, False, [STAGE]),
+            (False, True, [DATA, AXIS]),
+            (False, False, [EVERYONE]),
+        ):
+            own = [
+                each
+                for each in first.parameters
+                if self._stage_of.get(each, self.stage) == self.stage
+                and (each in self._stage_of) == one_stage
+                and (each in self._layers.wholes) == in_parts
+            ]
+            slopes = [program.gradients.get(each.node) or zero(each.node) for each in own]
+            for axis in axes:
+                slopes = self._summed(slopes, axis)
+            found |= zip(own, slopes, strict=True)
         return {leaves[variable]: slope for variable, slope in found.items()}
 
-    def _summed(
-        self, variables: Sequence[Variable], program: StageProgram, axis: str, ranks: int
-    ) -> dict[Variable, Node]:
-        slopes = [program.gradients.get(each.node) or zero(each.node) for each in variables]
-        if ranks == 1:
-            return dict(zip(variables, slopes, strict=True))
-        found: dict[Variable, Node] = {}
-        values = [Expr(slope) for slope in slopes]
-        for bucket in buckets(values, range(len(values) - 1, -1, -1), BUCKET_BYTES):
-            message = Message("sum", axis, next_number())
-            totals = summed([slopes[index] for index in bucket], message)
-            found |= zip([variables[index] for index in bucket], totals, strict=True)
-        return found
+    def _summed(self, slopes: Sequence[Node], axis: str) -> list[Node]:
+        """Over the ranks along an axis."""
+        found = dict(enumerate(slopes))
+        if self.in_plans.along(axis).size > 1:
+            values = [Expr(slope) for slope in slopes]
+            for bucket in buckets(values, range(len(values) - 1, -1, -1), BUCKET_BYTES):
+                message = Message("sum", axis, next_number())
+                found |= zip(bucket, summed([slopes[i] for i in bucket], message), strict=True)
+        return [found[index] for index in range(len(slopes))]
 
     def _update(
         self, program: StageProgram, roots: Sequence[Node], new: dict[Node, Node]
@@ -243,7 +282,7 @@ class PipelineParallel(Strategy):
             if variable in self._stage_of:
                 stages[leaf] = self._stage_of[variable]
         leaves: dict[Node, Node] = {}
-        for state, value in program.parts[0].states.items():
+        for state, value in first.states().items():
             leaf = leaves[value] = stand_in("state", value)
             if state in stages:
                 stages[leaf] = stages[state]
@@ -252,8 +291,7 @@ class PipelineParallel(Strategy):
         return list(substitute(roots, leaves)), stages
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
-        plan = same_plan(self.mesh.axis(DATA), make)
-        check_same(self.communicator, "stages of the pipeline", self.begins_with)
+        plan = same_plan(self.mesh.mates, make)
         check_neighbours(self.mesh.axis(AXIS), plan, AXIS)
         return plan
 
@@ -261,18 +299,45 @@ class PipelineParallel(Strategy):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         # The number of threads decides in which order long sums are added up.
+        self._samples = given["batch_size"] // (self.mesh.shape[DATA] * self.micro_batches)
         known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
-                 "schedule": self.schedule, "stages": self._wanted}  # fmt: skip
+                 "schedule": self.schedule, "stages": self._wanted,
+                 "balance": self.balance, "mesh": self.mesh.shape,
+                 "splits": self._layers.wanted, "least": self._layers.least}  # fmt: skip
         check_same(self.communicator, "fit", [f"{name}={value}" for name, value in known.items()])
 
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         kept = optimizer.variables() if optimizer.state else []
         same_values(self.communicator, [*model.parameters(), *model.states(), *kept])
         self._model, self._optimizer = model, optimizer
-        self._begins, self._stage_of = None, {}
+        self._stage_of = {}
+        self._layers.clear()
+
+    def prepare(self, network: Callable[[int], Context]) -> None:
+        if self._model is None or self._optimizer is None:
+            return
+        layers, model = self._layers, cast("Model", self._model)
+        traced = network(max(self._samples, layers.ranks))
+        outputs = traced.calls[0].outputs
+        nodes = [each.node for each in outputs]
+        alone = layers.written(model, traced, layers.graph(), nodes)
+        layers.choose(model, self._optimizer, outputs, dense_only=False)
+        graph = layers.graph()
+        written = layers.written(model, traced, graph, graph.written(nodes))
+        costs: Costs = partial(flops_of_units, written)
+        # Ranks have parts of different sizes, and clocks of their own: one decides for all.
+        if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
+            trained = [each.node for each in model.trainable()]
+            costs = partial(
+                seconds_of_units, alone, written, trained, model.device, model.precision
+            )
+        self._begins = self.communicator.bcast_object(chosen(written, self._wanted, costs))
+        self.begins_with = [traced.calls[each].layer.path for each in self._begins]
+        check_begins(self._begins, self.begins_with)
 
     def take_apart(self) -> None:
         self._is_apart = True
+        self._layers.take_apart()
         # Whose variables are which is known with the first plan.
         self._let_go()
 
@@ -286,6 +351,7 @@ class PipelineParallel(Strategy):
         self._is_apart = False
         for variable, stage in self._owners().items():
             made_whole(variable, stage, self.mesh.axis(AXIS))
+        self._layers.make_whole()
 
     def _owners(self) -> dict[Variable, int]:
         """The stage of each variable that only one has, in the same order on all ranks."""
@@ -297,48 +363,15 @@ class PipelineParallel(Strategy):
         return found
 
     def end(self) -> None:
+        self._layers.end()
         self._model, self._optimizer = None, None
         self._stage_of, self._writing = {}, []
 
     # --- checkpoints
 
     def holders(self, variables: Mapping[str, Variable]) -> Mapping[str, Holder]:
-        if not self._is_apart:
-            return variables
-        owners, axis = self._owners(), self.mesh.axis(AXIS)
-        return {
-            name: Owned(each, owners[each], axis) if each in owners else each
-            for name, each in variables.items()
-        }
-
-
-def _axes(
-    stages: int | Sequence[str] | None,
-    data: int | None,
-    mesh: Mesh | None,
-    communicator: Communicator | None,
-) -> tuple[dict[str, int], Communicator]:
-    """The lengths of the axes, and the ranks."""
-    wanted = stages if stages is None or isinstance(stages, int) else len(stages) + 1
-    if mesh is None:
-        given = world() if communicator is None else communicator
-        pipelines = data or (1 if wanted is None else max(1, given.size // wanted))
-        axes = {DATA: pipelines, AXIS: given.size // pipelines}
-    else:
-        given = mesh.communicator
-        axes = {DATA: mesh.shape.get(DATA, 1), AXIS: mesh.shape.get(AXIS, 1)}
-    if (
-        axes[DATA] * axes[AXIS] != given.size
-        or (mesh is not None and (data is not None or communicator is not None))
-        or (wanted is not None and wanted != axes[AXIS])
-    ):
-        shape = f"a mesh {mesh}" if mesh is not None else f"data={data}"
-        raise ConfigError.build(
-            "PipelineParallel",
-            expected=f"{given.size} ranks that are as many as stages times pipelines",
-            got=f"stages={stages} and {shape}",
-            hint='give stages= and data=, or a mesh with the axes "data" and "pipeline" alone',
-        )  # fmt: skip
-    if mesh is not None and list(mesh.shape) == [AXIS, DATA]:
-        axes = {AXIS: axes[AXIS], DATA: axes[DATA]}
-    return axes, given
+        held: dict[Variable, Holder] = {}
+        if self._is_apart:
+            axis = self.mesh.axis(AXIS)
+            held = {each: Owned(each, stage, axis) for each, stage in self._owners().items()}
+        return self._layers.holders(variables, held, is_apart=self._is_apart)

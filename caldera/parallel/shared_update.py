@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caldera.graph.body import rebuilt, topological
+from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.parallel.batch_sums import over_axis, zero
-from caldera.parallel.stage_program import AXIS
+from caldera.parallel.stage_program import AXIS, written_anew
 
 
 class SharedUpdate:
@@ -35,7 +35,7 @@ class SharedUpdate:
         given: list[Node] = []
         for group in self._that_meet(order):
             here = [
-                rebuilt([node], self._new)[0] if stage == self._stage else zero(node)
+                written_anew([node], self._new)[0] if stage == self._stage else zero(node)
                 for node, stage in group.items()
             ]
             totals = over_axis(here, AXIS)
@@ -44,7 +44,7 @@ class SharedUpdate:
         own = [
             each for each in assignments if self._owner.get(each.inputs[0]) in (None, self._stage)
         ]
-        found = rebuilt(own, self._new)
+        found = written_anew(own, self._new)
         needed = set(topological(found))
         # A rank that does not need what is given takes part all the same.
         return [*found, *(total for total in given if total not in needed)]

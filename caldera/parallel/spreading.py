@@ -78,10 +78,16 @@ class Spreading:
             if node.op is not ITEM:
                 self._new.setdefault(node, [(each, None) for each in _outputs(node)])
 
+    def here(self, nodes: Iterable[Node]) -> list[Node]:
+        """What this rank computes in place of each: all of it, or a part."""
+        wanted = list(nodes)
+        for node in topological(wanted):
+            self._settle(node)
+        return [self._new[node][0][0] for node in wanted]
+
     def written(self, roots: Collection[Node]) -> list[Node]:
         """What ranks compute in place of these nodes: all of each, on every rank."""
-        for node in topological(roots):
-            self._settle(node)
+        self.here(roots)
         return [self.whole(root) for root in roots]
 
     def _settle(self, node: Node) -> None:

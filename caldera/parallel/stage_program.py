@@ -30,6 +30,7 @@ from caldera.graph.ops.collective import (
     turn,
 )
 from caldera.graph.ops.elementwise import add
+from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.synchronised import SYNCHRONISED
 from caldera.parallel.cutting import Stages, Written, crossing, stages_of
 from caldera.parallel.timetable import Action
@@ -37,6 +38,7 @@ from caldera.tensor.dtype import is_float
 
 AXIS = "pipeline"
 NEXT, BEFORE = 1, -1
+_NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name}
 
 
 @dataclass
@@ -288,7 +290,7 @@ def _added(before: Node | None, here: Node) -> Node:
 def written_anew(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
     """The graph of these roots over what nodes have become, which `new` says and is told.
 
-    Sums over ranks get new numbers: their order is that in which they are written here.
+    Collectives get new numbers: their order is that in which they are written here.
     """
     stack = list(reversed(roots))
     while stack:
@@ -300,7 +302,7 @@ def written_anew(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
         stack.pop()
         if node not in new:
             inputs = tuple(new[given] for given in node.inputs)
-            if node.op is all_sum or node.op.name in SYNCHRONISED:
+            if node.op.name in _NUMBERED:
                 new[node] = node.op.node(*inputs, **{**node.attrs, "number": next_number()})
             else:
                 new[node] = node.op.rebuild(node, inputs)

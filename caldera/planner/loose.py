@@ -21,7 +21,7 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
     if ranks < 2:
         return
     for mode, exact in _MODES.items():
-        for servers in _powers(ranks // 2):
+        for servers in _powers(ranks):
             given = {"servers": servers, "mode": mode}
             given |= {"bound": _BOUND} if mode == "stale" else {}
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
@@ -39,30 +39,33 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
 
 
 def served(setting: Setting, servers: int, mode: str) -> Prediction:
-    """Workers send gradients to servers and get parameters; a server's link carries those of all.
+    """Every rank sends its gradients to servers and gets parameters. Some ranks are servers as
+    well, and their links carry what all others send and get.
 
-    Servers have no other work. Synchronous: all workers push, then all pull. Else a worker goes on
-    with what it has got, and as many steps are done as servers can carry.
+    Synchronous: all push, then all pull. Else a rank goes on with what it has got, and as many
+    steps are done as servers can carry.
     """
-    workers, workload = setting.ranks - servers, setting.workload
-    reason = too_many(setting, workers)
+    ranks, workload = setting.ranks, setting.workload
+    reason = too_many(setting, ranks)
     if reason:
         return refuse(setting, reason)
-    samples = share(setting, workers)
+    samples = share(setting, ranks)
     computing = setting.seconds(samples)
-    wire = setting.cluster.between(setting.ranks, neighbours=False)
-    # A worker's gradients in as many parts as there are servers, a server's from all workers.
+    wire = setting.cluster.between(ranks, neighbours=False)
+    # A rank's gradients in as many parts as there are servers, a server's from all others.
     own = wire.seconds(workload.trained, servers)
-    at_server = wire.summed(workers * workload.trained / servers, workers)
-    busiest = max(workload.trained, workers * workload.trained / servers)
+    carried = (ranks - 1) * workload.trained / servers
+    at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
-        exchange = max(own, at_server) + max(own, wire.seconds(busiest, workers))
+        exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
         seconds = computing + exchange
     else:
         exchange = 2 * own
         seconds = max(computing + exchange, at_server)
+    # What a server keeps of its own gradients it does not send.
+    sent = max(workload.trained, carried + workload.trained * (servers - 1) / servers)
     return Prediction(
-        setting.batch, seconds, computing, exchange, seconds - computing, sent=busiest,
+        setting.batch, seconds, computing, exchange, seconds - computing, sent=sent,
         memory=workload.memory(samples),
     )  # fmt: skip
 
@@ -117,4 +120,4 @@ def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Predic
 
 def _powers(most: int) -> list[int]:
     """1, 2, 4, ... up to a number."""
-    return [2**power for power in range(int(math.log2(most)) + 1)] if most else []
+    return [2**power for power in range(int(math.log2(most)) + 1)]

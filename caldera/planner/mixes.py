@@ -81,14 +81,13 @@ def _way(mix: Mix) -> Way:
 
 
 def _maker(mix: Mix) -> tuple[str, dict[str, Any]]:
-    pipe = {"micro_batches": mix.micro, "schedule": mix.schedule.lower()}
-    if mix.pipeline > 1 and mix.model == 1:
-        return "PipelineParallel", {"stages": mix.pipeline, "data": mix.data, **pipe}
+    if mix.pipeline > 1:
+        axes = {"stages": mix.pipeline, "data": mix.data, "model": mix.model}
+        order = {"micro_batches": mix.micro, "schedule": mix.schedule.lower()}
+        return "PipelineParallel", axes | order
     if mix.family == TENSOR:
         return "TensorParallel", {}
-    axes = {"data": mix.data, "pipeline": mix.pipeline, "model": mix.model}
-    given = {"axes": {name: size for name, size in axes.items() if size > 1}}
-    return "Hybrid", given | (pipe if mix.pipeline > 1 else {})
+    return "Hybrid", {"axes": {"data": mix.data, "model": mix.model}}
 
 
 def mixed(setting: Setting, mix: Mix) -> Prediction:

@@ -219,8 +219,8 @@ class Steps:
         self.strategy.traced(traced)
         return named_outputs(result), traced
 
-    def network(self, count: int) -> list[Expr]:
-        """What the network computes for so many samples, whichever these are."""
+    def network(self, count: int) -> Context:
+        """The trace of the network for so many samples, whichever these are."""
         inputs = [
             op.input(f"x{i}", (count, *shape), dtype)
             for i, (shape, dtype) in enumerate(self.model.signature.inputs)
@@ -228,8 +228,9 @@ class Steps:
         with trace(
             training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
             several_ranks=self.strategy.several,
-        ):  # fmt: skip
-            return list(named_outputs(self.model(*inputs)).values())
+        ) as traced:  # fmt: skip
+            self.model(*inputs)
+        return traced
 
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""

@@ -92,7 +92,7 @@ class FakeGraph:
     """A graph of one convolution."""
 
     def __init__(self, library: FakeCudnn, handle: str, **kinds: data_type) -> None:
-        assert handle == "handle"
+        assert handle in library.handles
         self.library, self.kinds = library, kinds
         self.tensors: list[FakeTensor] = []
         self.stages: list[str] = []
@@ -183,7 +183,7 @@ class FakeGraph:
     def execute_plan_at_index(
         self, pack: dict[int, int], workspace: int, index: int, handle: str
     ) -> None:
-        assert handle == "handle"
+        assert handle in self.library.handles
         assert index in self.built
         room = self.get_workspace_size_plan_at_index(index)
         if room:
@@ -222,6 +222,7 @@ class FakeCudnn:
 
     def __init__(self, refused: tuple[str, ...] = ()) -> None:
         self._refused = refused
+        self.handles: list[str] = []
         self.streams: list[int] = []
         self.executed: list[int] = []
 
@@ -230,10 +231,11 @@ class FakeCudnn:
         return op in self._refused
 
     def create_handle(self) -> str:
-        return "handle"
+        self.handles.append(f"handle {len(self.handles)}")
+        return self.handles[-1]
 
     def set_stream(self, handle: str, stream: int) -> None:
-        assert handle == "handle"
+        assert handle in self.handles
         self.streams.append(stream)
 
     def pygraph(self, *, handle: str, **kinds: data_type) -> FakeGraph:

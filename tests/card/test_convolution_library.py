@@ -207,6 +207,16 @@ POINTWISE = [
 ]
 
 
+def test_lanes_have_contexts_of_their_own(
+    card: Device, library: FakeCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = next(nodes_of(TILED[0], "float32"))
+    for lane in (0, 1, 1, 2):
+        monkeypatch.setattr(cudnn, "launching_lane", lambda lane=lane: lane)
+        run_kernel(card, _kernels(node)[0], node, _as_planned(node, inputs_of(node)))
+    assert len(library.handles) == 3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("setting", POINTWISE, ids=lambda setting: setting.name)
 def test_products_of_our_own(card: Device, setting: Setting, dtype: str) -> None:

@@ -28,7 +28,7 @@ from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.product import NOTHING
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.cuda import launching_stream
+from caldera.memory.cuda import launching_lane, launching_stream
 from caldera.memory.device_array import address_of
 
 RANKS = 3
@@ -121,7 +121,7 @@ class Graph:
 
     def __init__(self, question: Question, card: int) -> None:
         self._library = libraries.cudnn()
-        self._handle = handle(card)
+        self._card = card
         self._graph = self._made(question)
         self._plans: list[int] = []
         self._next = 0
@@ -129,7 +129,7 @@ class Graph:
 
     def close(self) -> None:
         """Let go of the library's objects."""
-        self._graph = self._handle = self._library = None
+        self._graph = self._library = None
 
     def _made(self, question: Question) -> Any:
         library = self._library
@@ -137,7 +137,7 @@ class Graph:
         kind = getattr(kinds, TYPES[question.dtype])
         wide = kinds.DOUBLE if question.dtype == "float64" else kinds.FLOAT
         graph = library.pygraph(
-            handle=self._handle, io_data_type=kind, intermediate_data_type=wide,
+            handle=handle(self._card, 0), io_data_type=kind, intermediate_data_type=wide,
             compute_data_type=wide,
         )  # fmt: skip
         first, second, result = ROLES[question.op]
@@ -191,8 +191,9 @@ class Graph:
 
     def run(self, rank: int, tensors: dict[int, int], workspace: int) -> None:
         """Launch a plan on tensors at these addresses."""
-        self._library.set_stream(self._handle, launching_stream())
-        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), self._handle)
+        context = handle(self._card, launching_lane())
+        self._library.set_stream(context, launching_stream())
+        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
 
 
 def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
@@ -230,8 +231,8 @@ def _refusals(library: Any) -> tuple[type[Exception], ...]:
 
 
 @lru_cache
-def handle(card: int) -> Any:
-    """cuDNN's context on a card."""
+def handle(card: int, lane: int) -> Any:
+    """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
     return libraries.cudnn().create_handle()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import caldera as cd
 from caldera import nn, optim
 from caldera.comm import world
-from caldera.parallel import DataParallel, PipelineParallel
+from caldera.parallel import DataParallel, Hybrid, PipelineParallel
 from caldera.strategy import Alone, Strategy
 
 FEATURES, CLASSES = 6, 3
 WIDE = 1500
 """Parts of three samples are too large to be sent before somebody receives them."""
+MESH = {"data": 2, "model": 2}
 generator = np.random.default_rng(1)
 x = generator.normal(size=(25, FEATURES))
 y = generator.integers(0, CLASSES, 25)
@@ -41,10 +43,12 @@ def main(folder: Path) -> None:
     strategies = {
         "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),
         "two pipelines": lambda: PipelineParallel(data=2, schedule="fill-drain"),
+        "stages of two ranks": lambda: PipelineParallel(model=2, least=1),
     }
+    goes_on = {"one pipeline": DataParallel, "stages of two ranks": partial(Hybrid, MESH)}
     for name, make in strategies.items():
         trained(make(), epochs=1, checkpoint=folder / name)
-        after = DataParallel() if name == "one pipeline" else make()
+        after = goes_on.get(name, make)()
         found, history = trained(after, epochs=2, checkpoint=folder / name, resume=True)
         assert found.keys() == expected.keys()
         for key, value in found.items():

@@ -37,6 +37,9 @@ STRATEGIES = {
     "stage 3": lambda comm: Sharded(3, communicator=comm, bucket_bytes=1),
     # Batch normalisation is over a part: with one it is over the batch.
     "pipeline": lambda comm: PipelineParallel(communicator=comm, micro_batches=1),
+    "stages of two": lambda comm: PipelineParallel(
+        model=2, least=1, communicator=comm, micro_batches=1
+    ),
     "layers": lambda comm: TensorParallel(least=1, communicator=comm),
     "hybrid": lambda comm: Hybrid(
         {"data": 2, "model": -1}, least=1, samples="all", communicator=comm
@@ -70,6 +73,8 @@ def _run(ranks: int, strategy: str, folder: Path, **how: Any) -> Trained:
         ("pipeline", 2, "stage 1", 3),
         ("data", 3, "pipeline", 2),
         ("layers", 3, "hybrid", 4),
+        ("hybrid", 4, "stages of two", 4),
+        ("stages of two", 4, "pipeline", 3),
         ("hybrid", 4, "layers", 2),
         ("layers", 2, "stage 1", 3),
     ],

@@ -12,8 +12,9 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.comm import Communicator, Mesh, run_virtual_ranks
+from caldera.config import settings
 from caldera.errors import CommError, ConfigError, NonFiniteError
-from caldera.parallel import DataParallel, PipelineParallel
+from caldera.parallel import DataParallel, PipelineParallel, unit_times
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
@@ -384,6 +385,7 @@ def test_a_bad_sample_is_found_on_all_ranks() -> None:
     [
         ({"micro_batches": 0}, "micro_batches >= 1"),
         ({"schedule": "zigzag"}, "'1f1b' or 'fill-drain'"),
+        ({"balance": "weight"}, "balance 'operations' or 'time'"),
         ({"stages": 3}, "2 ranks that are as many as stages times pipelines"),
         ({"stages": ["a", "b"]}, "2 ranks that are as many as stages times pipelines"),
         ({"data": 3}, "2 ranks that are as many as stages times pipelines"),
@@ -415,3 +417,69 @@ def test_ranks_with_different_cuts_are_told() -> None:
 
     with pytest.raises(CommError, match="the same on all ranks"):
         trained(2, dense, strategy, samples(10), watch=False)
+
+
+# --- stages that take as long as each other
+
+
+def blocks(**more: Any) -> cd.NeuralNetwork:
+    """Most operations are those of the last two layers."""
+    small = [nn.Dense(FEATURES, activation="tanh") for _ in range(3)]
+    layers = [nn.Input((FEATURES,)), *small, nn.BatchNorm(), nn.Dense(60), nn.Dense(CLASSES)]
+    return network(layers=layers, **more)
+
+
+@pytest.mark.parametrize(
+    ("options", "deterministic", "cut"),
+    [
+        ({}, False, "6-Dense"),
+        ({"balance": "time"}, False, "3-Dense"),
+        ({"balance": "time"}, True, "6-Dense"),
+        ({"balance": "time", "model": 2, "least": 1}, False, "3-Dense"),
+    ],
+)
+def test_stages_may_take_as_long_as_each_other(
+    options: dict[str, Any], deterministic: bool, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine where nothing but tanh takes any time."""
+    timed: list[Any] = []
+
+    def seconds(body: Any, device: Any, precision: Any) -> float:
+        timed.append(body)
+        return 1e-9 + sum(node.op.name == "tanh" for node in body.order())
+
+    monkeypatch.setattr(unit_times, "_seconds", seconds)
+    strategies: list[PipelineParallel] = []
+
+    def strategy(comm: Communicator) -> PipelineParallel:
+        strategies.append(PipelineParallel(communicator=comm, micro_batches=1, **options))
+        return strategies[-1]
+
+    data, ranks = samples(20), 2 * options.get("model", 1)
+    with settings.override(deterministic=deterministic):
+        found = trained(ranks, blocks, strategy, data, watch=False)
+    assert [each.begins_with for each in strategies] == [[cut]] * ranks
+    assert found.same_on_all_ranks()
+    assert_close(found, alone(blocks, data), 1e-12)
+    # Two of the seven are alike, and rank 0 alone looks.
+    assert len(timed) == (6 if options and not deterministic else 0)
+
+
+@pytest.mark.parametrize("precision", [None, "float16"])
+def test_layers_are_timed(precision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all kinds, and without a trace in the model."""
+
+    def make() -> cd.NeuralNetwork:
+        layers = [
+            nn.Input((4,), dtype="int64"), nn.Embedding(5, 6), nn.LSTM(6), nn.Dropout(0.5),
+            nn.BatchNorm(), nn.Dense(CLASSES),
+        ]  # fmt: skip
+        return network(layers=layers, dtype="float32", precision=precision)
+
+    seen: list[float] = []
+    times = unit_times._seconds
+    monkeypatch.setattr(unit_times, "_seconds", lambda *given: seen.append(times(*given)) or 1.0)
+    data = np.zeros((20, 4), "int64"), np.arange(20) % CLASSES
+    trained(2, make, pipeline(balance="time"), data, watch=False)
+    assert len(seen) == 6
+    assert min(seen) > 0

@@ -12,7 +12,7 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.data import Share
-from caldera.parallel import Hybrid, TensorParallel
+from caldera.parallel import Hybrid, PipelineParallel, TensorParallel
 from caldera.parallel.agreement import messages
 from caldera.train.fit import make_steps
 
@@ -33,7 +33,7 @@ def _steps(
     ranks: int,
     layers: Callable[[], list[nn.Layer]],
     shape: tuple[int, ...],
-    make: Callable[[Communicator], Hybrid],
+    make: Callable[[Communicator], Hybrid | PipelineParallel],
 ) -> list[Step]:
     models = [
         cd.NeuralNetwork(layers(), optimizer=optim.Adam(0.01), metrics=[], batch_size=SAMPLES)
@@ -53,7 +53,7 @@ def _steps(
         feeds = steps.feeds((x[own], y[own]), None) | {"wishes": [0.0, 0.0]}
         axes = {**strategy.in_plans.axes, "all": strategy.in_plans}
         before = {name: each.traffic.mark() for name, each in axes.items()}
-        plan.run(feeds)
+        plan.run({name: each for name, each in feeds.items() if name in plan.inputs})
         sent = {n: e.traffic.since(before[n]).total.bytes_sent for n, e in axes.items()}
         kept = {
             each.symbol.name: sum(v.node.spec.nbytes for v in model.optimizer.kept_for(each))
@@ -147,3 +147,21 @@ def test_attention_and_its_block_need_two_exchanges_each_way() -> None:
 def test_small_layers_are_left_whole() -> None:
     found = _steps(2, block, (WIDTH,), lambda comm: TensorParallel(communicator=comm))
     assert not any("along model" in each for each in found[0].messages)
+
+
+@pytest.mark.parametrize(("cut", "crossing"), [("up", WIDTH), ("down", HIDDEN // 2)])
+def test_whole_values_cross_a_cut_on_every_rank_and_parts_as_parts(cut: str, crossing: int) -> None:
+    """Each rank sends to that with its place in the next stage, and gets as much back."""
+    splits = {"up": "outputs", "down": "inputs"}
+    found = _steps(
+        4, block, (WIDTH,),
+        lambda comm: PipelineParallel(
+            [cut], micro_batches=2, model=2, splits=splits, communicator=comm
+        ),
+    )  # fmt: skip
+    for step in found:
+        assert step.sent["pipeline"] == SAMPLES * crossing * 4
+        assert step.kept["up/weight"] == 3 * WIDTH * HIDDEN * 4 // 2
+    # Of a layer that is whole, ranks of its stage have terms of the gradient.
+    first = [each for each in found[0].messages if "along stage" in each]
+    assert first == [f"sum along stage of ({WIDTH}, {WIDTH}) float32"]
