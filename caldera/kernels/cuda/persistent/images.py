@@ -132,7 +132,7 @@ class Pixelwise(Producer):
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
         more = [array for loop in self.followers for array in loop.inputs]
-        return shared_by_all(more, self.images)
+        return shared_by_all([*self.given, *more], self.images)
 
     def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
