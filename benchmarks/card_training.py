@@ -6,8 +6,9 @@ The identical network with the same initial weights and the same batches, which 
 losses of the first steps are printed beside each other: they must agree as far as the precision
 goes. Then all take turns, and the best turn of each counts. `caldera bench` does the same in a
 process for each, with all gradients checked against float64; that takes minutes for a large
-network, and time on a card is scarce. Memory is what each framework's own allocator says; the time
-of the first step is that of a process in which the framework has been imported.
+network, and time on a card is scarce. Memory is what each framework's own allocator says, with the
+samples that it holds for the measurement: an epoch of them in Caldera, the different batches in the
+others. The time of the first step is that of a process in which the framework has been imported.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Entry:
     first_s: float
     losses: list[float]
     peak: int
+    samples: int
+    """Bytes."""
     times: list[float] = field(default_factory=list)
 
 
@@ -77,7 +80,9 @@ def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
     for _ in range(2):
         first_call(task)
     peak = framework.card_peak() - held
-    return Entry(contestant.label, framework, task, first, losses, peak)
+    of_batch = sum(array.nbytes for array in batches[0])
+    samples = of_batch * (case.card_epoch if contestant.framework == "caldera" else len(batches))
+    return Entry(contestant.label, framework, task, first, losses, peak, samples)
 
 
 def measure(case: TrainingCase, precision: str, words: list[str]) -> None:
@@ -103,14 +108,16 @@ def measure(case: TrainingCase, precision: str, words: list[str]) -> None:
     ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
     samples = len(batches[0][0])
     print(f"\n{case.name}, batch {samples}, {precision}")
-    print("| setting | time a step | samples/s | to Caldera | first step | memory | losses |")
-    print("|---|---|---|---|---|---|---|")
+    print("| setting | time a step | samples/s | to Caldera | first step "
+          "| memory | of it samples | losses |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
     for entry in entries:
         best = min(entry.times)
         losses = " ".join(f"{loss:.4f}" for loss in entry.losses)
         print(
             f"| {entry.label} | {best * 1e6:,.1f} us | {samples / best:,.0f} | {best / ours:.2f} "
-            f"| {entry.first_s:.1f} s | {entry.peak / 2**20:,.0f} MiB | {losses} |",
+            f"| {entry.first_s:.1f} s | {entry.peak / 2**20:,.0f} MiB "
+            f"| {entry.samples / 2**20:,.0f} MiB | {losses} |",
             flush=True,
         )
 

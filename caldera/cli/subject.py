@@ -1,4 +1,4 @@
-"""What `summary` and `graph` are about: a network of the zoo, a recipe, or a model file."""
+"""What `summary`, `graph` and `plan` are about: a network of the zoo, a recipe, or a model file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _GROUPS = ("data", "model", "training", "optimizer", "schedule")
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """The argument that names the model, and the flags that shape it."""
     parser.add_argument(
-        "subject", metavar="MODEL", help="a network of the zoo, a recipe.toml or a .caldera file"
-    )
+        "subject", metavar="MODEL", nargs="?", default="mlp",
+        help="a network of the zoo, a recipe.toml or a .caldera file (default: mlp)",
+    )  # fmt: skip
     parser.add_argument(
         "--input-shape",
         metavar="N,N,...",

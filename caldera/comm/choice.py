@@ -27,7 +27,7 @@ from caldera.config import settings
 if TYPE_CHECKING:
     from caldera.comm.interface import Communicator
 
-FORMAT = 1
+FORMAT = 2
 ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
 """At least so many rounds, at most so many, no further one after so many seconds."""
 HOPELESS = 1.5
@@ -134,7 +134,7 @@ def candidates(comm: Communicator, size: int) -> list[str]:
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(3, lambda comm: candidates(comm, 1 << 22))[0]
-    ['ring', 'halving', 'direct']
+    ['ring', 'window', 'halving', 'direct']
     """
     machines = len(set(comm.nodes))
     worth = {
@@ -145,7 +145,10 @@ def candidates(comm: Communicator, size: int) -> list[str]:
         "doubling": size <= 1 << 20,
         "master": size <= 1 << 16,
     }
-    likely = ("ring", "library", "halving", "direct", "torus", "hierarchical", "doubling", "master")
+    likely = (
+        "ring", "library", "window", "halving", "direct", "torus", "hierarchical", "doubling",
+        "master",
+    )  # fmt: skip
     return [name for name in likely if name in comm.algorithms() and worth.get(name, True)]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import algorithms
-from caldera.comm.algorithms.allreduce import usual
+from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, usual
 from caldera.comm.background import BackgroundThread
 from caldera.comm.checks import (
     check_alike,
@@ -360,7 +360,8 @@ class Communicator(ABC):
 
     def algorithms(self) -> Sequence[str]:
         """The names that `algorithm` may have beside "auto"."""
-        return tuple(algorithms.ALLREDUCE)
+        several = len(set(self.nodes)) > 1
+        return tuple(n for n in algorithms.ALLREDUCE if n not in WITHIN_A_MACHINE or not several)
 
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:
         algorithms.broadcast(self, buffer.reshape(-1), root)

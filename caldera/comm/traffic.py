@@ -7,6 +7,8 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from caldera.amounts import bytes_text, seconds_text
+
 
 @dataclass
 class Count:
@@ -68,12 +70,33 @@ class Traffic:
     ...     return comm.traffic.since(before)["Allreduce"].bytes_sent
     >>> run_virtual_ranks(2, work)
     [32, 32]
+
+    Printed, it is a table:
+
+    >>> from caldera.comm import SingleProcess
+    >>> comm = SingleProcess()
+    >>> comm.Barrier()
+    >>> print(comm.traffic)  # doctest: +ELLIPSIS
+    operation  calls  messages  sent  received ...time
+    Barrier        1         0   0 B       0 B ... us
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
         self._thread = threading.local()
+
+    def __str__(self) -> str:
+        rows = [("operation", "calls", "messages", "sent", "received", "time")]
+        for name, count in sorted(self.mark().items()):
+            moved = bytes_text(count.bytes_sent), bytes_text(count.bytes_received)
+            numbers = f"{count.calls:,}", f"{count.messages:,}"
+            rows.append((name, *numbers, *moved, seconds_text(count.seconds)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+            for name, *cells in rows
+        )
 
     def operation(self, name: str) -> AbstractContextManager[None]:
         """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""

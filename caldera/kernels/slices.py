@@ -36,6 +36,7 @@ class Batched:
 
 SLICED = {
     "conv2d": Batched((0,)),
+    "conv2d_epilogue": Batched((0,)),
     "conv2d_input": Batched((0,)),
     "conv2d_weight": Batched((0, 1), is_sum=True),
 }

@@ -23,13 +23,17 @@ COPY = "copy"
 
 @dataclass(frozen=True)
 class Call:
-    """One node with the arrays it reads and writes, and the workspace its kernel asked for."""
+    """One node with the arrays it reads and writes, and the workspace its kernel asked for.
+
+    `shares` has its kernel's.
+    """
 
     node: Node
     outputs: tuple[Array, ...]
     inputs: tuple[Array, ...]
     workspace: Array = None
     communicator: Any = None
+    shares: frozenset[str] = frozenset()
 
 
 def _always(node: Node) -> bool:
@@ -64,6 +68,8 @@ class Kernel:
     `capturable` is false for one whose calls cannot be recorded and replayed by the device,
     `measured` for one that made-up inputs say nothing about (positions that are not there, matrices
     that have no inverse), or that is known to be fast. Of such kernels the estimates choose.
+    `shares` names what its calls use besides the arrays they are given, such as counters: calls
+    that share something must not run at the same time.
     """
 
     op: str
@@ -78,6 +84,7 @@ class Kernel:
     estimate: Callable[[Node], float] = _no_seconds
     capturable: bool = True
     measured: bool = True
+    shares: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -135,9 +142,13 @@ class KernelTable:
             able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         return able
 
+    def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:
+        """All kernels for an op, best guess first."""
+        return tuple(self._kernels.get((op, family), ()))
+
     def names(self, op: str, family: str) -> list[str]:
         """The names of the kernels for an op, best guess first."""
-        return [kernel.name for kernel in self._kernels.get((op, family), ())]
+        return [kernel.name for kernel in self.kernels(op, family)]
 
 
 TABLE = KernelTable()

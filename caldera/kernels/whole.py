@@ -1,25 +1,41 @@
 """Families of devices on which calls of a step can become one: all of them, or some.
 
 A grouper is given bound calls in order, and gives back what runs them: those that are alike and do
-not depend on each other at once, perhaps in another order, never with another result. A joiner is
-given the calls of a step in order, each with the op its kernel is registered for, two counters on
-the device that are 0, and a way to ask whether an array is scratch memory. It gives back what makes
-any number of steps one launch, or None where it cannot, or where it would not pay.
+not depend on each other at once, perhaps in another order, never with another result; and which of
+these pieces may run beside each other. A joiner is given the calls of a step in order, each with
+the op its kernel is registered for, a way to get memory on the device that is 0, and one to ask
+whether an array is scratch memory. It gives back what makes any number of steps one launch, or None
+where it cannot, or where it would not pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from caldera.kernels.table import Array, Call, Runner
+from caldera.tensor.shape import Shape
 
 Steps = Callable[[int], Runner]
-Joiner = Callable[[Sequence[tuple[str, Call]], Array, Callable[[Array], bool]], Steps | None]
+Fresh = Callable[[Shape, str], Array]
+"""Memory of a shape and a dtype that belongs to the step alone."""
+Joiner = Callable[[Sequence[tuple[str, Call]], Fresh, Callable[[Array], bool]], Steps | None]
 
 JOINERS: dict[str, Joiner] = {}
 """By family; the rooms of kernels fill it when they are imported."""
 
-Grouper = Callable[[Sequence[tuple[Call, Runner]]], list[Runner]]
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a step: what runs it, the numbers of those before it that have to be done first,
+    and about how long it takes."""
+
+    run: Runner
+    after: frozenset[int] = frozenset()
+    seconds: float = 0.0
+
+
+Grouper = Callable[[Sequence[tuple[Call, Runner]]], list[Piece]]
 
 GROUPERS: dict[str, Grouper] = {}
 """By family, in the same way."""

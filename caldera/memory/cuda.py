@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -22,8 +22,17 @@ from numpy.typing import NDArray
 
 from caldera.errors import DeviceError
 from caldera.memory.device_array import address_of, device_view
-from caldera.memory.interface import CapturedGraph, Device, Event, Moment, Stream, TransferCounters
+from caldera.memory.interface import (
+    CapturedGraph,
+    Device,
+    Event,
+    LaneCall,
+    Moment,
+    Stream,
+    TransferCounters,
+)
 from caldera.memory.pool import Block, Pool
+from caldera.memory.repeats import Repeats, Times
 from caldera.memory.software import contiguous_bytes
 from caldera.optional import optional_import
 
@@ -80,6 +89,9 @@ class CudaMoment(Moment):
             self._event = cupy().cuda.Event()
             self._event.record(stream)
 
+    def done(self) -> bool:
+        return bool(self._event.done)
+
     def since(self, earlier: Self) -> float:
         with self._card.active():
             return float(cupy().cuda.get_elapsed_time(earlier._event, self._event)) / 1e3
@@ -94,6 +106,7 @@ class CudaGraph(CapturedGraph):
         self._kept = kept
 
     def replay(self) -> None:
+        self._stream.settle()
         with self._stream.card.active():
             self._graph.launch(self._stream.stream)
 
@@ -119,6 +132,11 @@ def launching_stream() -> int:
     return getattr(_launching, "pointer", 0)
 
 
+def launching_lane() -> int:
+    """The lane of a kernel that runs now; those of different lanes may run at the same time."""
+    return getattr(_launching, "lane", 0)
+
+
 class CudaStream(Stream):
     """A CUDA stream; what is launched on it is put into its queue at once."""
 
@@ -127,39 +145,92 @@ class CudaStream(Stream):
         self._counters = counters
         with card.active():
             self.stream = cupy().cuda.Stream(non_blocking=True)
+        self._lanes = [self.stream]
         self._recorded: list[Callable[[], object]] | None = None
+        self._repeats = Repeats()
 
     @property
     def capturing(self) -> bool:
         return self._recorded is not None
 
     def launch(self, call: Callable[[], object]) -> None:
+        self.settle()
+        self._launch(call)
+
+    def repeat(self, times: Times) -> None:
+        self._repeats.add(times, self._launch)
+
+    def settle(self) -> None:
+        """Launch what was held back."""
+        self._repeats.settle(self._launch)
+
+    def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is not None:
             self._recorded.append(call)
-        before = launching_stream()
-        _launching.pointer = self.stream.ptr
+        with self.card.active(), self._launching_on(0):
+            call()
+
+    @property
+    def has_lanes(self) -> bool:
+        return True
+
+    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+        self.settle()
+        while len(self._lanes) <= max(each.lane for each in calls):
+            with self.card.active():
+                self._lanes.append(cupy().cuda.Stream(non_blocking=True))
+        awaited = {number for each in calls for number in each.after}
+        last = {each.lane: number for number, each in enumerate(calls)}
+        reached: dict[int, Any] = {}
+        with self.card.active():
+            begin = self._point(0)
+            for lane in last.keys() - {0}:
+                self._lanes[lane].wait_event(begin)
+            for number, each in enumerate(calls):
+                for other in each.after:
+                    self._lanes[each.lane].wait_event(reached[other])
+                with self._launching_on(each.lane):
+                    each.call()
+                if number in awaited or (each.lane and number == last[each.lane]):
+                    reached[number] = self._point(each.lane)
+            for lane, number in last.items():
+                if lane:
+                    self.stream.wait_event(reached[number])
+        if self._recorded is not None:
+            self._recorded += [each.call for each in calls]
+
+    @contextmanager
+    def _launching_on(self, lane: int) -> Iterator[None]:
+        """What is launched inside goes to this lane."""
+        before = launching_stream(), launching_lane()
+        _launching.pointer, _launching.lane = self._lanes[lane].ptr, lane
         try:
-            with self.card.active(), self.stream:
-                call()
+            with self._lanes[lane]:
+                yield
         finally:
-            _launching.pointer = before
+            _launching.pointer, _launching.lane = before
+
+    def _point(self, lane: int) -> Any:
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(self._lanes[lane])
+        return event
 
     def synchronize(self) -> None:
-        self._refuse_in_capture("synchronize")
+        self._before_waiting("synchronize")
         self._counters.add_wait()
         with self.card.active():
             self.stream.synchronize()
 
     def record(self) -> Event:
-        self._refuse_in_capture("record")
+        self._before_waiting("record")
         return CudaEvent(self.card, self._counters, self.stream)
 
     def moment(self) -> Moment:
-        self._refuse_in_capture("moment")
+        self._before_waiting("moment")
         return CudaMoment(self.card, self.stream)
 
     def wait(self, event: Event) -> None:
-        self._refuse_in_capture("wait")
+        self._before_waiting("wait")
         if isinstance(event, CudaEvent):
             with self.card.active():
                 self.stream.wait_event(event.event)
@@ -167,12 +238,13 @@ class CudaStream(Stream):
             event.synchronize()
 
     def begin_capture(self) -> None:
-        self._refuse_in_capture("begin_capture")
+        self._before_waiting("begin_capture")
         with self.card.active():
             self.stream.begin_capture()
         self._recorded = []
 
     def end_capture(self) -> CapturedGraph:
+        self.settle()
         if self._recorded is None:
             raise DeviceError.build(
                 f"end_capture on cuda:{self.card.index}", expected="a stream that is capturing",
@@ -183,7 +255,9 @@ class CudaStream(Stream):
             graph = self.stream.end_capture()
         return CudaGraph(self, graph, kept)
 
-    def _refuse_in_capture(self, what: str) -> None:
+    def _before_waiting(self, what: str) -> None:
+        """What was held back is launched; nothing may wait while the stream captures."""
+        self.settle()
         if self._recorded is not None:
             raise DeviceError.build(
                 f"{what} on cuda:{self.card.index}",

@@ -32,15 +32,15 @@ class HostStream(RecordingStream):
         call()
 
     def synchronize(self) -> None:
-        self._refuse_in_capture("synchronize")
+        self._before_waiting("synchronize")
         self._counters.add_wait()
 
     def record(self) -> Event:
-        self._refuse_in_capture("record")
+        self._before_waiting("record")
         return HostEvent(self._counters)
 
     def wait(self, event: Event) -> None:
-        self._refuse_in_capture("wait")
+        self._before_waiting("wait")
         event.synchronize()
 
 

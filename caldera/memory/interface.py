@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.memory.pool import Block, Pool
+from caldera.memory.repeats import Times
 
 if TYPE_CHECKING:
     from caldera.memory.trace import Trace
@@ -59,6 +61,10 @@ class Moment(ABC):
     """When a stream came to a point of its work; known once it has."""
 
     @abstractmethod
+    def done(self) -> bool:
+        """Whether the stream has come to it."""
+
+    @abstractmethod
     def since(self, earlier: Self) -> float:
         """Seconds from another moment of the same device to this one."""
 
@@ -79,6 +85,16 @@ class CapturedGraph(ABC):
     @abstractmethod
     def replay(self) -> None:
         """Launch everything recorded on the stream it was recorded from."""
+
+
+@dataclass(frozen=True)
+class LaneCall:
+    """One of several calls that may run beside each other: those of a lane run in order, and
+    `after` has the numbers of calls before it, on other lanes, that have to be done first."""
+
+    call: Callable[[], object]
+    lane: int = 0
+    after: tuple[int, ...] = ()
 
 
 class Stream(ABC):
@@ -105,6 +121,23 @@ class Stream(ABC):
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
         """Run `call` after everything launched before it. It must not wait for this stream."""
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether calls of different lanes run at the same time."""
+        return False
+
+    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+        """Run calls after everything launched before them; what comes later waits for them all."""
+        for each in calls:
+            self.launch(each.call)
+
+    @abstractmethod
+    def repeat(self, times: Times) -> None:
+        """Launch `times(1)`, or hold it back until more of the same can be launched as one.
+
+        It runs after everything launched before it, and before everything launched after it.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -112,15 +112,15 @@ class LoopbackStream(RecordingStream):
         self._queue.put(call)
 
     def synchronize(self) -> None:
-        self._refuse_in_capture("synchronize")
+        self._before_waiting("synchronize")
         LoopbackEvent(self._queue, self._counters).synchronize()
 
     def record(self) -> Event:
-        self._refuse_in_capture("record")
+        self._before_waiting("record")
         return LoopbackEvent(self._queue, self._counters)
 
     def wait(self, event: Event) -> None:
-        self._refuse_in_capture("wait")
+        self._before_waiting("wait")
         queue = self._queue
 
         def hold_back() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from caldera.errors import DeviceError
 from caldera.memory.interface import CapturedGraph, Device, Moment, Stream, TransferCounters
 from caldera.memory.pool import Block, host_view
+from caldera.memory.repeats import Repeats, Times
 
 _BYTE = np.dtype(np.uint8)
 
@@ -21,13 +22,18 @@ class WallClock(Moment):
     """The time at which a stream came to a call."""
 
     def __init__(self, stream: Stream) -> None:
-        self._seconds = 0.0
+        self._seconds: float | None = None
         stream.launch(self._note)
 
     def _note(self) -> None:
         self._seconds = perf_counter()
 
+    def done(self) -> bool:
+        return self._seconds is not None
+
     def since(self, earlier: Self) -> float:
+        assert self._seconds is not None
+        assert earlier._seconds is not None
         return self._seconds - earlier._seconds
 
 
@@ -53,6 +59,7 @@ class RecordingStream(Stream):
         self._device_name = device_name
         self._counters = counters
         self._recorded: list[Callable[[], object]] | None = None
+        self._repeats = Repeats()
 
     @abstractmethod
     def _run(self, call: Callable[[], object]) -> None:
@@ -63,16 +70,28 @@ class RecordingStream(Stream):
         return self._recorded is not None
 
     def launch(self, call: Callable[[], object]) -> None:
+        self._settle()
+        self._launch(call)
+
+    def repeat(self, times: Times) -> None:
+        self._repeats.add(times, self._launch)
+
+    def _settle(self) -> None:
+        """Launch what was held back."""
+        self._repeats.settle(self._launch)
+
+    def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is None:
             self._run(call)
         else:
             self._recorded.append(call)
 
     def moment(self) -> Moment:
-        self._refuse_in_capture("moment")
+        self._before_waiting("moment")
         return WallClock(self)
 
     def begin_capture(self) -> None:
+        self._settle()
         if self._recorded is not None:
             raise DeviceError.build(
                 f"begin_capture on {self._device_name}",
@@ -83,6 +102,7 @@ class RecordingStream(Stream):
         self._recorded = []
 
     def end_capture(self) -> CapturedGraph:
+        self._settle()
         if self._recorded is None:
             raise DeviceError.build(
                 f"end_capture on {self._device_name}",
@@ -93,7 +113,9 @@ class RecordingStream(Stream):
         recorded, self._recorded = self._recorded, None
         return RecordedGraph(self, tuple(recorded))
 
-    def _refuse_in_capture(self, what: str) -> None:
+    def _before_waiting(self, what: str) -> None:
+        """What was held back is launched; nothing may wait while the stream captures."""
+        self._settle()
         if self._recorded is not None:
             raise DeviceError.build(
                 f"{what} on {self._device_name}",

@@ -8,6 +8,7 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.comm.shared_memory import SharedMemory
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
@@ -16,7 +17,6 @@ from caldera.parallel.at_servers import written
 from caldera.parallel.meeting import Meeting
 from caldera.parallel.own_pace import OwnPace
 from caldera.parallel.shards import Shard
-from caldera.parallel.shared_memory import SharedMemory
 from caldera.strategy import Holder
 from caldera.tensor import Tensor
 

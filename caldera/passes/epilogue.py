@@ -1,4 +1,4 @@
-"""Bias and activation go into the matrix product: its result is finished while it is at hand.
+"""Bias and activation go into the product or convolution: its result is finished while at hand.
 
 The product and the sum must have no other reader, for what nobody can see need not be kept. The
 gradients of relu, sigmoid and tanh need only the activated value, so this holds in training too.
@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from caldera.graph.body import users_of
 from caldera.graph.node import Node
+from caldera.graph.opdef import Op
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.elementwise import add, greater, relu
-from caldera.graph.ops.epilogue import ACTIVATIONS, is_bias, matmul_epilogue
-from caldera.graph.ops.product import matmul
+from caldera.graph.ops.epilogue import (
+    ACTIVATIONS,
+    conv2d_epilogue,
+    is_bias,
+    is_channel_bias,
+    matmul_epilogue,
+)
+from caldera.graph.ops.product import conv2d, matmul
 from caldera.graph.program import Program
 from caldera.passes.constants import uniform
+from caldera.passes.lower import HasKernel
+
+JOINED = {matmul: (matmul_epilogue, is_bias), conv2d: (conv2d_epilogue, is_channel_bias)}
+"""What products become, and which biases they take."""
 
 
-def epilogue(program: Program) -> Program:
-    """Join matrix products with the bias and the activation that follow them."""
+def epilogue(program: Program, has_kernel: HasKernel) -> Program:
+    """Join products with the bias and the activation that follow them, where there are kernels."""
     order = program.order()
-    finder = _Finder(program, order)
+    products = {product for product, (joined, _) in JOINED.items() if has_kernel(joined.name)}
+    finder = _Finder(program, order, products)
     new: dict[Node, Node] = {}
 
     def convert(node: Node) -> Node:
@@ -27,7 +39,8 @@ def epilogue(program: Program) -> Program:
         if found is None:
             return node.op.rebuild(node, tuple(new[given] for given in node.inputs))
         product, bias, activation = found
-        result = matmul_epilogue(
+        joined, _ = JOINED[product.op]
+        result = joined(
             *[new[given] for given in (*product.inputs, *bias)],
             **product.attrs,
             activation=None if activation is None else activation.op.name,
@@ -46,9 +59,10 @@ def epilogue(program: Program) -> Program:
 
 
 class _Finder:
-    def __init__(self, program: Program, order: list[Node]) -> None:
+    def __init__(self, program: Program, order: list[Node], products: set[Op]) -> None:
         self.roots = set(program.roots)
         self.users = users_of(order)
+        self.products = products
         # x > 0 is relu(x) > 0: asking the latter leaves x without a reader.
         self.same_test: dict[Node, Node] = {}
         for node in order:
@@ -72,10 +86,11 @@ class _Finder:
                 inner = inner.inputs[0]
             if not self._is_hidden(inner):
                 return None
-            if inner.op is matmul:
-                return inner, (), node
-            found = self._with_bias(inner)
-            return None if found is None else (*found, node)
+            found = (inner, ()) if inner.op in self.products else self._with_bias(inner)
+            if found is None or (found[0].op is conv2d and self._is_fused_later(node)):
+                # A convolution may have to be followed by a loop of its own: none beside another.
+                return None
+            return *found, node
         if node.op is add and not self._is_fused_later(node):
             found = self._with_bias(node)
             return None if found is None else (*found, None)
@@ -85,8 +100,10 @@ class _Finder:
         if total.op is not add:
             return None
         for product, bias in (total.inputs, total.inputs[::-1]):
-            if product.op is matmul and self._is_hidden(product) and is_bias(bias, product):
-                return product, (bias,)
+            if product.op in self.products and self._is_hidden(product):
+                _, fits = JOINED[product.op]
+                if fits(bias, product):
+                    return product, (bias,)
         return None
 
     def _is_fused_later(self, total: Node) -> bool:

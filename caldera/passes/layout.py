@@ -31,6 +31,7 @@ Uses = tuple[tuple[Use, ...], tuple[Use, ...]]
 
 IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "conv2d": ((0,), (0,)),
+    "conv2d_epilogue": ((0,), (0,)),
     "conv2d_input": ((0,), (0,)),
     "conv2d_weight": ((0, 1), ()),
     "max_pool2d": ((0,), (0, 1)),

@@ -85,7 +85,7 @@ def passes(
         ("algebra", algebra),
         ("pool_first", pool_first),
         ("lower all but activations", lambda program: lower(program, is_kept)),
-        ("epilogue", epilogue),
+        ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("norm_epilogue", norm_epilogue),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", merge.merge_loops),
@@ -97,7 +97,7 @@ def passes(
         ("fuse", fuse),
         ("layout", layout),
     ]
-    missing = set() if has_kernel("matmul_epilogue") else {"epilogue"}
+    missing: set[str] = set()
     if not has_kernel("matmul_accumulate"):
         missing.add("update_product")
     if not has_kernel("batch_norm_relu"):

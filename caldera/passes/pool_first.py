@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from caldera.graph.body import users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item
-from caldera.graph.ops.base import full
+from caldera.graph.ops.base import cast, full
 from caldera.graph.ops.elementwise import add, greater, relu, where
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.pooling import max_pool2d, pool_scatter
@@ -142,7 +142,8 @@ def _bias_behind(program: Program) -> Program:
             new[node] = add(item(given[0], 0), new[biases[node.inputs[0]][1]])
         elif _adds_up_spread(node, biases):
             # Every number was spread to one place, so the sum is that of the numbers.
-            new[node] = node.op.rebuild(node, (new[node.inputs[0].inputs[0]],))
+            numbers = new[_uncast(node.inputs[0]).inputs[0]]
+            new[node] = node.op.rebuild(node, (cast(numbers, node.inputs[0].dtype),))
         else:
             new[node] = node.op.rebuild(node, given)
     return program.with_roots([new[root] for root in program.roots])
@@ -160,5 +161,10 @@ def _image_and_bias(value: Node) -> tuple[Node, Node] | None:
 def _adds_up_spread(node: Node, biases: dict[Node, tuple[Node, Node]]) -> bool:
     if node.op.name != "sum" or not set(node.attrs["axis"]) >= SPATIAL:
         return False
-    spread = node.inputs[0]
+    spread = _uncast(node.inputs[0])
     return spread.op is pool_scatter and spread.inputs[1].inputs[0] in biases
+
+
+def _uncast(value: Node) -> Node:
+    """What a cast reads: half precision is added up in float32."""
+    return value.inputs[0] if value.op.name == "cast" else value

@@ -32,6 +32,7 @@ PRODUCTS: dict[str, int] = {
     "matmul": ALL,
     "matmul_epilogue": ALL,
     "conv2d": ALL,
+    "conv2d_epilogue": ALL,
     "conv2d_input": ALL,
     "conv2d_weight": ALL,
     "scaled_dot_product_attention": ALL,

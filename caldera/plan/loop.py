@@ -46,6 +46,7 @@ def loop_kernel(
 
     return LoopKernel(
         "scan", family, "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room,
+        shares=frozenset().union(*(step.kernel.shares for step in schedule.steps)),
         schedule=schedule,
     )  # fmt: skip
 
@@ -77,7 +78,8 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
                 return (arguments if kind == "argument" else results)[index]
             return _part(call.workspace, root.offset, buffer.spec)
 
-        calls.extend(grouped(schedule.family, schedule.bind(lookup, call.communicator)))
+        pieces = grouped(schedule.family, schedule.bind(lookup, call.communicator))
+        calls += [piece.run for piece in pieces]
         current = following
     if length == 0:
         pairs = zip(call.outputs[:carries], current, strict=True)

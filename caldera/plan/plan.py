@@ -21,13 +21,15 @@ from caldera.graph.program import Program
 from caldera.kernels.cpu.blas import one_thread
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Kernel, Runner
-from caldera.kernels.whole import GROUPERS
+from caldera.kernels.whole import GROUPERS, Piece
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.chrome import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
+from caldera.plan.faster import Faster
 from caldera.plan.inputs import Inputs
 from caldera.plan.joined import can_join, grouped, joined_step
+from caldera.plan.lanes import in_lanes
 from caldera.plan.loop import LoopKernel, loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
@@ -47,7 +49,7 @@ class _Bound:
 
     block: Block | None = None
     steps: list[Runner] = field(default_factory=list)
-    calls: list[Runner] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     graph: CapturedGraph | None = None
 
 
@@ -262,7 +264,7 @@ class Plan:
             self._has_run = True
             bound = self._prepare(feeds)
             if self.device.is_host and bound.graph is None:
-                _execute(bound.calls)
+                _execute(bound.pieces)
             else:
                 with self.device.span("run", self.device.stream):
                     self._launch(bound)
@@ -277,7 +279,7 @@ class Plan:
         if bound.graph is not None:
             bound.graph.replay()
         else:
-            self.device.stream.launch(partial(_execute, bound.calls))
+            self.device.stream.launch(partial(_execute, bound.pieces))
 
     def _let_go(self) -> None:
         """Drop results that are too large to keep for the next run."""
@@ -298,16 +300,24 @@ class Plan:
             if self._choose_well is not None and not self._is_joined():
                 self._settle()
             self._block = self._block_to_keep()
-            stream = self.device.stream
             for turn, bound in enumerate(self._bound):
                 self._inputs.turn = turn
                 self._bind(bound, [] if turn else self._slots)
-                bound.graph = self._joined()
-                if bound.graph is None:
-                    stream.begin_capture()
-                    stream.launch(partial(_execute, bound.calls))
-                    bound.graph = stream.end_capture()
+                bound.graph = self._joined() or self._captured(bound.pieces)
             self._inputs.turn = 0
+
+    def _captured(self, pieces: list[Piece]) -> CapturedGraph:
+        """The pieces one after the other, or in lanes where that turns out to be faster."""
+        stream = self.device.stream
+        stream.begin_capture()
+        stream.launch(partial(_execute, pieces))
+        graph = stream.end_capture()
+        calls = in_lanes(pieces) if stream.has_lanes else []
+        if not any(each.lane for each in calls):
+            return graph
+        stream.begin_capture()
+        stream.launch_in_lanes(calls)
+        return Faster(stream, [graph, stream.end_capture()])
 
     def _schedule(self, *, reuse: bool) -> Schedule:
         family = self.device.kernels
@@ -384,13 +394,13 @@ class Plan:
     def _bind(self, bound: _Bound, held: list[OutputSlot]) -> None:
         """Tie the schedule to memory; `held` are the outputs that need new memory."""
         # New lists: the old ones may still be queued on a stream.
-        bound.steps, bound.calls = [], []
+        bound.steps, bound.pieces = [], []
         for slot in held:
             slot.renew()
         bound.block = self._block
         steps = self.schedule.bind(self._lookup, self._communicator)
         bound.steps = [runner for _, runner in steps]
-        bound.calls = grouped(self.device.kernels, steps)
+        bound.pieces = grouped(self.device.kernels, steps)
         for slot in self._slots:
             slot.settle()
 
@@ -456,11 +466,11 @@ class Plan:
                 )
 
 
-def _execute(calls: list[Runner]) -> None:
+def _execute(pieces: list[Piece]) -> None:
     # Infinities and nans are values here, not news.
     with one_thread, np.errstate(all="ignore"):
-        for call in calls:
-            call()
+        for piece in pieces:
+            piece.run()
 
 
 def _not_capturable(schedule: Schedule) -> Iterator[Kernel]:

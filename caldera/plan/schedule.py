@@ -29,6 +29,8 @@ Lookup = Callable[["Buffer"], Any]
 Chooser = Callable[[Node], Kernel]
 MOST_SPREAD = 8 << 20
 """Bytes of a value that may be kept longer than it is needed."""
+LINGERING = 24
+"""Steps for which such a value is kept for another step beside which they run."""
 
 
 @dataclass(eq=False)
@@ -102,7 +104,8 @@ class Schedule:
 
     Without `reuse` every value has memory of its own, so that steps need not wait for each other.
     With `spread` that goes for the small ones that steps at either end of the run are made of,
-    which can then be moved there.
+    which can then be moved there, and for some steps for those that gradients of parameters are
+    made of, which can then be computed beside what follows.
     """
 
     roots: Sequence[Root]
@@ -125,6 +128,7 @@ class Schedule:
         for node in _in_order(self.roots):
             self._values[node] = self._visit(node)
         self._deliver()
+        self._linger()
         self._collect()
         self._share()
         self._layout()
@@ -235,6 +239,22 @@ class Schedule:
                     buffer.within = (whole, place)
                     whole.first = min(whole.first, buffer.first)
 
+    def _linger(self) -> None:
+        """Keep what is read for results that nothing heavy follows, a few steps longer."""
+        self._until: dict[Buffer, int] = {}
+        if not self.spread:
+            return
+        leads_on: set[Buffer] = set()
+        for now, step in reversed(list(enumerate(self.steps))):
+            read = {value.buffer for value in step.inputs}
+            is_last = leads_on.isdisjoint(step.outputs)
+            if _is_heavy(step.node) or not is_last:
+                leads_on |= read
+            if _is_heavy(step.node) and is_last:
+                spare = set() if step.workspace is None else {step.workspace}
+                for buffer in _small({each.root for each in read} | spare):
+                    self._until.setdefault(buffer, now + LINGERING)
+
     def _share(self) -> None:
         """Let outputs take over the memory of an input whose last reader they are."""
         if not self.in_place or not self.reuse:
@@ -246,6 +266,7 @@ class Schedule:
                 if value.buffer.root.place == "arena"
                 and value.buffer.root.last == now
                 and value.buffer.root.within is None
+                and value.buffer.root not in self._until
             }
             for output in step.outputs:
                 taken = next((b for b in dying if _may_share(step, b, output)), None)
@@ -253,6 +274,8 @@ class Schedule:
                     del dying[taken]
                     output.shared = taken
                     taken.last = output.last
+                    if output in self._until:
+                        self._until[taken] = self._until[output]
 
     def _layout(self) -> None:
         for buffer in self.buffers:
@@ -267,7 +290,10 @@ class Schedule:
         offsets, self.arena_bytes = arena.place(
             [b.spec.nbytes for b in own],
             [b.first if self.reuse and b not in early else 0 for b in own],
-            [b.last if self.reuse and b not in late else end for b in own],
+            [
+                max(b.last, self._until.get(b, 0)) if self.reuse and b not in late else end
+                for b in own
+            ],
         )
         for buffer, offset in zip(own, offsets, strict=True):
             buffer.offset = offset
@@ -298,7 +324,10 @@ class Schedule:
             inputs = tuple(value.see(lookup(value.buffer)) for value in step.inputs)
             outputs = tuple(lookup(buffer) for buffer in step.outputs)
             workspace = None if step.workspace is None else lookup(step.workspace)
-            yield step.kernel, Call(step.node, outputs, inputs, workspace, communicator)
+            yield (
+                step.kernel,
+                Call(step.node, outputs, inputs, workspace, communicator, step.kernel.shares),
+            )
 
     def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
         """What runs the steps, one after the other."""

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from caldera.comm.algorithms import ALLREDUCE
+from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE
 from caldera.comm.algorithms.doubling import core_ranks
 from caldera.comm.algorithms.torus import sides
 from caldera.errors import ConfigError
 from caldera.planner.cluster import Cluster, Wire
 
-ALGORITHMS = tuple(ALLREDUCE)
+ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)
+"""Those that work between machines. What is quicker within one shows in what was measured there."""
 _QUICK = ("ring", "doubling", "halving", "torus", "hierarchical")
 """What may be the quickest; the last needs several ranks on a machine."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from caldera.amounts import bytes_text, percent_text, seconds_text
@@ -157,7 +158,8 @@ def _rejected(ranking: Ranking) -> list[str]:
         families.setdefault(entry.way.family, []).append(entry)
     lines = []
     for family, entries in families.items():
-        large = [entry for entry in entries if entry.prediction.memory]
+        # The others cannot be computed at all, and have no time.
+        large = [entry for entry in entries if math.isfinite(entry.prediction.seconds)]
         if large:
             least = min(large, key=lambda entry: entry.prediction.memory)
             what = f"{len(large)} ways" if family in usable else "all of it"

@@ -27,6 +27,8 @@ class Weights:
 
     by_sample: np.ndarray | None
     by_class: np.ndarray | None
+    is_partial: bool = False
+    """Whether there may be labels past those of `by_class`; such samples count once."""
 
     @classmethod
     def of(cls, data: Pipeline, by_sample: Any = None, by_class: Any = None) -> Weights | None:
@@ -36,6 +38,7 @@ class Weights:
         return cls(
             None if by_sample is None else _checked(by_sample, data),
             None if by_class is None else _by_label(by_class),
+            isinstance(by_class, dict),
         )
 
     def of_batch(self, batch: Batch) -> np.ndarray:
@@ -48,8 +51,19 @@ class Weights:
         if self.by_sample is not None:
             weights = weights * self.by_sample[indices]
         if self.by_class is not None:
-            weights = weights * self.by_class[_classes(labels)]
+            weights = weights * self._of_classes(_classes(labels))
         return weights
+
+    def _of_classes(self, labels: np.ndarray) -> np.ndarray:
+        assert self.by_class is not None
+        known = (labels >= 0) & (labels < len(self.by_class))
+        if not self.is_partial and not known.all():
+            raise DataError.build(
+                "fit", expected=f"labels from 0 to {len(self.by_class) - 1}, one for each weight",
+                got=f"label {labels[~known][0]}",
+                hint="give a weight for each class, or a dict of those that do not count once",
+            )  # fmt: skip
+        return np.where(known, self.by_class[np.where(known, labels, 0)], 1.0)
 
 
 def _classes(labels: np.ndarray | None) -> np.ndarray:

@@ -14,13 +14,17 @@ from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import ITEM, parameter
 from caldera.graph.order import laid_out
+from caldera.kernels.cuda.driver import driver
+from caldera.kernels.cuda.elementwise import LoopRunner
+from caldera.kernels.cuda.launch import Launch
+from caldera.kernels.cuda.persistent.phases import span
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr, lift
 from caldera.memory import Device
 from caldera.memory.cuda import cupy
 from caldera.tensor.dtype import BY_NAME, bool_, is_float
-from tests.card.emulated import EmulatedCard
+from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.unit.kernels.test_candidates import ELSEWHERE, LAYOUTS
 from tests.unit.ops.cases import ALL
 
@@ -77,11 +81,37 @@ def run_kernel(card: Device, kernel: Kernel, node: Node, inputs: Arrays, times: 
     given = tuple(placed(card, array) for array in inputs)
     spare = None if workspace is None else placed(card, workspace)
     made: list[Any] = []
-    card.stream.launch(lambda: made.append(kernel.bind(Call(node, there, given, spare))))
+    call = Call(node, there, given, spare)
+    card.stream.launch(lambda: made.append(kernel.bind(call)))
     for _ in range(times):
         card.stream.launch(lambda: made[0]())
     card.stream.synchronize()
+    check_memory(kernel, call, made[0])
     return tuple(fetched(card, t, like) for t, like in zip(there, outputs, strict=True))
+
+
+def check_memory(kernel: Kernel, call: Call, runner: Any) -> None:
+    """Launches use the memory of their call, and besides it what their kernel says it shares: else
+    they could not run beside others."""
+    spare = () if call.workspace is None else (call.workspace,)
+    allowed = [span(array) for array in (*call.inputs, *call.outputs, *spare)]
+    for launch in launches_of(runner):
+        for array in (each for each in launch._kept if isinstance(each, np.ndarray)):
+            first, last = span(array)
+            assert first == last or any(a <= first and last <= b for a, b in allowed), (
+                f"{kernel.name} of {kernel.op}: {launch.name} uses memory of its own"
+            )
+        # Blocks that wait for each other need room for all of them.
+        assert launch._launch == driver().launch or kernel.shares, f"{kernel.name} of {kernel.op}"
+        if isinstance(driver(), EmulatedDriver):
+            assert launch._function[-1] <= kernel.shares, f"{kernel.name} of {kernel.op} shares"
+
+
+def launches_of(runner: Any) -> list[Launch]:
+    """What a runner launches, as far as these are our own kernels."""
+    if isinstance(runner, LoopRunner):
+        return [runner.launch]
+    return [each for each in getattr(runner, "calls", ()) if isinstance(each, Launch)]
 
 
 # --- the check

@@ -42,6 +42,7 @@ _INCLUDE = re.compile(r'#include "([^"]+)"')
 # The machine that a kernel runs on is a few global variables.
 _one_at_a_time = threading.Lock()
 _GRID = re.compile(r"\bgrid_")
+_GLOBAL = re.compile(r"^(?:static )?__device__ \w+ (\w+)(?:\[\w+\])?(?: = .*)?;", re.MULTILINE)
 _BLOCK = re.compile(r"\b(block_|warp_|mma_|__sync|__shfl|__ballot)")
 
 
@@ -94,7 +95,7 @@ class EmulatedDriver(Driver):
 
     def __init__(self, multiprocessors: int = 4) -> None:
         self._multiprocessors = multiprocessors
-        self._loaded: dict[tuple[str, str], tuple[Any, int]] = {}
+        self._loaded: dict[tuple[str, str], tuple[Any, int, frozenset[str]]] = {}
         self.launches: list[str] = []
         """The names of what was launched, for tests that count."""
 
@@ -105,11 +106,11 @@ class EmulatedDriver(Driver):
             meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
             library = ctypes.CDLL(str(_built(source, name)))
             library.run.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int]
-            self._loaded[key] = library, meeting
+            self._loaded[key] = library, meeting, globals_of(source)
         return name, *self._loaded[key]
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
-        name, library, meeting = function
+        name, library, meeting, _ = function
         assert 0 < block[0] * block[1] * block[2] <= 1024, f"{name}: {block} threads"
         assert all(n > 0 for n in grid), f"{name}: {grid} blocks"
         assert grid[0] < 2**31, f"{name}: {grid} blocks"
@@ -131,6 +132,12 @@ class EmulatedDriver(Driver):
     @property
     def shared_bytes(self) -> int:
         return 227 << 10
+
+
+def globals_of(source: str) -> frozenset[str]:
+    """The variables of the card that all launches of a source's functions have in common."""
+    texts = [source, *_included(source).values()]
+    return frozenset(name for text in texts for name in _GLOBAL.findall(text))
 
 
 def _key(*made_of: object) -> str:

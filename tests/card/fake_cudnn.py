@@ -1,5 +1,5 @@
-"""What cudnn-frontend does, on the host: a graph of one convolution, run by the oracle on the
-memory that its tensors describe."""
+"""What cudnn-frontend does, on the host: a graph of one convolution and of what follows it, run by
+the oracle on the memory that its tensors describe."""
 
 from __future__ import annotations
 
@@ -92,12 +92,13 @@ class FakeGraph:
     """A graph of one convolution."""
 
     def __init__(self, library: FakeCudnn, handle: str, **kinds: data_type) -> None:
-        assert handle == "handle"
+        assert handle in library.handles
         self.library, self.kinds = library, kinds
         self.tensors: list[FakeTensor] = []
         self.stages: list[str] = []
         self.refused: set[numerical_note] = set()
         self.built: set[int] = set()
+        self.following: list[tuple[str, FakeTensor | None, dict[str, Any]]] = []
 
     def tensor(
         self, *, name: str, dim: list[int], stride: list[int], data_type: data_type
@@ -108,10 +109,31 @@ class FakeGraph:
         return found
 
     def _operation(self, name: str, first: FakeTensor, second: FakeTensor, how: Any) -> FakeTensor:
-        result = FakeTensor()
-        self.operation = (name, first, second, result, how)
-        self.tensors.append(result)
-        return result
+        self.operation = (name, first, second, how)
+        return self._result()
+
+    def _result(self) -> FakeTensor:
+        self.result = FakeTensor()
+        return self.result
+
+    def _follows(
+        self, input: FakeTensor, name: str, other: FakeTensor | None = None, **how: Any
+    ) -> FakeTensor:
+        assert input is self.result
+        self.following.append((name, other, how))
+        return self._result()
+
+    def bias(self, *, input: FakeTensor, bias: FakeTensor) -> FakeTensor:
+        return self._follows(input, "add", bias)
+
+    def relu(self, *, input: FakeTensor, negative_slope: float = 0.0) -> FakeTensor:
+        return self._follows(input, "leaky_relu", slope=negative_slope)
+
+    def sigmoid(self, *, input: FakeTensor) -> FakeTensor:
+        return self._follows(input, "sigmoid")
+
+    def tanh(self, *, input: FakeTensor) -> FakeTensor:
+        return self._follows(input, "tanh")
 
     def conv_fprop(self, *, image: FakeTensor, weight: FakeTensor, **how: Any) -> FakeTensor:
         return self._operation("conv2d", image, weight, how)
@@ -123,9 +145,12 @@ class FakeGraph:
         return self._operation("conv2d_weight", image, loss, how)
 
     def validate(self) -> None:
+        self.tensors.append(self.result)
         assert all(each.dim and each.stride and each.uid > 0 for each in self.tensors)
-        assert self.operation[3].is_output
-        if self.library.refuses(self.operation[0]):
+        assert self.result.is_output
+        if any(
+            map(self.library.refuses, (self.operation[0], *(each[0] for each in self.following)))
+        ):
             raise cudnnGraphNotSupportedError("no engine")
         self.stages.append("validated")
 
@@ -158,13 +183,13 @@ class FakeGraph:
     def execute_plan_at_index(
         self, pack: dict[int, int], workspace: int, index: int, handle: str
     ) -> None:
-        assert handle == "handle"
+        assert handle in self.library.handles
         assert index in self.built
         room = self.get_workspace_size_plan_at_index(index)
         if room:
             assert workspace % 256 == 0
             np.frombuffer((ctypes.c_char * room).from_address(workspace), np.uint8)[:] = 0xEE
-        name, first, second, result, how = self.operation
+        name, first, second, how = self.operation
         inputs = [each.at(pack[each.uid]) for each in (first, second)]
         image, filters = (
             next(each for each in self.tensors if each.uid == uid).dim for uid in (1, 2)
@@ -175,9 +200,17 @@ class FakeGraph:
             "groups": image[1] // filters[1],
         }  # fmt: skip
         if name != "conv2d":
-            attributes["shape"] = tuple(result.dim)
+            attributes["shape"] = tuple(self.result.dim)
         wide = [each.astype(self.kinds["compute_data_type"].value) for each in inputs]
-        result.at(pack[result.uid])[...] = FUNCTIONS[name](*wide, **attributes)
+        values = FUNCTIONS[name](*wide, **attributes)
+        for then, other, more in self.following:
+            if other is not None:
+                values = values + other.at(pack[other.uid]).astype(values.dtype)
+            elif then == "leaky_relu":
+                values = np.where(values <= 0, values * more["slope"], values)
+            else:
+                values = FUNCTIONS[then](values)
+        self.result.at(pack[self.result.uid])[...] = values
         self.library.executed.append(index)
 
 
@@ -189,6 +222,7 @@ class FakeCudnn:
 
     def __init__(self, refused: tuple[str, ...] = ()) -> None:
         self._refused = refused
+        self.handles: list[str] = []
         self.streams: list[int] = []
         self.executed: list[int] = []
 
@@ -197,10 +231,11 @@ class FakeCudnn:
         return op in self._refused
 
     def create_handle(self) -> str:
-        return "handle"
+        self.handles.append(f"handle {len(self.handles)}")
+        return self.handles[-1]
 
     def set_stream(self, handle: str, stream: int) -> None:
-        assert handle == "handle"
+        assert handle in self.handles
         self.streams.append(stream)
 
     def pygraph(self, *, handle: str, **kinds: data_type) -> FakeGraph:

@@ -247,12 +247,12 @@ inline u16 double_to_half_bits(double x) {
     return sign | (u16)((exponent + 14) << 10) | (u16)(ldexp(fraction, 11) - 1024.0);
 }
 inline u16 float_to_half_bits(float x) { return double_to_half_bits(x); }
-inline u32 float_to_bfloat_bits(float x) {
+inline u16 float_to_bfloat_bits(float x) {
     u32 bits = float_to_bits(x);
     return x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 inline u32 bfloat_pair(float low, float high) {
-    return float_to_bfloat_bits(low) | float_to_bfloat_bits(high) << 16;
+    return float_to_bfloat_bits(low) | (u32)float_to_bfloat_bits(high) << 16;
 }
 
 inline float bfloat_bits_to_float(u16 bits) { return bits_to_float((u32)bits << 16); }

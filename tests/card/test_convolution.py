@@ -14,6 +14,7 @@ from caldera import op
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops import product
+from caldera.graph.ops.epilogue import conv2d_epilogue
 from caldera.kernels.cuda import nvrtc
 from caldera.kernels.cuda.convolution import correlate, text, weight
 from caldera.kernels.cuda.convolution.parameters import Divider
@@ -52,6 +53,39 @@ def inputs_of(node: Node) -> tuple[np.ndarray, ...]:
 def test_every_kind(card: Device, setting: Setting, dtype: str) -> None:
     for node in nodes_of(setting, dtype):
         assert "direct" in check(card, node, inputs_of(node))
+
+
+Ending = tuple[bool, str | None, Any]
+"""Whether there is a bias; the activation and its attributes."""
+ENDINGS: list[Ending] = [
+    (True, "relu", ()), (False, "tanh", ()), (True, "leaky_relu", (("slope", 0.1),)),
+    (True, "sigmoid", ()), (True, None, ()), (True, "gelu", (("approximate", False),)),
+]  # fmt: skip
+
+
+def ended_of(setting: Setting, dtype: str, ending: Ending) -> Iterator[Node]:
+    """A convolution that ends so, with images row major and channels last."""
+    has_bias, activation, attributes = ending
+    shapes = [setting.x, setting.w, *([(setting.w[0], 1, 1)] if has_bias else [])]
+    given = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]
+    how = {"activation": activation, "attributes": attributes, **setting.how}
+    yield from in_both_orders(conv2d_epilogue(*given, **how))
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: str(ending[1]))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_bias_and_activation(card: Device, ending: Ending, dtype: str) -> None:
+    for setting in (TILED[0], TILED[3]):
+        for node in ended_of(setting, dtype, ending):
+            assert "direct" in check(card, node, inputs_of(node), layouts=FEW_LAYOUTS)
+
+
+def test_a_relu_lets_nan_through(card: Device) -> None:
+    for node in ended_of(TILED[0], "bfloat16", ENDINGS[0]):
+        images, filters, bias = inputs_of(node)
+        images[0, 0, 4, 3] = np.nan
+        images[1, 1, 2, 2] = -np.inf
+        check(card, node, (images, filters, bias), layouts=FEW_LAYOUTS)
 
 
 TILED = [

@@ -22,7 +22,7 @@ from caldera.memory.cuda import card_count
 from tests.card.candidates import FLOATS, LAYOUTS, check, compare, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn
-from tests.card.test_convolution import TILED, inputs_of, nodes_of
+from tests.card.test_convolution import ENDINGS, TILED, Ending, ended_of, inputs_of, nodes_of
 from tests.unit.ops.cases.convolution import SETTINGS, Setting
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the real libraries")
@@ -46,8 +46,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudnn]:
 def _as_planned(node: Node, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """The inputs as a plan lays them out."""
     return tuple(
-        laid_out(np.array(array.transpose(given.spec.order or range(4)), order="C"), array.shape,
-                 given.spec.order)
+        laid_out(
+            np.array(array.transpose(given.spec.order or range(array.ndim)), order="C"),
+            array.shape, given.spec.order,
+        )
         for given, array in zip(node.inputs, inputs, strict=True)
     )  # fmt: skip
 
@@ -126,12 +128,52 @@ def test_what_cudnn_does_not_support(
     _forget()
 
 
+# --- with a bias and an activation
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: str(ending[1]))
+def test_bias_and_activation(card: Device, library: FakeCudnn, ending: Ending, dtype: str) -> None:
+    for node in ended_of(TILED[0], dtype, ending):
+        inputs = _as_planned(node, inputs_of(node))
+        (right,) = evaluate(node, inputs)
+        kernels = TABLE.candidates(node, "cuda")
+        is_fused = any(kernel.name == "cudnn fused" for kernel in kernels)
+        assert is_fused == (ending[1] in (None, *cudnn.ACTIVATIONS))
+        for kernel in kernels:
+            (result,) = run_kernel(card, kernel, node, inputs, times=2)
+            compare(result, right)
+
+
+def test_a_bias_that_lies_with_gaps(card: Device, library: FakeCudnn) -> None:
+    node = next(ended_of(TILED[0], "float32", ENDINGS[0]))
+    inputs = tuple(LAYOUTS["with gaps"](array) for array in inputs_of(node))
+    (result,) = run_kernel(card, _kernels(node, "cudnn fused")[0], node, inputs)
+    compare(result, evaluate(node, inputs)[0])
+    assert not library.executed
+
+
+def test_without_an_engine_for_the_ending_there_are_two_launches(
+    card: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeCudnn(refused=("add",))
+    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    _forget()
+    node = next(ended_of(TILED[0], "float32", ENDINGS[0]))
+    assert [each.name for each in _kernels(node)] == ["cudnn", "cudnn 2"]
+    inputs = _as_planned(node, inputs_of(node))
+    (result,) = run_kernel(card, _kernels(node)[0], node, inputs)
+    compare(result, evaluate(node, inputs)[0])
+    assert fake.executed
+    _forget()
+
+
 # --- in slices
 
 
 def test_a_batch_in_slices(card: Device, library: FakeCudnn) -> None:
     setting = Setting("3x3", (6, 8, 6, 5), (12, 8, 3, 3), padding=((1, 1), (1, 1)))
-    for node in nodes_of(setting, "float32"):
+    for node in (*nodes_of(setting, "float32"), *ended_of(setting, "float32", ENDINGS[0])):
         able = TABLE.candidates(node, "cuda")
         whole = next(each for each in able if each.name == "cudnn").workspace(node)
         limit = whole - 2500
@@ -163,6 +205,16 @@ POINTWISE = [
     Setting("1x1 grouped", (2, 16, 5, 4), (24, 8, 1, 1), groups=2),
     Setting("1x1, one image", (1, 16, 5, 4), (20, 16, 1, 1)),
 ]
+
+
+def test_lanes_have_contexts_of_their_own(
+    card: Device, library: FakeCudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = next(nodes_of(TILED[0], "float32"))
+    for lane in (0, 1, 1, 2):
+        monkeypatch.setattr(cudnn, "launching_lane", lambda lane=lane: lane)
+        run_kernel(card, _kernels(node)[0], node, _as_planned(node, inputs_of(node)))
+    assert len(library.handles) == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

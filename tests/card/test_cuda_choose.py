@@ -117,6 +117,19 @@ def test_the_fastest_wins(real: Device) -> None:
     assert verdict.beaten["slow"] > 2
 
 
+def test_what_takes_much_longer_is_called_no_more_than_twice(real: Device) -> None:
+    calls = []
+
+    def counted(call: Call) -> Runner:
+        run = _slowly(call)
+        return lambda: (calls.append(call), run())
+
+    verdict = Choices(_kernels(quick=_by_oracle, tiles=counted)).verdict(_product(), "cuda")
+    assert verdict.kernel.name == "quick"
+    assert verdict.beaten["tiles"] > 2
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("bind", [_wrongly, _not_at_all, _with_an_error])
 @pytest.mark.parametrize("judge", ["oracle", "own"])
 def test_what_is_wrong_is_left_out(

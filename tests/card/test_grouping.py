@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import caldera as cd
 from caldera import op
 from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.grouping import Touched, in_groups
+from caldera.kernels.cuda.grouping import Touched, in_groups, needed_before
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
@@ -47,7 +47,7 @@ def test_groups_give_what_the_calls_give_in_their_order(calls: list[Any]) -> Non
     for number, each in enumerate(touched):
         _run(one, each, number)
     other, touched = memory()
-    groups = in_groups(touched, kinds)
+    groups = in_groups(needed_before(touched), kinds)
     for group in groups:
         # Within a group any order has to do.
         for number in reversed(group):

@@ -12,9 +12,11 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.kernels.cuda.driver import driver
+from caldera.kernels.cuda.persistent.followers import Loop, Producer, with_followers
 from caldera.kernels.cuda.persistent.parts import Part, plain
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.program import Program, shared_out
+from caldera.kernels.recipe import Recipe
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
@@ -51,7 +53,7 @@ def _optimizers() -> dict[str, optim.Optimizer]:
 @pytest.mark.parametrize(
     ("name", "activation"), [("sgd", "sigmoid"), ("momentum", "gelu"), ("adam", "sigmoid")]
 )
-def test_training_equals_the_cpu_and_is_one_launch_a_step(
+def test_training_equals_the_cpu_and_steps_are_few_launches(
     card: Device,
     name: str,
     activation: str,
@@ -67,7 +69,7 @@ def test_training_equals_the_cpu_and_is_one_launch_a_step(
     using = driver()
     if isinstance(using, EmulatedDriver):
         # Nine steps; the first of them runs call by call.
-        assert using.launches.count("steps") == 8
+        assert 3 <= using.launches.count("steps") <= 8
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,23 @@ def test_sums_with_what_follows_them(card: Device, shape: tuple[int, int]) -> No
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
+def test_runs_in_a_row_are_few_launches(card: Device) -> None:
+    x = op.var("x", (5, 3), fill=np.ones((5, 3), np.float32), device=card)
+    plan = cd.compile([op.assign(x, x + op.sum(x, axis=0))])
+    plan.capture()
+    for _ in range(8):
+        plan.run()
+    assert (x.numpy() == 6.0**8).all()
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        # One step, two, four, and the one that was held back when its result was asked for.
+        assert using.launches.count("steps") == 4
+    plan.run()
+    x.assign(np.ones((5, 3), np.float32))
+    plan.run()
+    assert (x.numpy() == 6.0).all()
+
+
 class _Touch:
     def __init__(self, reads: Sequence[np.ndarray], writes: Sequence[np.ndarray]) -> None:
         self.reads = reads
@@ -169,6 +188,28 @@ def test_what_the_phase_before_writes_is_not_there_early() -> None:
     assert [early_in(phases, 1)(each) for each in (a, b, c)] == [True, False, True]
     # Before the first phase comes the last one of the step before.
     assert [early_in(phases, 0)(each) for each in (a, b, c)] == [True, True, False]
+
+
+def _loop(source: np.ndarray, target: np.ndarray) -> Loop:
+    recipe = Recipe(("float32",), (), (("float32", ("in", 0)),))
+    return Loop(recipe, target.shape, (source,), (target,))
+
+
+def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before() -> None:
+    weights, slopes, ended, other = (np.zeros((3, 4), np.float32) for _ in range(4))
+    producer = Producer((weights,), slopes)
+    update = _loop(other, weights)
+    follower = _loop(slopes, ended)
+    assert with_followers([producer, update, follower], lambda array: True) == [producer, update]
+    assert producer.followers == [follower]
+    assert not producer.stores
+
+
+def test_a_loop_that_reads_what_is_written_in_between_is_not_taken_in() -> None:
+    weights, slopes, other = (np.zeros((3, 4), np.float32) for _ in range(3))
+    pieces = [Producer((weights,), slopes), _loop(other, weights), _loop(weights, slopes)]
+    pieces.append(_loop(slopes, other))
+    assert with_followers(pieces, lambda array: True) == pieces
 
 
 def _part(units: int, heavy: bool) -> Part:

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .conftest import Caldera
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 WORDS = ("plan", "lenet5", "--ranks", "64", "--link", "10Gb", "--speed", "100G")
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are written where the user is."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_shortest_command_prints_and_plots(caldera: Caldera) -> None:
+    done = caldera("plan", "--ranks", "1024", "--link", "100Gb", "--speed", "1T")
+    assert done.status == 0
+    assert done.out.endswith("wrote   plan.html\n")
+    assert Path("plan.html").read_text().startswith("<!doctype html>")
+    # 1024 ranks do not share 64 samples: that is a matter of samples, whatever fits.
+    assert "Rejected: compressed, for 1024 ranks would share a batch of 64 samples." in done.out
 
 
 def test_both_scalings_are_printed(caldera: Caldera) -> None:

@@ -19,6 +19,7 @@ from caldera.bench.frameworks.base import (
     Batches,
     Restartable,
     Task,
+    Trainer,
     as_dtype,
     built,
     initial_weights,
@@ -38,7 +39,32 @@ ENDLESS = 1 << 30
 """Epochs of a run that goes on as long as it is measured."""
 
 
-class ResidentTrainer(Restartable):
+class CalderaTrainer(Trainer):
+    """Steps of a model; those that are fed with batches from outside are `_fed`."""
+
+    _model: NeuralNetwork
+    _steps: Steps
+    _fed: Steps
+
+    def losses(self, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            self._steps.training_totals.reset()
+            self.call()
+            found.append(self._steps.training_totals.loss())
+        return found
+
+    def gradients(self) -> tuple[float, list[Array]]:
+        return first_gradients(self._model, self._fed, self.given[0])
+
+    def train(self, x: Array, y: Array) -> None:
+        self._fed.training(len(x)).run(self._fed.feeds((x, y), None))
+
+    def predict(self, x: Array) -> Array:
+        return self._model.predict(x)
+
+
+class ResidentTrainer(CalderaTrainer, Restartable):
     """Steps on data that lie on the card, which are captured and replayed there."""
 
     def __init__(
@@ -71,23 +97,6 @@ class ResidentTrainer(Restartable):
         for variable in (optimizer.step, *kept):
             variable.assign(np.zeros(variable.shape, variable.dtype))
         self._epoch = self._batches()
-
-    def losses(self, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            self._steps.training_totals.reset()
-            self.call()
-            found.append(self._steps.training_totals.loss())
-        return found
-
-    def gradients(self) -> tuple[float, list[Array]]:
-        return first_gradients(self._model, self._fed, self.given[0])
-
-    def train(self, x: Array, y: Array) -> None:
-        self._fed.training(len(x)).run(self._fed.feeds((x, y), None))
-
-    def predict(self, x: Array) -> Array:
-        return self._model.predict(x)
 
 
 class FitTask(Task):

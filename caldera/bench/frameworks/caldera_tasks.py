@@ -21,10 +21,10 @@ from caldera.bench.frameworks.base import (
     caldera_optimizer,
 )
 from caldera.bench.frameworks.caldera_card import (
+    CalderaTrainer,
     FitTask,
     ResidentTrainer,
     begin,
-    first_gradients,
 )
 from caldera.bench.work import (
     Case,
@@ -48,7 +48,7 @@ FUNCTIONS = SimpleNamespace(
 )  # fmt: skip
 
 
-class CalderaTrainer(Trainer):
+class FedTrainer(CalderaTrainer):
     """The plan that `fit` runs, fed with ready batches."""
 
     def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
@@ -56,29 +56,12 @@ class CalderaTrainer(Trainer):
         self._model = built(case, dtype)
         if dtype != "float32":
             begin(self._model, case)
-        self._steps = make_steps(self._model, ArrayData(*self.given[0]))
+        self._steps = self._fed = make_steps(self._model, ArrayData(*self.given[0]))
         self._count = len(self.given[0][0])
         self._feeds = [self._steps.feeds(each, None) for each in self.given]
 
     def call(self) -> None:
         self._steps.training(self._count).run(self._feeds[self.turn()])
-
-    def losses(self, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            self._steps.training_totals.reset()
-            self.call()
-            found.append(self._steps.training_totals.loss())
-        return found
-
-    def gradients(self) -> tuple[float, list[Array]]:
-        return first_gradients(self._model, self._steps, self.given[0])
-
-    def train(self, x: Array, y: Array) -> None:
-        self._steps.training(len(x)).run(self._steps.feeds((x, y), None))
-
-    def predict(self, x: Array) -> Array:
-        return self._model.predict(x)
 
 
 class PlanTask(Task):
@@ -156,7 +139,7 @@ class CalderaFramework(Framework):
         given = self.batches(case, dtype, batch)
         if self.on_card:
             return ResidentTrainer(case, dtype, given, self.device, self.precision)
-        return CalderaTrainer(case, dtype, given)
+        return FedTrainer(case, dtype, given)
 
     def reset_card_peak(self) -> None:
         self._place.pool.reset_peak()

@@ -59,8 +59,9 @@ _DEPTH_CASES = [_mlp_case(f"{depth} layers", depth) for depth in DEPTHS]
 
 _SINGLE = {
     "the seed's MLP: 784-528-528-528-10, sigmoid, SGD": _SEED,
-    "LeNet-5": TrainingCase(
-        "lenet5", layers=nn.models.lenet5, batch=128, shape=(1, 28, 28), dataset="mnist",
+    "LeNet-5: tanh, average pooling": TrainingCase(
+        "lenet5", layers=partial(nn.models.lenet5, activation="tanh", pooling="average"),
+        batch=128, shape=(1, 28, 28), dataset="mnist",
         rule=Rule("sgd", 0.01, momentum=0.9), card_epoch=468,
     ),
     "ResNet-20 for CIFAR": TrainingCase(

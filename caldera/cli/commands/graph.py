@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="graph",
-    takes="MODEL",
+    takes="[MODEL]",
     summary="Draw the training step of a model as SVG: as it was written, and as it runs.",
     examples="""
         caldera graph lenet5 --out lenet5.svg

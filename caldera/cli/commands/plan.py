@@ -48,14 +48,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--inexact", action="store_true",
         help="propose also what need not equal training in one process",
     )  # fmt: skip
-    own.add_argument("--plot", metavar="FILE.html|svg", help="write charts over the ranks")
+    own.add_argument(
+        "--plot", metavar="FILE.html|svg", default="plan.html",
+        help="where charts over the ranks are written (default: plan.html)",
+    )  # fmt: skip
     add_subject(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables and what they say; write the charts."""
-    target = Path(arguments.plot) if arguments.plot else None
-    if target is not None and target.suffix.lower() not in _PICTURES:
+    target = Path(arguments.plot)
+    if target.suffix.lower() not in _PICTURES:
         raise UsageError.build(
             "--plot", expected="a file that ends in .html or .svg", got=str(target)
         )
@@ -76,8 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     # All ranks measure, one of them speaks.
     if world().rank == 0:
         print(proposal)
-        if target is not None:
-            print(f"wrote   {_written(proposal, target, arguments.subject)}")
+        print(f"wrote   {_written(proposal, target, arguments.subject)}")
     return 0
 
 
@@ -91,9 +93,10 @@ def _written(proposal: Proposal, target: Path, name: str) -> Path:
 
 COMMAND = Command(
     name="plan",
-    takes="MODEL --ranks N --link RATE",
+    takes="[MODEL] --ranks N --link RATE",
     summary="Predict what training on many ranks costs in every way, and propose one.",
     examples="""
+        caldera plan --ranks 1024 --link 100Gb
         caldera plan resnet50 --ranks 1024 --link 100Gb --batch-size 4096 --speed 30T
         caldera plan lenet5 --ranks 16 --link 1Gb --latency 50us --plot plan.html
         caldera plan vgg16 --ranks 64 --link 25GB --memory 16GB --ranks-per-node 8 --inside 300GB

@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="summary",
-    takes="MODEL",
+    takes="[MODEL]",
     summary="Every layer of a model with its shape, parameters, FLOPs, memory, work and depth.",
     examples="""
         caldera summary lenet5

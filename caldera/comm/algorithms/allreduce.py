@@ -14,6 +14,7 @@ from caldera.comm.algorithms.hierarchical import hierarchical
 from caldera.comm.algorithms.master import master
 from caldera.comm.algorithms.ring import ring
 from caldera.comm.algorithms.torus import torus
+from caldera.comm.algorithms.window import window
 from caldera.comm.reduction import must_widen, narrowed, widened
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ ALLREDUCE: dict[str, Algorithm] = {
     "hierarchical": hierarchical,
     "master": master,
     "direct": direct,
+    "window": window,
 }
+WITHIN_A_MACHINE = ("window",)
+"""What only ranks of one machine can do."""
 SHORT_BYTES = 16384
 """Up to here the number of messages counts, beyond it the number of bytes."""
 

@@ -1,15 +1,15 @@
-"""A matrix product with what is done to its result on the way out. Made by a pass."""
+"""Products and convolutions with what is done to their results on the way out. Made by a pass."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from caldera.graph.node import Node
-from caldera.graph.opdef import OPS, composite, refuse_shape
+from caldera.graph.opdef import OPS, Nodes, composite, refuse_shape
 from caldera.graph.ops import activation
 from caldera.graph.ops.base import full
 from caldera.graph.ops.elementwise import add, equal, mul, where
-from caldera.graph.ops.product import matmul
+from caldera.graph.ops.product import conv2d, matmul
 from caldera.graph.ops.widening import widened
 
 ACTIVATIONS = frozenset(
@@ -40,6 +40,18 @@ def is_bias(bias: Node, result: Node) -> bool:
     return fits and all(n == 1 for n in leading)
 
 
+def is_channel_bias(bias: Node, images: Node) -> bool:
+    """Whether `bias` is one number for each channel of `images`, of shape (C, 1, 1)."""
+    return bias.shape == (images.shape[1], 1, 1)
+
+
+def ended(result: Node, bias: Nodes, activation: str | None, attributes: Attributes) -> Node:
+    """activation(result + bias): the bias may be left out, and the activation be None."""
+    for each in bias:
+        result = add(result, each)
+    return result if activation is None else OPS[activation](result, **dict(attributes))
+
+
 @composite("matmul_epilogue", kind="product")
 @widened
 def matmul_epilogue(
@@ -56,9 +68,24 @@ def matmul_epilogue(
     result: Node = matmul(a, b, ta=ta, tb=tb, **how)
     if len(bias) > 1 or not all(is_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the last axis of {result.shape}")
-    for each in bias:
-        result = add(result, each)
-    return result if activation is None else OPS[activation](result, **dict(attributes))
+    return ended(result, bias, activation, attributes)
+
+
+@composite("conv2d_epilogue", kind="product")
+@widened
+def conv2d_epilogue(
+    x: Node,
+    w: Node,
+    *bias: Node,
+    activation: str | None,
+    attributes: Attributes,
+    **how: Any,
+) -> Node:
+    """activation(conv2d(x, w) + bias), with a bias of shape (channels, 1, 1) or none."""
+    result: Node = conv2d(x, w, **how)
+    if len(bias) > 1 or not all(is_channel_bias(each, result) for each in bias):
+        refuse_shape(f"at most one bias, along the channels of {result.shape}")
+    return ended(result, bias, activation, attributes)
 
 
 @composite("matmul_accumulate", kind="product")

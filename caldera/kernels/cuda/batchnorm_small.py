@@ -1,120 +1,92 @@
 """Batch normalisation of small images, channels last, and its gradient: one launch each.
 
 Three launches take longer than the work of a small network's layer. Here all blocks are on the card
-at once and meet after their sums, see include/norm_whole.cuh; images stay in the cache meanwhile.
+at once and keep what they read until they have met, see include/norm_whole.cuh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double
-from dataclasses import replace
+from ctypes import c_int, c_uint
+from dataclasses import dataclass
+from itertools import count
 
-from caldera.graph.node import Node
+from caldera.graph.node import Node, Spec
 from caldera.graph.order import NHWC
+from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda import batchnorm
-from caldera.kernels.cuda.batchnorm import (
-    eps_of,
-    has_relu,
-    in_place,
-    room_of,
-    scratch_of,
-    slopes_of,
-    statistics_of,
-)
+from caldera.kernels.cuda.batchnorm import eps_of, has_relu, in_place, room_of
 from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.elements import computed_type
-from caldera.kernels.cuda.images import THREADS, Layout, layout_of
 from caldera.kernels.cuda.launch import Argument, CudaRunner, Launch
 from caldera.kernels.cuda.source import flags, type_of
+from caldera.kernels.cuda.strided import lies_dense, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import HALVES, float32
 
-_BLOCKS_EACH = 2
-"""Blocks on a multiprocessor."""
-_MOST_BLOCKS = 264
-"""Blocks that share the images: 2 on each of 132 multiprocessors."""
-_SHARED = 8 * (32 * 128) + 16
-"""Bytes: sums of threads by columns, as norm_whole.cuh has them, and two numbers."""
-_FEWEST, _MOST = 1 << 10, 1 << 23
+THREADS = 512
+PIECE = 16
+"""Bytes that a thread reads at once."""
+_FEWEST = 1 << 10
 """Elements of an image."""
-_MOST_CHANNELS = 256
+_MEETINGS = 4096
+"""As in norm_whole.cuh."""
+_SHARED = THREADS * 8 + 16 * 5 * 4
+"""Bytes: a sum of each thread, and what is known about up to 16 channels."""
+_places = count()
 
 
-def _layout(images: Sequence[Array], axis: int) -> Layout | None:
-    """How they lie, if all blocks can be there at once."""
-    layout = replace(layout_of(images, axis, by_image=False), blocks=_MOST_BLOCKS)
-    fits = 2 * THREADS * layout.together * 8 < _SHARED
-    if layout.planes or not fits or layout.grid > _BLOCKS_EACH * driver().multiprocessors:
-        return None
-    return layout
+@dataclass(frozen=True)
+class Shares:
+    """How blocks share images of so many rows and channels."""
+
+    rows: int
+    channels: int
+    many: int
+    """Channels of a piece."""
+    most: int
+    """Blocks that the card has at once."""
+
+    @property
+    def across(self) -> int:
+        """Pieces of a row that a block has: two of them are what the card moves at once."""
+        return 1 if self.channels // self.many % 2 else 2
+
+    @property
+    def groups(self) -> int:
+        """Blocks that share a row."""
+        return self.channels // (self.many * self.across)
+
+    def chunks(self, kept: int) -> int:
+        """Blocks that share the rows, if each thread keeps so many pieces."""
+        return -(-self.rows // (THREADS // self.across * kept))
+
+    def kept(self, most: int) -> int | None:
+        """Pieces of an image that a thread keeps; None if no more than `most` are too few."""
+        kept = 1
+        while self.chunks(kept) * self.groups > self.most:
+            kept *= 2
+            if kept > most:
+                return None
+        return kept
 
 
-def _launch(
-    layout: Layout, name: str, parameters: Sequence[str], body: str, arguments: Sequence[Argument]
-) -> Runner:
-    source = (
-        '#include "norm_whole.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, {_BLOCKS_EACH}) {name}('
-        f"{', '.join(parameters)}) {{\n    DYNAMIC_SHARED(double, kept);\n    {body}\n}}\n"
-    )
-    return CudaRunner(
-        [Launch(source, name, layout.grid, layout.block, arguments, _SHARED, together=True)]
-    )
+# --- which images
+
+_MOST_KEPT = {
+    "batch_norm": 8, "batch_norm_relu": 8, "batch_norm_grad": 4, "batch_norm_relu_grad": 4,
+}  # fmt: skip
+"""Pieces of each image that fit into registers."""
 
 
-def _bind(call: Call) -> Runner:
-    x, scale, shift, *more = call.inputs
-    y, mean, variance = call.outputs
-    layout = _layout([x, y, *more], call.node.attrs["axis"])
-    if layout is None:
-        return batchnorm.bind(call)
-    partial_sums, factors = scratch_of(call)
-    kind, vector, added = computed_type(x.dtype.name), f"const {type_of(scale)}", bool(more)
-    stored, count = type_of(x), 2 + len(more)
-    options = f"{flags(has_relu(call.node), added)}, {layout.together}"
-    return _launch(
-        layout, "batch_norm_whole",
-        [f"const {stored}* x", f"{stored}* y", f"const {stored}* more",
-         f"{layout.images_type(1)} one", f"{layout.images_type(count)} in", "double* partial",
-         f"{layout.integer} channels", "double count", "double eps", f"{kind}* factors",
-         f"{layout.integer} x_step",
-         *layout.vector_parameters(scale=vector, shift=vector, mean=kind, variance=kind)],
-        f"{statistics_of(layout, x, scale, kind)}\n"
-        f"    grid_normalise<{options}>(x, y, more, one, in, partial, kept, each);",
-        [x, y, more[0] if added else x, layout.images(0), layout.images(*range(count)),
-         partial_sums, layout.number(layout.sizes.channels), c_double(layout.sizes.length),
-         eps_of(call.node), factors, layout.number(layout.channel[0]),
-         *layout.vectors(scale, shift, mean, variance)],
-    )  # fmt: skip
+def _shares(image: Spec) -> Shares:
+    channels = image.shape[1]
+    many = PIECE // image.dtype.itemsize
+    return Shares(image.size // channels, channels, many, driver().multiprocessors)
 
 
-def _bind_gradient(call: Call) -> Runner:
-    g, x, scale, *shifts, mean, variance = call.inputs
-    dx, for_scale, for_shift = call.outputs
-    layout = _layout([x, g, dx], call.node.attrs["axis"])
-    if layout is None:
-        return batchnorm.bind_gradient(call)
-    relu = bool(shifts)
-    shift = shifts[0] if relu else scale
-    partial_sums, factors = scratch_of(call)
-    vector, statistics = f"const {type_of(scale)}", f"const {type_of(mean)}"
-    return _launch(
-        layout, "batch_slopes_whole",
-        [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{type_of(dx)}* dx",
-         f"{layout.images_type(2)} two", f"{layout.images_type(3)} in", "double* partial",
-         f"{layout.integer} channels", "double count", "double eps", f"{type_of(factors)}* factors",
-         *layout.vector_parameters(
-             scale=vector, shift=vector, mean=statistics, variance=statistics,
-             for_scale=type_of(for_scale), for_shift=type_of(for_shift),
-         )],
-        f"{slopes_of(layout, scale, mean, factors, relu=relu)}\n"
-        f"    Means<{type_of(mean)}, {layout.integer}> means = {{mean, 0, mean_step, 1}};\n"
-        f"    grid_slopes<{flags(relu)}, {layout.together}>("
-        "x, g, dx, two, in, means, partial, kept, each);",
-        [x, g, dx, layout.images(0, 1), layout.images(0, 1, 2), partial_sums,
-         layout.number(layout.sizes.channels), c_double(layout.sizes.length), eps_of(call.node),
-         factors, *layout.vectors(scale, shift, mean, variance, for_scale, for_shift)],
-    )  # fmt: skip
+def _kept(node: Node) -> int | None:
+    return _shares(node.outputs[0]).kept(_MOST_KEPT[node.op.name])
 
 
 def _is_small(node: Node) -> bool:
@@ -122,16 +94,102 @@ def _is_small(node: Node) -> bool:
     image = node.outputs[0]
     if len(image.shape) != len(NHWC) or node.attrs["axis"] != 1 or image.order != NHWC:
         return False
-    return _FEWEST <= image.size <= _MOST and image.shape[1] <= _MOST_CHANNELS
+    if image.dtype not in (*HALVES, float32) or image.size < _FEWEST:
+        return False
+    if any(len(each.shape) > 1 and each.dtype != image.dtype for each in node.inputs):
+        return False
+    return image.shape[1] * image.dtype.itemsize % PIECE == 0 and _kept(node) is not None
 
 
-for _op, _its_bind in (
-    ("batch_norm", _bind),
-    ("batch_norm_relu", _bind),
-    ("batch_norm_grad", _bind_gradient),
-    ("batch_norm_relu_grad", _bind_gradient),
-):
+def _partial(node: Node) -> Spec:
+    """Two numbers of each block for each of its channels."""
+    image, kept = node.outputs[0], _kept(node)
+    assert kept is not None
+    return Spec((_shares(image).chunks(kept), image.shape[1], 2), float32)
+
+
+def _room(node: Node) -> int:
+    return max(room_for(_partial(node)), room_of(node))
+
+
+def _lie_well(images: Sequence[Array]) -> bool:
+    return all(lies_dense(each, NHWC) and address_of(each) % PIECE == 0 for each in images)
+
+
+# --- kernels
+
+
+def _launch(
+    call: Call, name: str, images: dict[str, Array], vectors: dict[str, tuple[str, Array]],
+    options: Sequence[bool],
+) -> Runner:  # fmt: skip
+    """One of the functions of norm_whole.cuh."""
+    node = call.node
+    shares, kept, spec = _shares(node.outputs[0]), _kept(node), _partial(node)
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    # A launch meets where no other that may run beside it does.
+    place = next(_places) * shares.groups % _MEETINGS
+    kinds = {"partial": "float", **{each: type_of(array) for each, array in images.items()}}
+    parameters = [
+        *(f"{kind}* {each}" for each, kind in kinds.items()), "i32 rows", "i32 channels",
+        "double eps", "u32 meeting",
+        *(f"{kind}* {each}, i32 {each}_step" for each, (kind, _) in vectors.items()),
+    ]  # fmt: skip
+    given = ", ".join(f"strided({each}, {each}_step)" for each in vectors)
+    source = (
+        '#include "norm_whole.cuh"\n'
+        "struct S { static const int "
+        f"THREADS = {THREADS}, ACROSS = {shares.across}, KEPT = {kept}; }};\n"
+        f'extern "C" __global__ void __launch_bounds__(S::THREADS, 1) {name}('
+        f"{', '.join(parameters)}) {{\n    DYNAMIC_SHARED(char, shared);\n"
+        f"    grid_{name}<{flags(*options)}, S>("
+        f"{', '.join(images)}, rows, channels, eps, {given}, partial, meeting, shared);\n}}\n"
+    )
+    arguments: list[Argument] = [
+        partial, *images.values(), c_int(shares.rows), c_int(shares.channels), eps_of(node),
+        c_uint(place),
+    ]  # fmt: skip
+    for _, array in vectors.values():
+        arguments += [array, c_int(strides_of(array)[0])]
+    grid = (spec.shape[0], shares.groups, 1)
+    return CudaRunner(
+        [Launch(source, name, grid, THREADS, arguments, _SHARED, together=True)]
+    )  # fmt: skip
+
+
+def _bind(call: Call) -> Runner:
+    x, scale, shift, *more = call.inputs
+    y, mean, variance = call.outputs
+    if not _lie_well([x, y, *more]):
+        return batchnorm.bind(call)
+    kind = f"const {type_of(scale)}"
+    vectors = {
+        "scale": (kind, scale), "shift": (kind, shift), "mean": ("float", mean),
+        "variance": ("float", variance),
+    }  # fmt: skip
+    images = {"x": x, "y": y, "more": more[0] if more else x}
+    return _launch(call, "batch_norm", images, vectors, [has_relu(call.node), bool(more)])
+
+
+def _bind_gradient(call: Call) -> Runner:
+    g, x, scale, *shifts, mean, variance = call.inputs
+    dx, for_scale, for_shift = call.outputs
+    if not _lie_well([x, g, dx]):
+        return batchnorm.bind_gradient(call)
+    # Without a relu nothing looks at the shift.
+    shift = shifts[0] if shifts else scale
+    kind, changed = f"const {type_of(scale)}", type_of(for_scale)
+    vectors = {
+        "scale": (kind, scale), "shift": (kind, shift), "mean": ("const float", mean),
+        "variance": ("const float", variance), "for_scale": (changed, for_scale),
+        "for_shift": (changed, for_shift),
+    }  # fmt: skip
+    return _launch(call, "batch_slopes", {"x": x, "g": g, "dx": dx}, vectors, [bool(shifts)])
+
+
+for _op in _MOST_KEPT:
     TABLE.add(Kernel(
-        _op, "cuda", "at once", _its_bind, _is_small, room_of, priority=1,
-        in_place=in_place,
+        _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
+        # Two of them beside each other might wait for blocks that find no room.
+        _room, priority=1, in_place=in_place, shares=frozenset({"meetings"}),
     ))  # fmt: skip

@@ -1,6 +1,7 @@
 """Convolutions by cuDNN, as graphs of NVIDIA's cudnn-frontend.
 
 A graph is built and its plans are found once for each kind of convolution; a run only launches one.
+What follows a convolution, a bias and an activation, belongs to its graph.
 Filters lie as images do: where these are channels last, filters are rearranged on their way in, and
 gradients of filters on their way out. Plans whose results differ from run to run are never used,
 nor are those that round more than they were asked to.
@@ -18,13 +19,16 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
+from caldera.graph.ops.epilogue import conv2d_epilogue
 from caldera.graph.order import NHWC, dense_strides, same_memory
 from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda import convolution, libraries
 from caldera.kernels.cuda.copying import copy_calls
 from caldera.kernels.cuda.launch import CudaRunner
+from caldera.kernels.cuda.product import NOTHING
+from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.cuda import launching_stream
+from caldera.memory.cuda import launching_lane, launching_stream
 from caldera.memory.device_array import address_of
 
 RANKS = 3
@@ -32,14 +36,17 @@ RANKS = 3
 ALIGNMENT = 16
 """Bytes that cuDNN expects of the addresses of tensors."""
 WORKSPACE_ALIGNMENT = 256
-IMAGE, FILTERS, OUTPUT = 1, 2, 3
-"""What the three tensors are called by, whichever of them is computed."""
+IMAGE, FILTERS, OUTPUT, BIAS = 1, 2, 3, 4
+"""What the tensors are called by, whichever of them is computed."""
 ROLES = {
     "conv2d": (IMAGE, FILTERS, OUTPUT),
+    "conv2d_epilogue": (IMAGE, FILTERS, OUTPUT),
     "conv2d_input": (OUTPUT, FILTERS, IMAGE),
     "conv2d_weight": (IMAGE, OUTPUT, FILTERS),
 }
 """Of the first input, the second one and the result."""
+ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
+"""Those that the library computes as we do, for infinite arguments and nan as well."""
 TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
 
 
@@ -55,11 +62,12 @@ class Question:
     dilation: tuple[int, int]
     compute: str | None
     accuracy: str
+    finish: Finish = NOTHING
 
     @classmethod
     def of(cls, node: Node) -> Question:
         """What to ask for a node."""
-        first, second = (given.outputs[0] for given in node.inputs)
+        first, second = (given.outputs[0] for given in node.inputs[:2])
         attrs = node.attrs
         specs = tuple(
             _as_images(spec, first.order) if role == FILTERS else spec
@@ -68,6 +76,7 @@ class Question:
         return cls(
             node.op.name, (specs[0], specs[1], specs[2]), attrs["stride"], attrs["padding"],
             attrs["dilation"], attrs.get("compute"), settings.accuracy,
+            Finish.of(node) if node.op is conv2d_epilogue else NOTHING,
         )  # fmt: skip
 
     @property
@@ -77,6 +86,9 @@ class Question:
 
     def spec(self, role: int) -> Spec:
         """The tensor that plays a role."""
+        if role == BIAS:
+            result = self.tensors[2]
+            return Spec((1, result.shape[1], 1, 1), result.dtype, result.order)
         return self.tensors[ROLES[self.op].index(role)]
 
 
@@ -109,7 +121,7 @@ class Graph:
 
     def __init__(self, question: Question, card: int) -> None:
         self._library = libraries.cudnn()
-        self._handle = handle(card)
+        self._card = card
         self._graph = self._made(question)
         self._plans: list[int] = []
         self._next = 0
@@ -117,7 +129,7 @@ class Graph:
 
     def close(self) -> None:
         """Let go of the library's objects."""
-        self._graph = self._handle = self._library = None
+        self._graph = self._library = None
 
     def _made(self, question: Question) -> Any:
         library = self._library
@@ -125,7 +137,7 @@ class Graph:
         kind = getattr(kinds, TYPES[question.dtype])
         wide = kinds.DOUBLE if question.dtype == "float64" else kinds.FLOAT
         graph = library.pygraph(
-            handle=self._handle, io_data_type=kind, intermediate_data_type=wide,
+            handle=handle(self._card, 0), io_data_type=kind, intermediate_data_type=wide,
             compute_data_type=wide,
         )  # fmt: skip
         first, second, result = ROLES[question.op]
@@ -136,12 +148,17 @@ class Graph:
             "stride": list(question.stride),
             "dilation": list(question.dilation),
         }
-        if question.op == "conv2d":
+        if question.op in ("conv2d", "conv2d_epilogue"):
             found = graph.conv_fprop(image=one, weight=other, **how)
         elif question.op == "conv2d_input":
             found = graph.conv_dgrad(loss=one, filter=other, **how)
         else:
             found = graph.conv_wgrad(image=one, loss=other, **how)
+        if question.finish.bias:
+            bias = _tensor(graph, question.spec(BIAS), BIAS, kind)
+            found = graph.bias(input=found, bias=bias)
+        if question.finish.activation is not None:
+            found = _activated(graph, found, question.finish)
         spec = question.spec(result)
         found.set_output(True)
         found.set_uid(result)
@@ -174,8 +191,9 @@ class Graph:
 
     def run(self, rank: int, tensors: dict[int, int], workspace: int) -> None:
         """Launch a plan on tensors at these addresses."""
-        self._library.set_stream(self._handle, launching_stream())
-        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), self._handle)
+        context = handle(self._card, launching_lane())
+        self._library.set_stream(context, launching_stream())
+        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
 
 
 def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
@@ -184,6 +202,12 @@ def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
     )
     found.set_uid(role)
     return found
+
+
+def _activated(graph: Any, values: Any, finish: Finish) -> Any:
+    if finish.activation == "leaky_relu":
+        return graph.relu(input=values, negative_slope=dict(finish.attributes)["slope"])
+    return getattr(graph, str(finish.activation))(input=values)
 
 
 def _refused(notes: Any, question: Question) -> list[Any]:
@@ -207,8 +231,8 @@ def _refusals(library: Any) -> tuple[type[Exception], ...]:
 
 
 @lru_cache
-def handle(card: int) -> Any:
-    """cuDNN's context on a card."""
+def handle(card: int, lane: int) -> Any:
+    """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
     return libraries.cudnn().create_handle()
 
 
@@ -248,7 +272,9 @@ def _bind(rank: int, call: Call) -> Runner:
     assert graph is not None
     scratch = Scratch(call.workspace)
     workspace = scratch.array((graph.workspace(rank),), np.dtype(np.uint8))
-    arrays = dict(zip(ROLES[question.op], (*call.inputs, *call.outputs), strict=True))
+    arrays = dict(zip(ROLES[question.op], (*call.inputs[:2], *call.outputs), strict=True))
+    for bias in call.inputs[2:]:
+        arrays[BIAS] = bias.reshape(1, -1, 1, 1, copy=False)
     before: list[Any] = []
     after: list[Any] = []
     if _is_rearranged(call.node):
@@ -278,7 +304,7 @@ def _lies_as(array: Array, spec: Spec) -> bool:
 
 def _filters_of(node: Node) -> Spec:
     """The filters, or their gradient, as they lie in the program."""
-    specs = (*(given.outputs[0] for given in node.inputs), node.spec)
+    specs = (*(given.outputs[0] for given in node.inputs[:2]), node.spec)
     return specs[ROLES[node.op.name].index(FILTERS)]
 
 
@@ -290,6 +316,8 @@ def _is_rearranged(node: Node) -> bool:
 
 def _is_able(rank: int, node: Node) -> bool:
     if libraries.cudnn() is None or (rank and not libraries.may_measure()):
+        return False
+    if node.attrs.get("activation") not in (None, *ACTIVATIONS):
         return False
     if any(before != after for before, after in node.attrs["padding"]):
         # Some of its engines then take the padding of one side for both, and give wrong results.
@@ -308,11 +336,11 @@ def _room(rank: int, node: Node) -> int:
 
 
 for _rank in range(RANKS):
-    _name = "cudnn" if _rank == 0 else f"cudnn {_rank + 1}"
     for _op in ROLES:
+        _name = "cudnn fused" if _op == "conv2d_epilogue" else "cudnn"
         TABLE.add(
             Kernel(
-                _op, "cuda", _name, partial(_bind, _rank), partial(_is_able, _rank),
-                partial(_room, _rank), priority=10 - _rank,
+                _op, "cuda", _name + (f" {_rank + 1}" if _rank else ""), partial(_bind, _rank),
+                partial(_is_able, _rank), partial(_room, _rank), priority=10 - _rank,
             )
         )  # fmt: skip

@@ -90,4 +90,8 @@ def _seconds(node: Node) -> float:
 
 
 for _op in KINDS:
-    TABLE.add(Kernel(_op, "cuda", "cufft", _bind, _supports, _workspace, estimate=_seconds))
+    TABLE.add(Kernel(
+        _op, "cuda", "cufft", _bind, _supports, _workspace, estimate=_seconds,
+        # Plans have memory to work in, and a stream.
+        shares=frozenset({"plans of cuFFT"}),
+    ))  # fmt: skip

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from caldera.graph.node import Node, Spec
-from caldera.graph.order import NHWC, dense_strides, same_memory
+from caldera.graph.order import NHWC, same_memory
 from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda import convolution, libraries
 from caldera.kernels.cuda.convolution.few.shapes import RANKS, Shape, shapes
@@ -26,8 +26,9 @@ from caldera.kernels.cuda.convolution.few.text import (
 )
 from caldera.kernels.cuda.driver import driver
 from caldera.kernels.cuda.launch import CudaRunner, Launch
+from caldera.kernels.cuda.strided import lies_dense
 from caldera.kernels.native.convolution.geometry import Correlation, Geometry, forward, input_phases
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import HALVES, float32
 from caldera.tensor.shape import size
@@ -112,20 +113,12 @@ def _bind(rank: int, call: Call) -> Runner:
     filters = FILTERS[call.node.op.name]
     for index, array in enumerate(arrays):
         order = None if index == filters else NHWC
-        if address_of(array) % ALIGNMENT or not _lies_dense(array, order):
+        if address_of(array) % ALIGNMENT or not lies_dense(array, order):
             return CudaRunner(convolution.launches(call))
     way = _ways(call.node)[rank]
     if isinstance(way, Shape):
         return CudaRunner([_correlation(way, call)])
     return CudaRunner(_gradient(way, call))
-
-
-def _lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
-    strides = dense_strides(array.shape, order, array.itemsize)
-    return all(
-        n == 1 or step == wanted
-        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
-    )
 
 
 def _correlation(shape: Shape, call: Call) -> Launch:

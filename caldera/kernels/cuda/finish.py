@@ -10,13 +10,14 @@ from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops.control import fused
-from caldera.graph.ops.epilogue import Attributes
+from caldera.graph.ops.epilogue import Attributes, ended
+from caldera.graph.ops.widening import widened
 from caldera.kernels.cuda.elements import STORED, computed_type
 from caldera.kernels.cuda.expression import HEADER, statements
 from caldera.kernels.cuda.product import NOTHING, Multiplication
 from caldera.kernels.native.finish import Finish
-from caldera.kernels.recipe import recipe_of
-from caldera.tensor.dtype import BY_NAME
+from caldera.kernels.recipe import Recipe, recipe_of
+from caldera.tensor.dtype import BY_NAME, DType
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,19 @@ def activation_lines(name: str, attributes: Attributes, kind: str) -> tuple[tupl
     result = _in_parts(OPS[name](x, **dict(attributes)))
     found = statements(recipe_of(fused.node(x, body=Body([x], [result]))), ["x"])
     return tuple(found.lines), found.outputs[0]
+
+
+@cache
+def ending_recipe(dtype: DType, finish: Finish) -> Recipe:
+    """The loop that finishes results which are there: they are its first input, the bias, if there
+    is one, the second."""
+    given = [parameter(index, Spec((), dtype)) for index in range(1 + finish.bias)]
+
+    @widened
+    def end(result: Node, *bias: Node) -> Node:
+        return ended(result, bias, finish.activation, finish.attributes)
+
+    return recipe_of(fused.node(*given, body=Body(given, [_in_parts(end(*given))])))
 
 
 def _in_parts(node: Node) -> Node:

@@ -2,12 +2,13 @@
 
 Everything that is no loop stays in its order. Loops wait until somebody needs what they write, or
 wants to write where they read; then all loops that could run with them do. What depends on what is
-decided from the memory that calls touch, so it does not matter how a plan has laid that out.
+decided from the memory that calls touch, so it does not matter how a plan has laid that out; and
+from what their kernels share besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -16,23 +17,30 @@ from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.many import kind_of, launch_of_many, most_together
 from caldera.kernels.cuda.persistent.phases import Array, span
 from caldera.kernels.table import Call, Runner
-from caldera.kernels.whole import GROUPERS
+from caldera.kernels.whole import GROUPERS, Piece
 
 Touched = tuple[Sequence[Array], Sequence[Array]]
 """What a call reads, and what it writes."""
+_LAUNCH_SECONDS, _BANDWIDTH, _FLOPS = 2e-6, 2e12, 2e14
+"""How long a call takes at least, and what a card does in a second, about."""
 
 
-def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[Runner]:
+def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
     """What runs these calls."""
+    calls = [call for call, _ in bound]
     kinds = [kind_of(each.loop) if isinstance(each, LoopRunner) else None for _, each in bound]
-    found: list[Runner] = []
-    for group in in_groups([_touched(call) for call, _ in bound], kinds):
-        found += _together([bound[index][1] for index in group])
-    for runner in found:
-        if isinstance(runner, LoopRunner):
-            # The compiler may begin: this one stays alone.
-            runner.launch  # noqa: B018
-    return found
+    needed = needed_before([_touched(call) for call in calls])
+    _keep_apart(calls, needed)
+    groups = in_groups(needed, kinds)
+    place = {index: number for number, group in enumerate(groups) for index in group}
+    return [
+        Piece(
+            _together([bound[index][1] for index in group]),
+            frozenset(place[other] for index in group for other in needed[index]),
+            _LAUNCH_SECONDS + sum(_seconds(calls[index]) for index in group),
+        )
+        for group in groups
+    ]
 
 
 def _touched(call: Call) -> Touched:
@@ -40,23 +48,43 @@ def _touched(call: Call) -> Touched:
     return call.inputs, (*call.outputs, *spare)
 
 
-def _together(runners: Sequence[Runner]) -> Iterator[Runner]:
+def _keep_apart(calls: Sequence[Call], needed: list[set[int]]) -> None:
+    """Let calls that share something wait for each other."""
+    last: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        for what in call.shares:
+            if what in last:
+                needed[index].add(last[what])
+            last[what] = index
+
+
+def _seconds(call: Call) -> float:
+    """How long a call works, about."""
+    spans = [span(array) for arrays in _touched(call) for array in arrays]
+    nbytes = sum(last - first for first, last in spans)
+    return nbytes / _BANDWIDTH + call.node.op.count_flops(call.node) / _FLOPS
+
+
+def _together(runners: Sequence[Runner]) -> Runner:
     """A group, in as many launches as it takes."""
     if len(runners) == 1:
-        yield runners[0]
-        return
+        (runner,) = runners
+        if isinstance(runner, LoopRunner):
+            # The compiler may begin: this one stays alone.
+            runner.launch  # noqa: B018
+        return runner
     loops = [each.loop for each in runners if isinstance(each, LoopRunner)]
     most = most_together(loops[0])
     # As even as possible: a launch for a single one would not be worth a kernel of its own.
     count = -(-len(loops) // most)
-    for part in range(count):
-        yield CudaRunner([launch_of_many(loops[part::count])])
+    return CudaRunner([launch_of_many(loops[part::count]) for part in range(count)])
 
 
-def in_groups(touched: Sequence[Touched], kinds: Sequence[Hashable | None]) -> list[list[int]]:
-    """Numbers of calls, in groups that run one after the other; None is the kind of those that
-    keep their order and stay alone."""
-    order = _Order(_needed(touched), kinds)
+def in_groups(needed: list[set[int]], kinds: Sequence[Hashable | None]) -> list[list[int]]:
+    """Numbers of calls, in groups that run one after the other: `needed` has for each those before
+    it that have to be done first; None is the kind of those that keep their order and stay alone.
+    """
+    order = _Order(needed, kinds)
     for index, kind in enumerate(kinds):
         if kind is None:
             order.until(index)
@@ -64,7 +92,7 @@ def in_groups(touched: Sequence[Touched], kinds: Sequence[Hashable | None]) -> l
     return order.groups
 
 
-def _needed(touched: Sequence[Touched]) -> list[set[int]]:
+def needed_before(touched: Sequence[Touched]) -> list[set[int]]:
     """For each call those before it that have to be done first."""
     places = [
         (*span(array), owner, written)

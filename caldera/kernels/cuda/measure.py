@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -22,12 +22,22 @@ from caldera.graph.order import laid_out, stored_shape
 from caldera.kernels import measure as on_host
 from caldera.kernels.choose import SLOW_FLOPS, TIMERS
 from caldera.kernels.cuda import libraries
-from caldera.kernels.measure import Clock, Outcome, compare, race, some_numbers, tolerance_of
+from caldera.kernels.measure import (
+    HOPELESS,
+    SAMPLE_S,
+    Clock,
+    Outcome,
+    compare,
+    race,
+    some_numbers,
+    tolerance_of,
+)
 from caldera.kernels.reference import evaluate
 from caldera.kernels.remember import FACTS
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.memory import Block, Device, device
 from caldera.memory.cuda import card_count, cupy, launching_stream
+from caldera.tensor.dtype import DType
 
 OWN = frozenset({"tiles", "direct"})
 """Kernels that may judge others."""
@@ -36,10 +46,11 @@ ORACLE_BYTES = 64 << 20
 """Work from which on the oracle takes too long."""
 PATTERN = (1 << 20) + 7
 """Different numbers in an input; a larger one repeats them."""
-WINDOW = 4 << 20
-"""Bytes of a large result that are looked at, at its beginning, middle and end."""
+WINDOW = 1 << 19
+"""Bytes of a large result that are looked at, at its beginning, middle and end: to compare more
+takes longer than everything else."""
 CAPTURED = 8
-"""Calls of a kernel that are replayed together."""
+"""Calls of a quick kernel that are replayed together."""
 
 
 def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
@@ -51,6 +62,12 @@ def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
     # What kernels were tried on may be larger than all that training needs.
     place.trim()
     return outcome
+
+
+@lru_cache(maxsize=16)
+def _pattern(index: int, dtype: DType) -> np.ndarray:
+    """Numbers for the input of this index."""
+    return some_numbers((PATTERN,), dtype, np.random.default_rng(index))
 
 
 # --- memory
@@ -123,10 +140,9 @@ class _Course:
         self._node = node
         # Our own kernel goes first: it may have to judge the others.
         self._kernels = sorted(kernels, key=lambda kernel: kernel.name not in OWN)
-        generator = np.random.default_rng(0)
         specs = [given.outputs[0] for given in node.inputs]
         self._patterns = [
-            some_numbers((min(spec.size, PATTERN),), spec.dtype, generator) for spec in specs
+            _pattern(index, spec.dtype)[: spec.size] for index, spec in enumerate(specs)
         ]
         self._inputs = [_value(place, spec) for spec in specs]
         for value, pattern in zip(self._inputs, self._patterns, strict=True):
@@ -165,13 +181,19 @@ class _Course:
         for kernel in self._kernels:
             try:
                 runner = self._checked(kernel)
-                clocks[kernel.name] = partial(_seconds, self._place, self._replayed(kernel, runner))
+                once = _seconds(self._place, (partial(self._place.stream.launch, runner), 1), 1)
+                replayed = self._replayed(kernel, runner, once)
+                clocks[kernel.name] = partial(_seconds, self._place, replayed)
+                outcome.times[kernel.name] = once
             except MemoryError:
                 raise
             except Exception as problem:
                 # Whatever a candidate raises, the others can still serve.
                 outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
-        race(clocks, outcome, deadline)
+        # Of a kernel that takes long, one call tells whether it is worth another.
+        limit = max(HOPELESS * min(outcome.times.values(), default=0.0), SAMPLE_S)
+        race({name: clocks[name] for name in clocks if outcome.times[name] <= limit},
+             outcome, deadline)  # fmt: skip
         # Memory goes back to the pool only when nothing uses it any more.
         self._place.stream.synchronize()
         return outcome
@@ -201,10 +223,11 @@ class _Course:
             lambda: cupy().cuda.runtime.memsetAsync(address, 0xFF, nbytes, launching_stream())
         )
 
-    def _replayed(self, kernel: Kernel, runner: Runner) -> tuple[Runner, int]:
-        """What replays a few calls of the kernel, and how many these are."""
+    def _replayed(self, kernel: Kernel, runner: Runner, once: float) -> tuple[Runner, int]:
+        """What replays a few calls of the kernel, or makes one if it takes long by itself, and how
+        many these are."""
         stream = self._place.stream
-        if not kernel.capturable:
+        if not kernel.capturable or once > SAMPLE_S:
             return partial(stream.launch, runner), 1
         stream.begin_capture()
         try:
@@ -234,5 +257,5 @@ def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:
 
 TIMERS["cuda"] = measure
 # What plays a card in tests is slow.
-SLOW_FLOPS["cuda"] = lambda: 1e12 if card_count() else 1e7
+SLOW_FLOPS["cuda"] = lambda: 1e13 if card_count() else 1e7
 FACTS["cuda"] = libraries.facts

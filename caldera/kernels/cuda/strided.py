@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.graph.order import dense_strides
 from caldera.kernels.table import Array
 from caldera.memory.device_array import address_of
 from caldera.tensor.shape import Shape
@@ -23,6 +24,15 @@ def strides_of(array: Array) -> Strides:
     """The elements from one number to the next along each axis; 0 where there is no next one."""
     pairs = zip(array.shape, array.strides, strict=True)
     return tuple(step // array.itemsize if n > 1 else 0 for n, step in pairs)
+
+
+def lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
+    """Whether the elements lie without gaps, the axes in this order."""
+    strides = dense_strides(array.shape, order, array.itemsize)
+    return all(
+        n == 1 or step == wanted
+        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
+    )
 
 
 @dataclass(frozen=True)

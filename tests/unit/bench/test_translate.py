@@ -114,7 +114,7 @@ PAPER = "googlenet of the paper"
 """Compiling it takes JAX long; all its layers are in other networks."""
 NETWORKS: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...]]] = {
     "mlp": (lambda: nn.models.mlp((1, 28, 28), hidden=(30, 20), activation="sigmoid"), (4,)),
-    "lenet5": (nn.models.lenet5, (4,)),
+    "lenet5": (lambda: nn.models.lenet5(activation="tanh", pooling="average"), (4,)),
     "resnet20": (lambda: _narrow(nn.models.resnet20((3, 16, 16)), 2), (4,)),
     "alexnet": (lambda: _narrow(nn.models.alexnet((3, 71, 71), 10)), (2,)),
     "vgg16": (lambda: _narrow(nn.models.vgg16((3, 32, 32), 10)), (2,)),

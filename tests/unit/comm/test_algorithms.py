@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.comm.algorithms.parts import SEGMENT_BYTES
 from caldera.comm.algorithms.volume import allreduce_volume
+from caldera.comm.algorithms.window import ROOM_BYTES
+from caldera.errors import CommError
 
 
 @pytest.mark.parametrize("ranks", [5, 6, 7, 9, 12])
@@ -70,7 +74,7 @@ def test_a_ring_moves_what_the_formula_says_also_when_parts_are_uneven(ranks: in
 
 @pytest.mark.parametrize(
     ("name", "factor"), [("halving", 2 * 7 / 8), ("torus", 2 * 7 / 8), ("direct", 2 * 7 / 8),
-                         ("doubling", 3)]
+                         ("window", 2 * 7 / 8), ("doubling", 3)]
 )  # fmt: skip
 def test_bytes_of_the_others_at_eight_ranks(name: str, factor: float) -> None:
     def work(comm: Communicator) -> int:
@@ -92,3 +96,36 @@ def test_a_nan_is_the_same_everywhere() -> None:
         return buffer.tobytes()
 
     assert len(set(run_virtual_ranks(4, work))) == 1
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_a_window_takes_buffers_that_are_longer_than_its_rooms(op: str) -> None:
+    """Several times in a row, by ranks that are not equally quick."""
+    size = 2 * ROOM_BYTES // 4 + 7
+    parts = np.random.default_rng(0).normal(size=(3, size)).astype(np.float32)
+
+    def work(comm: Communicator) -> list[bytes]:
+        comm.algorithm = "window"
+        found = []
+        for turn in range(3):
+            time.sleep(0.002 * ((comm.rank + turn) % 3))
+            buffer = parts[comm.rank] * (turn + 1)
+            comm.Allreduce(buffer, buffer, op)
+            expected = {"sum": parts.sum(0), "mean": parts.mean(0), "max": parts.max(0)}[op]
+            np.testing.assert_allclose(buffer, expected * (turn + 1), rtol=1e-4, atol=1e-5)
+            found.append(buffer.tobytes())
+        return found
+
+    first, *others = run_virtual_ranks(3, work)
+    assert all(other == first for other in others)
+
+
+def test_ranks_of_several_machines_have_no_window() -> None:
+    def work(comm: Communicator) -> None:
+        with pytest.raises(CommError, match=r"expected one of auto, ring.*got 'window'"):
+            comm.algorithm = "window"
+        inside = comm.Split(comm.nodes[comm.rank])
+        assert inside is not None
+        assert "window" in inside.algorithms()
+
+    run_virtual_ranks(3, work, [0, 0, 1])

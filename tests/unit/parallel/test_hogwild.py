@@ -11,9 +11,9 @@ import pytest
 
 import caldera as cd
 from caldera import nn, optim
-from caldera.comm import Communicator, run_virtual_ranks
+from caldera.comm import Communicator, run_virtual_ranks, shared_memory
 from caldera.errors import ConfigError
-from caldera.parallel import Hogwild, ParameterServer, shared_memory
+from caldera.parallel import Hogwild, ParameterServer
 from caldera.train.folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     CLASSES,

@@ -121,6 +121,61 @@ def test_nothing_happens_where_the_device_has_no_such_kernel(layer) -> None:
     assert "matmul_epilogue" not in names(_optimised(op.relu(x @ w + b), has_epilogue=False))
 
 
+# --- convolutions
+
+
+@pytest.fixture
+def convolution() -> tuple[Expr, Expr]:
+    x = op.var("x", (2, 3, 6, 5), fill=cd.uniform(-1, 1))
+    w = op.var("w", (4, 3, 3, 3), fill=cd.uniform(-1, 1))
+    b = op.var("b", (4,), fill=cd.uniform(-1, 1))
+    return op.bias_add(op.conv2d(x, w, padding=1), b, axis=1), w
+
+
+def _on_a_card(*outputs: Expr) -> list[str]:
+    """The ops that remain where convolutions can end with more."""
+    program = program_of([output.node for output in outputs])
+    plain = optimise(program, has_kernel=lambda name: TABLE.has(name, "cpu"), without=["fuse"])
+    assert "conv2d_epilogue" not in names(plain)
+    joined = optimise(
+        program, has_kernel=lambda name: name == "conv2d_epilogue" or TABLE.has(name, "cpu"),
+        without=["fuse"],
+    )  # fmt: skip
+    for one, other in zip(plain.outputs, joined.outputs, strict=True):
+        np.testing.assert_allclose(
+            Expr(one).numpy(), Expr(other).numpy(), rtol=1e-5, atol=1e-5, strict=True
+        )
+    return names(joined)
+
+
+def test_a_convolution_takes_its_bias_and_activation(convolution) -> None:
+    total, _ = convolution
+    assert _on_a_card(op.relu(total)).count("conv2d_epilogue") == 1
+    assert "relu" not in _on_a_card(op.relu(total))
+    assert _on_a_card(total).count("conv2d_epilogue") == 1
+
+
+def test_training_with_convolutions_keeps_only_the_activated_value(convolution) -> None:
+    total, w = convolution
+    y = op.relu(total)
+    v = op.var("v", (2, 4, 3, 3), fill=cd.uniform(-1, 1))
+    found = _on_a_card(*op.grad(op.sum(op.conv2d(y, v)), [w, v]))
+    assert found.count("conv2d_epilogue") == 1
+    assert "conv2d" not in found
+
+
+def test_what_a_loop_reads_is_left_to_that_loop(convolution) -> None:
+    """A kernel that cannot end a convolution is followed by a loop: one is enough."""
+    total, _ = convolution
+    assert "conv2d_epilogue" not in _on_a_card(op.sin(op.relu(total)))
+
+
+def test_what_is_added_to_single_pixels_is_no_bias(convolution) -> None:
+    total, _ = convolution
+    full = op.var("full", (2, 4, 6, 5), fill=cd.uniform(-1, 1))
+    assert "conv2d_epilogue" not in _on_a_card(op.relu(total + full))
+
+
 def test_special_values_pass_through(layer) -> None:
     w = op.var("w", (1, 3), fill=np.array([[1.0, np.inf, np.nan]], np.float32))
     x = op.var("x", (2, 1), fill=np.array([[1.0], [-1.0]], np.float32))

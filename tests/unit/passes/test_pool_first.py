@@ -13,6 +13,7 @@ from caldera.graph.node import Node
 from caldera.graph.program import Program, program_of
 from caldera.graph.verify import verify
 from caldera.lazy import Expr, Variable
+from caldera.passes.pipeline import passes
 from caldera.passes.pool_first import pool_first
 from tests.unit.passes.tools import names
 
@@ -65,6 +66,23 @@ def test_relu_and_bias_in_training(
     assert IMAGES not in _shapes(program, "relu") | _shapes(program, "greater")
     assert IMAGES not in _shapes(program, "add") | _shapes(program, "where")
     sums = [node for node in program.order() if node.op.name == "sum"]
+    assert all(node.inputs[0].shape != IMAGES for node in sums)
+
+
+def test_sums_for_the_bias_in_half_precision(bias: Variable) -> None:
+    """They are kept in float32, so a cast stands before them."""
+    x = op.var("x", IMAGES, fill=cd.uniform(-1, 1))
+    w = op.var("w", (3, 3, 1, 1), fill=cd.uniform(-1, 1))
+    y = op.max_pool2d(op.relu(op.bias_add(op.conv2d(x, w), bias, axis=1)), 2)
+    loss = _loss(op.conv2d(y, w))
+    program = program_of([each.node for each in op.grad(loss, [w, bias])])
+    for name, run in passes(lambda name: True, precision="bfloat16"):
+        program = run(program)
+        if name == "pool_first":
+            break
+    verify(program)
+    sums = [node for node in program.order() if node.op.name == "sum"]
+    assert sums
     assert all(node.inputs[0].shape != IMAGES for node in sums)
 
 

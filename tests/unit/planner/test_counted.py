@@ -10,10 +10,9 @@ import pytest
 import caldera as cd
 from caldera import compress, nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.comm.algorithms import ALLREDUCE
 from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
 from caldera.planner.coding import Coded
-from caldera.planner.collectives import allgather, allreduce, reduce_scatter
+from caldera.planner.collectives import ALGORITHMS, allgather, allreduce, reduce_scatter
 from caldera.planner.ranking import all_ways
 from caldera.strategy import Strategy
 
@@ -34,7 +33,7 @@ def sent(ranks: int, work: Callable[[Communicator], object], nodes: list[int] | 
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", ALLREDUCE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_allreduce(name: str, ranks: int) -> None:
     def work(comm: Communicator) -> None:
         comm.algorithm = name

@@ -144,6 +144,12 @@ def test_class_weights_weigh_the_samples_of_a_class() -> None:
     by_sample = trained(sample_weights=np.array([3.0, 1.0, 0.5])[y])
     np.testing.assert_allclose(by_class, by_sample, rtol=1e-12)
     assert not np.allclose(by_class, trained())
+    # Classes that nothing is said about count once, wherever they lie.
+    np.testing.assert_allclose(
+        trained(class_weights={0: 3.0}), trained(sample_weights=np.array([3.0, 1.0, 1.0])[y])
+    )
+    with pytest.raises(cd.DataError, match=r"expected labels from 0 to 1.*got label 2.*dict"):
+        trained(class_weights=[3.0, 1.0])
 
 
 def test_growing_batches_and_shrinking_rates() -> None:

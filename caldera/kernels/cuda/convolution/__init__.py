@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from caldera.graph.node import Node
+from caldera.graph.node import Node, intern
+from caldera.graph.ops.epilogue import conv2d_epilogue
+from caldera.graph.ops.product import conv2d
 from caldera.kernels.cpu.scratch import Scratch
 from caldera.kernels.cuda.convolution import correlate, weight
 from caldera.kernels.cuda.elementwise import loop_calls
+from caldera.kernels.cuda.finish import ending_recipe
 from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.product import described_call
+from caldera.kernels.native.finish import Finish
 from caldera.kernels.recipe import Recipe
 from caldera.kernels.slices import ADDING
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
+ENDING = frozenset({"activation", "attributes"})
+"""The attributes that say how a convolution ends."""
+
+
+def plain(node: Node) -> Node:
+    """The convolution alone of one with a bias and an activation."""
+    attrs = {key: value for key, value in node.attrs.items() if key not in ENDING}
+    return intern(conv2d, node.inputs[:2], attrs, node.outputs)
+
+
+def plain_call(call: Call) -> Call:
+    """The same for a call, whose outputs are then to be finished."""
+    return replace(call, node=plain(call.node), inputs=call.inputs[:2])
+
+
+def ending_calls(call: Call) -> list[Any]:
+    """The loop that adds the bias and applies the activation, once the convolution is there."""
+    (out,), bias = call.outputs, call.inputs[2:]
+    recipe = ending_recipe(out.dtype, Finish.of(call.node))
+    return list(loop_calls(recipe, out.shape, [out, *bias], [out]))
+
 
 def launches(call: Call) -> list[Any]:
     """What computes a convolution or one of its gradients."""
+    if call.node.op is conv2d_epilogue:
+        return [*launches(plain_call(call)), *ending_calls(call)]
     if call.node.op.name != "conv2d_weight":
         return correlate.launches(call)
     return list(weight.FilterGradient.of(call).launches(Scratch(call.workspace).rest))

@@ -24,12 +24,7 @@ template <> struct Stored<half_t> {
 };
 
 template <> struct Stored<bfloat_t> {
-    static __device__ __forceinline__ bfloat_t from(float x) {
-        u32 bits = float_to_bits(x);
-        // A nan stays a nan whatever its lower half says; all else is rounded to even.
-        if ((bits & 0x7fffffffu) > 0x7f800000u) return {(u16)((bits >> 16) | 0x40u)};
-        return {(u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
-    }
+    static __device__ __forceinline__ bfloat_t from(float x) { return {float_to_bfloat_bits(x)}; }
     // Rounded to odd first: then rounding again gives what rounding once would give.
     static __device__ __forceinline__ bfloat_t from(double x) {
         float near = (float)x;

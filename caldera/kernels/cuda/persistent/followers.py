@@ -103,56 +103,68 @@ class Reduction(Producer):
 
 
 def same(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same elements in the same order."""
-    return (
-        address_of(one) == address_of(other)
-        and one.shape == other.shape
-        and one.strides == other.strides
-        and one.dtype == other.dtype
-    )
+    """Whether two arrays are the same elements in the same order.
+
+    >>> import numpy as np
+    >>> line = np.zeros((1, 4))
+    >>> same(line, line.T.reshape(4, 1).T), same(line, line[:, ::-1])
+    (True, False)
+    """
+    if address_of(one) != address_of(other) or one.shape != other.shape:
+        return False
+    steps = zip(one.shape, one.strides, other.strides, strict=True)
+    return one.dtype == other.dtype and all(n == 1 or a == b for n, a, b in steps)
 
 
 def with_followers(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
     """The pieces with loops taken in by the products and reductions they follow.
 
-    A producer moves down to the loop that follows it, so nothing in between may depend on it, or
-    write what it reads. Its own result is not stored if it lies in scratch memory and nobody else
-    reads it before it is written again.
+    A producer moves down to the loop that follows it, or that moves up, so nothing in between may
+    depend on who moves, or write what he reads. The producer's own result is not stored if it lies
+    in scratch memory and nobody else reads it before it is written again.
     """
     found = list(pieces)
     index = 0
     while index < len(found):
         piece = found[index]
-        if isinstance(piece, Producer):
-            place = _follower(found, index)
-            if place is not None:
-                piece.followers.append(found.pop(place))
-                del found[index]
-                piece.stores = _is_wanted(found, place - 1, piece.result, is_scratch)
-                found.insert(place - 1, piece)
-                continue
-        index += 1
+        follower = _follower(found, index) if isinstance(piece, Producer) else None
+        if follower is None:
+            index += 1
+            continue
+        loop, place = follower
+        piece.followers.append(loop)
+        found.remove(loop)
+        found.remove(piece)
+        piece.stores = _is_wanted(found, place, piece.result, is_scratch)
+        found.insert(place, piece)
     return found
 
 
-def _follower(pieces: list[Any], index: int) -> int | None:
-    """The first loop after a producer that reads its result, if nothing stands in between."""
+def _follower(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
+    """The first loop after a producer that can be taken in, and where the two will stand."""
     producer: Producer = pieces[index]
-    result = producer.result
+    stays = False
     for place in range(index + 1, len(pieces)):
         piece = pieces[place]
-        if (
-            isinstance(piece, Loop)
-            and piece.shape == result.shape
-            and any(same(each, result) for each in piece.inputs)
-            and all(same(each, result) or not meet([each], [result]) for each in piece.inputs)
-            and not _overwrites(piece, producer)
-            and _fits_others(piece, producer)
-        ):
-            return place
-        if conflict(producer, piece):
-            return None
+        if isinstance(piece, Loop) and _follows(piece, producer):
+            if not stays:
+                return piece, place - 1
+            if not any(conflict(each, piece) for each in pieces[index + 1 : place]):
+                return piece, index
+        stays = stays or conflict(producer, piece)
     return None
+
+
+def _follows(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop reads a producer's result, element by element."""
+    result = producer.result
+    return (
+        loop.shape == result.shape
+        and any(same(each, result) for each in loop.inputs)
+        and all(same(each, result) or not meet([each], [result]) for each in loop.inputs)
+        and not _overwrites(loop, producer)
+        and _fits_others(loop, producer)
+    )
 
 
 def _overwrites(loop: Loop, producer: Producer) -> bool:

@@ -129,18 +129,26 @@ def _head(pieces: list[Any], work: RowWork) -> Head | None:
         return None
     rows, columns = first.result.shape
     fits = columns <= MOST_COLUMNS and second.result.shape[0] == rows == work.rows
-    if not fits or not first.stores or not all(_can_move(pieces, p, work) for p in (first, second)):
+    # Others that look at the same rows are no hindrance: they become part of it.
+    others = [
+        each
+        for each in pieces
+        if isinstance(each, RowWork) and each is not work and each.rows == rows
+        if any(same(first.result, array) for array in each.reads)
+    ]
+    rest = [each for each in pieces if each not in others]
+    if not fits or not first.stores or not all(_can_move(rest, p, work) for p in (first, second)):
         return None
     head = Head(first, [work], second)
     if not head.is_sound:
         return None
-    for each in pieces:
-        if isinstance(each, RowWork) and each is not work and each.rows == rows:
-            wider = Head(first, [*head.works, each], second)
-            reads = any(same(first.result, array) for array in each.reads)
-            alone = not any(conflict(each, other) for other in head.works)
-            if reads and alone and _can_move(pieces, each, work) and wider.is_sound:
-                head = wider
+    for each in others:
+        wider = Head(first, [*head.works, each], second)
+        alone = not any(conflict(each, other) for other in head.works)
+        if alone and _can_move(pieces, each, work) and wider.is_sound:
+            head = wider
+        elif not all(_can_move(pieces, p, work) for p in (first, second)):
+            return None
     return head
 
 

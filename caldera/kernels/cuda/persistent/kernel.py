@@ -19,6 +19,7 @@ from caldera.kernels.cuda.driver import driver
 from caldera.kernels.cuda.elements import computed_type
 from caldera.kernels.cuda.finish import activation_lines
 from caldera.kernels.cuda.launch import Launch
+from caldera.kernels.cuda.persistent.chains import Chain, with_chains
 from caldera.kernels.cuda.persistent.followers import (
     Loop,
     Producer,
@@ -30,7 +31,7 @@ from caldera.kernels.cuda.persistent.followers import (
 from caldera.kernels.cuda.persistent.gathers import Gather, look_through
 from caldera.kernels.cuda.persistent.heads import Head, with_heads
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part
+from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part, units_of
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.pieces import Piece, copy_piece, pieces_of
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
@@ -39,13 +40,17 @@ from caldera.kernels.cuda.persistent.rows import RowWork
 from caldera.kernels.cuda.persistent.writer import Places
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import COPY, Call
-from caldera.kernels.whole import JOINERS, Steps
+from caldera.kernels.whole import JOINERS, Fresh, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Other = Gather | Loop | Reduction | RowWork | Chain
+"""What is no product."""
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
 LEFT_TO_OTHERS = 8
 """The part of the blocks, at most, that products leave to what is smaller: one in so many."""
+UNITS_OF_OTHERS = 2
+"""Of what is smaller, units that such a block does at least: each is much less than a tile."""
 MOST_POINTERS = 3000
 """A kernel's parameters may take 32 KiB."""
 MOST_PARTS = 32 * MASKS
@@ -80,30 +85,30 @@ class PersistentStep:
 
 
 def persistent_step(
-    calls: Sequence[tuple[str, Call]], counters: Array, is_scratch: Callable[[Array], bool]
+    calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> PersistentStep | None:
     """One kernel for all calls, each with the op of its kernel; None if one of them cannot be done.
 
-    `counters` are two 32-bit numbers on the card that are 0. `is_scratch` says whether an array
-    lies in memory that nobody looks at after the step.
+    `fresh` gives memory on the card that is 0. `is_scratch` says whether an array lies in memory
+    that nobody looks at after the step.
     """
     blocks = driver().multiprocessors
     pieces: list[Piece] = []
     for op, call in calls:
-        found = [copy_piece(call)] if op == COPY else pieces_of(call)
+        found = [copy_piece(call)] if op == COPY else pieces_of(call, fresh)
         if found is None:
             return None
         pieces += found
     look_through(pieces)
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
-        with_heads(with_followers(pieces, is_scratch)),
+        with_heads(with_chains(with_followers(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
-    return PersistentStep(Program(_parts(phases, blocks), blocks), counters)
+    return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
 
 
-def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
+def _parts(phases: list[list[Other | Product | Head]], blocks: int) -> list[list[Part]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -112,7 +117,8 @@ def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
         parts = [_part(piece) for piece in phase if not isinstance(piece, (Product, Head))]
-        left = blocks - min(sum(part.units for part in parts), blocks // LEFT_TO_OTHERS)
+        smaller = units_of(sum(part.units for part in parts), UNITS_OF_OTHERS)
+        left = blocks - min(smaller, blocks // LEFT_TO_OTHERS)
         products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
         total = sum(job.size(early).work for _, job in products)
         for piece, job in products:
@@ -124,9 +130,11 @@ def _parts(phases: list[list[Piece | Head]], blocks: int) -> list[list[Part]]:
     return found
 
 
-def _part(piece: Gather | Loop | Reduction | RowWork) -> Part:
+def _part(piece: Other) -> Part:
     if isinstance(piece, (Gather, RowWork)):
         return piece.part()
+    if isinstance(piece, Chain):
+        return piece.part(_followed)
     if isinstance(piece, Loop):
         return loop_part(piece)
     return reduction_part(piece, lambda places, value, here: _followed(piece, places, value, here))
@@ -185,10 +193,10 @@ def _followed(producer: Producer, places: Places, value: str, here: Sequence[str
 
 
 def joined(
-    calls: Sequence[tuple[str, Call]], counters: Array, is_scratch: Callable[[Array], bool]
+    calls: Sequence[tuple[str, Call]], fresh: Fresh, is_scratch: Callable[[Array], bool]
 ) -> Steps | None:
     """The launches of a small network's steps; None for what is not small, or cannot be joined."""
-    step = persistent_step(calls, counters, is_scratch)
+    step = persistent_step(calls, fresh, is_scratch)
     return None if step is None or not step.is_small else step.launch
 
 

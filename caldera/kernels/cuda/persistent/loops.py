@@ -18,7 +18,8 @@ from caldera.kernels.recipe import Recipe
 from caldera.tensor.shape import Shape, size
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
+COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
+"""What makes one of two partial results."""
 LANES = 32
 MOST_GROUPS = 4
 MOST_AT_ONCE = 32
@@ -46,19 +47,20 @@ def element_code(
     places: Places, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
 ) -> list[str]:
     """The statements for one element; `known` names inputs that are in registers already."""
-    lines, found = _evaluated(places, loop.recipe, loop.inputs, coordinates, known or {})
+    lines, found = evaluated(places, loop.recipe, loop.inputs, coordinates, known or {})
     for array, value in zip(loop.outputs, found.outputs, strict=True):
         lines.append(places.store(array, aligned_coordinates(array, coordinates), value))
     return lines
 
 
-def _evaluated(
+def evaluated(
     places: Places,
     recipe: Recipe,
     inputs: Sequence[Array],
     coordinates: Sequence[str],
     known: dict[int, str],
 ) -> tuple[list[str], Any]:
+    """The statements of a recipe for one element, and the names of what they find."""
     operands = [known.get(index, f"x{index}") for index in range(len(inputs))]
     lines = [
         f"auto x{index} = {places.load(array, aligned_coordinates(array, coordinates))};"
@@ -108,7 +110,7 @@ class _Job:
     @property
     def combined(self) -> str:
         """The function that makes one of two partial results."""
-        return _COMBINED[self.what[0]]
+        return COMBINED[self.what[0]]
 
     @property
     def type_text(self) -> str:
@@ -142,7 +144,7 @@ class _Job:
         names = dict(by_axis)
         coordinates = [names[axis] for axis in range(len(self.shape))]
         recipe, given = self.reduction.recipe, self.reduction.given
-        lines, found = _evaluated(places, recipe, given, coordinates, {})
+        lines, found = evaluated(places, recipe, given, coordinates, {})
         at_once = min(MOST_AT_ONCE, units_of(self.length, apart))
         return [
             *outer,

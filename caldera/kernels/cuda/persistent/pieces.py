@@ -8,29 +8,46 @@ import numpy as np
 
 from caldera.graph.body import Body
 from caldera.kernels.cuda.expression import is_known
+from caldera.kernels.cuda.persistent.correlations import (
+    CONVOLUTIONS,
+    Correlation,
+    FilterSlopes,
+    correlation,
+)
 from caldera.kernels.cuda.persistent.followers import Loop, Product, Reduction
 from caldera.kernels.cuda.persistent.gathers import Gather, gather
+from caldera.kernels.cuda.persistent.images import ImageSums, Pixelwise, image_sums
+from caldera.kernels.cuda.persistent.pools import pool
 from caldera.kernels.cuda.persistent.products import is_product, operands
 from caldera.kernels.cuda.persistent.rows import BUILDERS, RowWork
 from caldera.kernels.recipe import Recipe, loop_shape, recipe_of, without_outputs
 from caldera.kernels.table import Call
+from caldera.kernels.whole import Fresh
 from caldera.tensor.shape import size
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-Piece = Gather | Loop | Reduction | Product | RowWork
+Piece = (
+    Gather | Loop | Reduction | Product | RowWork
+    | Correlation | FilterSlopes | ImageSums | Pixelwise
+)  # fmt: skip
 
 
 def copy_piece(call: Call) -> Loop:
-    """A plain copy of one array."""
+    """A plain copy of one array, of whatever shape."""
     (given,), (target,) = call.inputs, call.outputs
+    if target.shape != given.shape:
+        target = target.reshape(given.shape)
     name = given.dtype.name
     return Loop(Recipe((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
 
 
-def pieces_of(call: Call) -> list[Piece] | None:
-    """What a call is made of, in order; None if a persistent kernel cannot do it."""
+def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
+    """What a call is made of, in order; None if a persistent kernel cannot do it.
+
+    `fresh` gives memory for what is between the pieces of a call.
+    """
     if not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
     node = call.node
@@ -39,6 +56,13 @@ def pieces_of(call: Call) -> list[Piece] | None:
     if node.op.name == "gather":
         found = gather(call)
         return None if found is None else [found]
+    if node.op.name == "arrange" or (node.op.name == "reshape" and _is_dense(call.outputs[0])):
+        return [copy_piece(call)]
+    if node.op.name in CONVOLUTIONS:
+        return correlation(call, fresh)
+    if "pool" in node.op.name:
+        pooled = pool(call)
+        return None if pooled is None else [pooled]
     builder = BUILDERS.get(node.op.name)
     if builder is not None:
         work = builder(call)
@@ -46,11 +70,20 @@ def pieces_of(call: Call) -> list[Piece] | None:
     looping = node.op.kind in ("elementwise", "reduction") or node.op.name == "fused"
     if not looping or not is_known(node) or size(loop_shape(node)) >= 1 << 31:
         return None
-    if node.op.kind == "reduction":
-        return _reduction(call)
-    if node.op.name != "fused":
+    if node.op.kind != "reduction" and node.op.name != "fused":
         return [Loop(recipe_of(node), loop_shape(node), call.inputs, call.outputs)]
-    return _fused(call)
+    pieces = _reduction(call) if node.op.kind == "reduction" else _fused(call)
+    return None if pieces is None else [each for piece in pieces for each in _split(piece, fresh)]
+
+
+def _split(piece: Piece, fresh: Fresh) -> list[Any]:
+    """A reduction over images in two steps, everything else as it is."""
+    found = image_sums(piece, fresh) if isinstance(piece, Reduction) else None
+    return [piece] if found is None else found
+
+
+def _is_dense(array: Array) -> bool:
+    return bool(array.flags.c_contiguous)
 
 
 def _reduction(call: Call) -> list[Piece] | None:

@@ -6,75 +6,34 @@ summed over all tiles; then the taps of the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from caldera.kernels.native.blas import blas, gemm
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.convolution.geometry import kind_of
+from caldera.kernels.native.blas import gemm
 from caldera.kernels.native.convolution.tiles import by_lanes
 from caldera.kernels.native.emit import I64, Emitter, Number, Pointer, Value, natural_lanes, vector
-from caldera.kernels.native.program import NativeCall, native_call
+from caldera.kernels.native.program import NativeCall
+from caldera.kernels.native.winograd.arguments import (
+    BLOCK,
+    CHUNKS,
+    GEMM,
+    MATRIX_STEP,
+    WIDTH,
+    Arguments,
+    winograd_call,
+)
 from caldera.kernels.native.winograd.filters import filter_gradient
 from caldera.kernels.native.winograd.layout import Layout
-from caldera.kernels.native.winograd.tiles import (
-    IMAGE_SLOTS,
-    Image,
-    Points,
-    Tiles,
-    image_arguments,
-    spread,
-)
-
-_IMAGE = 0
-_GRADIENT = IMAGE_SLOTS
-(
-    _DOWN, _ACROSS, _FIRST, _END, _BLOCK, _SUMS, _SUM_STEP, _POINTS, _STEP, _CHANNELS, _OTHERS,
-    _OTHER_STEP, _RESULTS, _BORDER, _BORDER_STEP, _GEMM, _AREA, _CHUNKS,
-) = range(2 * IMAGE_SLOTS, 2 * IMAGE_SLOTS + 18)  # fmt: skip
+from caldera.kernels.native.winograd.tiles import Points
 
 
-class _Arguments:
-    """What a kernel is given, and what its phases do with it."""
+class _Arguments(Arguments):
+    """The images are the image and the output's gradient, the matrices sums of their products."""
 
-    def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
-        number = kind_of(kind)
-        self.k = k
-        self.lanes = lanes
-        # Read, though it is known: LLVM would write loops over points out if it knew it.
-        self.area = k.integer(_AREA)
-        self.image = Image.read(k, _IMAGE, number)
-        self.gradient = Image.read(k, _GRADIENT, number)
-        self.tiles = Tiles(size, k.integer(_DOWN), k.integer(_ACROSS))
-        self.range = k.integer(_FIRST), k.integer(_END)
-        self.sums = k.pointer(_SUMS, number)
-        self.border = k.pointer(_BORDER, number).at(k.part * k.integer(_BORDER_STEP))
-
-    def scratch(self, number: Number) -> tuple[Points, Points]:
-        """The points of the image and those of the gradient in one of the scratch memories."""
-        first, second = (
-            Points.read(self.k, slot, self.border.type, self.area * number)
-            for slot in (_POINTS, _OTHERS)
-        )
-        return first, second
-
-    def spread(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
+    def spread_both(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
         """Transform tiles of the image and of the gradient."""
-        spread(
-            self.k, "points", self.tiles, self.image, scratch[0], numbers, self.border, self.lanes
-        )
-        spread(
-            self.k,
-            "gradient",
-            self.tiles,
-            self.gradient,
-            scratch[1],
-            numbers,
-            self.border,
-            self.lanes,
-        )
+        image, gradient = self.images
+        self.spread("points", image, scratch[0], numbers)
+        self.spread("gradient", gradient, scratch[1], numbers)
 
     def add(
         self,
@@ -90,23 +49,15 @@ class _Arguments:
         k = self.k
         image, gradient = scratch
         begin = k.constant(rows[0], I64)
-        sums = self.sums.at(place * k.integer(_SUM_STEP) + image.width * begin)
+        sums = self.matrices.at(place * k.integer(MATRIX_STEP))
         if register_tile is not None:
-            _by_registers(
-                k,
-                scratch,
-                point,
-                tiles,
-                self.sums.at(place * k.integer(_SUM_STEP)),
-                is_first,
-                register_tile,
-            )
+            _by_registers(k, scratch, point, tiles, sums, is_first, register_tile)
             return
         keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
         gemm(
-            k, k.integer(_GEMM), (rows[1] - begin, image.width, tiles),
+            k, k.integer(GEMM), (rows[1] - begin, image.width, tiles),
             (gradient.of(point).at(begin), gradient.width), (image.of(point), image.width),
-            (sums, image.width), ta=True, beta=keep,
+            (sums.at(image.width * begin), image.width), ta=True, beta=keep,
         )  # fmt: skip
 
 
@@ -159,15 +110,15 @@ def _apart(
     given = _Arguments(k, size, kind, lanes)
     scratch = given.scratch(k.part)
     first, end = given.range
-    block = k.integer(_BLOCK)
+    block = k.integer(BLOCK)
     start, stop = k.share((end - first + block - 1) // block)
     with k.loop(start, stop) as index:
         begin = first + index * block
         numbers = begin, k.minimum(begin + block, end)
-        given.spread(scratch, numbers)
+        given.spread_both(scratch, numbers)
         with k.loop(0, given.area) as point:
             given.add(
-                scratch, numbers[1] - begin, (0, k.integer(_RESULTS)), k.part * given.area + point,
+                scratch, numbers[1] - begin, (0, k.integer(WIDTH)), k.part * given.area + point,
                 point, index.equals(start), register_tile,
             )  # fmt: skip
 
@@ -177,14 +128,14 @@ def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
     first, end = given.range
     begin, stop = k.share(end - first)
     image, gradient = given.scratch(0)
-    given.spread((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
+    given.spread_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
 
 
 def _add_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
     given = _Arguments(k, size, kind, lanes)
-    chunks = k.integer(_CHUNKS)
+    chunks = k.integer(CHUNKS)
     first, end = given.range
-    results = k.integer(_RESULTS)
+    results = k.integer(WIDTH)
     with k.loop(*k.share(chunks * given.area)) as index:
         point = index // chunks
         chunk = index - point * chunks
@@ -200,33 +151,21 @@ def weight_calls(
     Images lie channels last; `memory` has the lengths that the layout says.
     """
     image, gradient, result = arrays
-    sums, points, others, border = memory
-    kind = image.dtype.name
-    known = blas()
-    assert known is not None
-
-    def call(
-        build: Callable[..., None], end: int, parts: int, first: int = 0, **parameters: Any
-    ) -> NativeCall:
-        return native_call(
-            compiled(
-                build, size=layout.size, kind=kind, lanes=layout.lanes, **parameters
-            ),
-            *image_arguments(image, *layout.padding), *image_arguments(gradient, 0, 0),
-            *layout.grid, first, end, layout.block, sums, layout.filter_step, points, layout.step,
-            layout.inner, others, layout.other_step, layout.width, border, layout.border,
-            known.gemm(kind_of(kind)), layout.points, layout.chunks, parts=parts,
-        )  # fmt: skip
-
+    pair = image, gradient
     calls = []
     if layout.is_apart:
-        tile = layout.register_tile
-        calls.append(call(_apart, layout.tiles, layout.workers, register_tile=tile))
+        calls.append(winograd_call(
+            _apart, layout, pair, memory, (0, layout.tiles), layout.workers,
+            register_tile=layout.register_tile,
+        ))  # fmt: skip
     else:
+        sums = layout.points * layout.chunks
         for first in range(0, layout.tiles, layout.block):
-            end = min(first + layout.block, layout.tiles)
-            calls.append(call(_spread_together, end, layout.workers, first))
-            calls.append(call(_add_together, end, layout.points * layout.chunks, first))
-    terms = sums.reshape(layout.sums, layout.points, layout.filter_step)
+            tiles = first, min(first + layout.block, layout.tiles)
+            calls += [
+                winograd_call(_spread_together, layout, pair, memory, tiles, layout.workers),
+                winograd_call(_add_together, layout, pair, memory, tiles, sums),
+            ]
+    terms = memory[0].reshape(layout.sums, layout.points, layout.filter_step)
     calls.append(filter_gradient(terms, layout, result))
     return calls

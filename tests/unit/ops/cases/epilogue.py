@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
+from caldera.graph.ops.epilogue import conv2d_epilogue, matmul_accumulate, matmul_epilogue
 from caldera.lazy import Expr
 from tests.unit.ops.case import Case, numbers
+from tests.unit.ops.cases.convolution import loops_conv2d
 
 
 def _call(*given: Expr, ta: bool = False, tb: bool = False, activation: Any = None) -> Expr:
@@ -18,6 +19,16 @@ def _call(*given: Expr, ta: bool = False, tb: bool = False, activation: Any = No
 
 def _accumulate(*given: Expr, ta: bool = False, tb: bool = False) -> Expr:
     return Expr(matmul_accumulate(*[each.node for each in given], ta=ta, tb=tb))
+
+
+_HOW: dict[str, Any] = {
+    "stride": (2, 1), "padding": ((1, 1), (0, 1)), "dilation": (1, 1), "groups": 1,
+}  # fmt: skip
+
+
+def _convolution(*given: Expr, activation: Any = None) -> Expr:
+    nodes = [each.node for each in given]
+    return Expr(conv2d_epilogue(*nodes, **_HOW, activation=activation, attributes=()))
 
 
 _A, _B = numbers(3, 2), numbers(2, 4)
@@ -31,6 +42,11 @@ CASES = [
          lambda a, b, c: np.tanh(a.swapaxes(1, 2) @ b.swapaxes(1, 2) + c), name="all", order=2),
     Case("matmul_epilogue", _call, (numbers(2, 5), numbers(5, 2), numbers(2, seed=1)),
          lambda a, b, c: a @ b + c, name="long sums"),
+    Case("conv2d_epilogue", _convolution, (numbers(2, 2, 4, 3), numbers(3, 2, 2, 2)),
+         lambda x, w: loops_conv2d(x, w, **_HOW), name="convolution"),
+    Case("conv2d_epilogue", lambda *given: _convolution(*given, activation="tanh"),
+         (numbers(2, 2, 4, 3), numbers(3, 2, 2, 2), numbers(3, 1, 1, seed=1)),
+         lambda x, w, b: np.tanh(loops_conv2d(x, w, **_HOW) + b), name="all"),
     Case("matmul_accumulate", _accumulate, (numbers(3, 4), _A, _B, numbers(), numbers(seed=1)),
          lambda c, a, b, alpha, beta: beta * c + alpha * (a @ b), name="plain", order=2),
     Case("matmul_accumulate", lambda *given: _accumulate(*given, ta=True, tb=True),

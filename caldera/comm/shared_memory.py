@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.comm import Communicator
-from caldera.tensor.shape import Shape
+if TYPE_CHECKING:
+    from caldera.comm.interface import Communicator
 
 LINE = 64
 """Bytes of a cache line, where each array begins."""
@@ -30,7 +30,7 @@ class SharedMemory:
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
-    >>> from caldera.parallel.shared_memory import SharedMemory
+    >>> from caldera.comm.shared_memory import SharedMemory
     >>> def work(comm):
     ...     shared = SharedMemory(comm, [((2,), np.dtype("float32"))])
     ...     shared.arrays[0][comm.rank] = comm.rank + 1
@@ -41,7 +41,7 @@ class SharedMemory:
     """
 
     def __init__(
-        self, communicator: Communicator, wanted: Sequence[tuple[Shape, np.dtype[Any]]]
+        self, communicator: Communicator, wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
     ) -> None:
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in wanted]
         edges = list(accumulate((-(-size // LINE) * LINE for size in sizes), initial=0))

@@ -1,0 +1,85 @@
+"""Through memory that the ranks of one machine have in common: nothing is sent at all.
+
+Each rank adds up one part. It leaves the other parts in its room, where those find them who add
+them up; then its own sum, which everybody takes from there. There are two rooms a rank, used in
+turn: who comes back to the first knows that all have left it, since all have met in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from caldera.comm.algorithms.parts import bounds, even_counts, segments
+from caldera.comm.algorithms.volume import allreduce_volume
+from caldera.comm.reduction import combine, finish
+from caldera.comm.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from caldera.comm.interface import Communicator
+
+ROOM_BYTES = 1 << 20
+"""A longer buffer goes through it piece by piece."""
+
+
+class _Rooms:
+    """Those of all ranks of one communicator."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._memory = SharedMemory(comm, [((2, comm.size, ROOM_BYTES), np.dtype(np.uint8))])
+        self._turn = 0
+
+    def next(self, dtype: np.dtype, elements: int) -> np.ndarray:
+        """The rooms that are free: one row of so many numbers for each rank."""
+        self._turn = 1 - self._turn
+        rooms = self._memory.arrays[0][self._turn]
+        numbers: np.ndarray = rooms[:, : elements * dtype.itemsize].view(dtype)
+        return numbers
+
+
+_rooms: WeakKeyDictionary[Communicator, _Rooms] = WeakKeyDictionary()
+
+
+def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+    """Reduce a flat buffer over all ranks, in place; they are on one machine.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     numbers = np.arange(5.0) + comm.rank
+    ...     window(comm, numbers)
+    ...     return numbers.tolist()
+    >>> run_virtual_ranks(3, work)[2]
+    [3.0, 6.0, 9.0, 12.0, 15.0]
+    """
+    if comm not in _rooms:
+        with comm.traffic.apart("tuning"):
+            _rooms[comm] = _Rooms(comm)
+    # What it moves is what others do with messages.
+    moved = allreduce_volume(comm.rank, comm.size, buffer.size)
+    with comm.traffic.operation("window"):
+        comm.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
+        comm.traffic.received(moved.received * buffer.itemsize)
+    for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
+        _piece(comm, buffer[begin:end], op, _rooms[comm])
+
+
+def _piece(comm: Communicator, piece: np.ndarray, op: str, rooms: _Rooms) -> None:
+    parts = bounds(even_counts(piece.size, comm.size))
+    begin, end = parts[comm.rank]
+    theirs = rooms.next(piece.dtype, piece.size)
+    mine = theirs[comm.rank]
+    mine[:begin], mine[end:] = piece[:begin], piece[end:]
+    comm._barrier()
+    total = piece[begin:end]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    for rank in others:
+        combine(total, theirs[rank, begin:end], op)
+    finish(total, op, comm.size)
+    mine[begin:end] = total
+    comm._barrier()
+    for rank in others:
+        first, last = parts[rank]
+        piece[first:last] = theirs[rank, first:last]

@@ -1,0 +1,321 @@
+"""Work on images, one at a time: pooling, loops, sums, and the images of a batch.
+
+An image is done by one block, so that what follows on the same image need not wait for others; see
+`chains.py`. Images are arrays (N, C, H, W), however they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from caldera.kernels.cuda.elements import computed_type, literal
+from caldera.kernels.cuda.persistent.followers import Loop, Producer, Reduction
+from caldera.kernels.cuda.persistent.gathers import Gather
+from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
+from caldera.kernels.cuda.persistent.near import Near, Nearby
+from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, units_of
+from caldera.kernels.cuda.persistent.writer import Held, Places, unravelled
+from caldera.kernels.native.loop.operations import accumulated, neutral
+from caldera.kernels.recipe import Recipe
+from caldera.kernels.whole import Fresh
+from caldera.tensor.shape import Shape, size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Finish = Callable[[Producer, Places, str, Sequence[str]], list[str]]
+"""Statements for a value that a producer has made: given its name and its coordinates."""
+AXES = 4
+AT_ONCE = 8
+"""Elements that a thread reads before it uses the first of them."""
+
+
+class ImageWork(Protocol):
+    """Work that is done image by image."""
+
+    @property
+    def reads(self) -> Sequence[Array]: ...
+
+    @property
+    def writes(self) -> Sequence[Array]: ...
+
+    @property
+    def images(self) -> int: ...
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """What is read not only at the place of the own image."""
+
+    @property
+    def near(self) -> Sequence[Near]:
+        """What it wants to find in shared memory."""
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory that it takes beside that, from `spare` on."""
+
+    @property
+    def load(self) -> int:
+        """Multiplications for an image."""
+
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
+        """Statements for a block that does `image`."""
+
+
+def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
+    """The operands of a loop over images that are the same for all of them."""
+    return [
+        array
+        for array in arrays
+        if array.ndim < AXES or array.shape[0] != images or array.strides[0] == 0
+    ]
+
+
+def each_pixel(
+    places: Nearby, laid: Array, body: Callable[[Nearby, list[str]], list[str]]
+) -> list[str]:
+    """A loop of a block's threads over the elements of one image, in the order of an array.
+
+    What `body` reads from far is read ahead for several elements.
+    """
+    axes = sorted(range(1, laid.ndim), key=lambda axis: -abs(laid.strides[axis]))
+    split, names = unravelled("e", [laid.shape[axis] for axis in axes], "i")
+    named = dict(zip(axes, names, strict=True))
+    count = size(laid.shape[1:])
+    rounds = units_of(count, THREADS)
+    at_once = units_of(rounds, units_of(rounds, AT_ONCE))
+    held = Held(places.beyond, "i")
+    ending = body(places.over(held), ["image", *(named[axis] for axis in range(1, laid.ndim))])
+    each = [
+        "#pragma unroll",
+        f"for (i32 i = 0; i < {at_once}; i++) {{",
+        f"    i32 e = first + i * {THREADS};",
+        *(f"    {line}" for line in split),
+        f"    if (e < {count}) {{",
+    ]
+    return [
+        "#pragma unroll 1",
+        f"for (i32 first = thread_now(); first < {count}; first += {at_once * THREADS}) {{",
+        *(f"    {line}" for line in held.statements(each, str(at_once))),
+        *(f"    {line}" for line in each),
+        *(f"            {line}" for line in ending),
+        "        }",
+        "    }",
+        "}",
+    ]
+
+
+@dataclass(eq=False)
+class Pixelwise(Producer):
+    """Elements of images, each made of a few others: `element` gives statements for `value`."""
+
+    element: Callable[[Places, Sequence[str]], list[str]]
+    also: tuple[Array, ...] = ()
+    """What the statements write beside the result."""
+    near = ()
+    scratch = 0
+    load = 0
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return int(self.result.shape[0])
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        return [*super().writes, *self.also]
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """What is the same for all images."""
+        more = [array for loop in self.followers for array in loop.inputs]
+        return shared_by_all(more, self.images)
+
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
+        """Statements for an image."""
+        return each_pixel(
+            places, self.result,
+            lambda held, here: [*self.element(held, here), *finish(self, held, "value", here)],
+        )  # fmt: skip
+
+
+@dataclass(eq=False)
+class ImageLoop:
+    """A loop over images."""
+
+    loop: Loop
+    near = ()
+    scratch = 0
+    load = 0
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.loop.inputs
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return self.loop.outputs
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return self.loop.shape[0]
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """What is the same for all images."""
+        return shared_by_all(self.loop.inputs, self.images)
+
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
+        """Statements for an image."""
+        return each_pixel(
+            places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
+        )
+
+
+@dataclass(eq=False)
+class ImageGather:
+    """The images of a batch, by their numbers."""
+
+    gather: Gather
+    near = ()
+    scratch = 0
+    load = 0
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.gather.reads
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return self.gather.writes
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return int(self.gather.output.shape[0])
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """The table, and what the numbers are found in."""
+        return self.reads
+
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
+        """Statements for an image."""
+        gather = self.gather
+
+        def body(held: Nearby, here: list[str]) -> list[str]:
+            value = held.load(gather.table, ["number", *here[1:]])
+            return [held.store(gather.output, here, value)]
+
+        return [
+            *gather.number(places, ["image"], "number"),
+            *each_pixel(places, gather.output, body),
+        ]
+
+
+@dataclass(eq=False)
+class ImageSums:
+    """A reduction over all but some axes of an image; `partial` has a row for each image."""
+
+    recipe: Recipe
+    shape: Shape
+    axes: tuple[int, ...]
+    given: tuple[Array, ...]
+    partial: Array
+    near = ()
+    scratch = 0
+    load = 0
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.given
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return [self.partial]
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return self.shape[0]
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """What is the same for all images."""
+        return shared_by_all(self.given, self.images)
+
+    def code(self, places: Nearby, finish: Finish) -> list[str]:
+        """A warp makes a sum."""
+        kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
+        results = size(tuple(self.shape[axis] for axis in kept))
+        length = size(tuple(self.shape[axis] for axis in self.axes))
+        outer, outer_names = unravelled("result", [self.shape[axis] for axis in kept], "o")
+        inner, inner_names = unravelled("k", [self.shape[axis] for axis in self.axes], "r")
+        named = dict(zip((*kept, *self.axes), (*outer_names, *inner_names), strict=True))
+        here = ["image", *(named[axis] for axis in range(1, len(self.shape)))]
+        lines, found = evaluated(places, self.recipe, self.given, here, {})
+        op, dtype, _ = self.recipe.reductions[0]
+        kind, combined = computed_type(accumulated(op, dtype)), COMBINED[op]
+        start = literal(neutral(op, dtype), accumulated(op, dtype))
+        at_once = min(32, units_of(length, 32))
+        return [
+            f"for (i32 result = threadIdx.x >> 5; result < {results}; result += {WARPS}) {{",
+            *(f"    {line}" for line in outer),
+            f"    {kind} total = {start};",
+            f"    for (i32 begin = threadIdx.x & 31; begin < {length}; begin += {32 * at_once}) {{",
+            f"        {kind} found[{at_once}];",
+            "        #pragma unroll",
+            f"        for (i32 i = 0; i < {at_once}; i++) {{",
+            "            i32 k = begin + i * 32;",
+            f"            found[i] = {start};",
+            f"            if (k < {length}) {{",
+            *(f"                {line}" for line in (*inner, *lines)),
+            f"                found[i] = ({kind}){found.reductions[0]};",
+            "            }",
+            "        }",
+            "        #pragma unroll",
+            f"        for (i32 i = 0; i < {at_once}; i++) total = {combined}(total, found[i]);",
+            "    }",
+            "    for (i32 mask = 16; mask; mask >>= 1)",
+            f"        total = {combined}(total, ({kind})__shfl_xor_sync(~0u, total, mask));",
+            "    if ((threadIdx.x & 31) == 0) {",
+            f"        {places.store(self.partial, ['image', *outer_names], 'total')}",
+            "    }",
+            "}",
+        ]
+
+
+def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
+    """A reduction over images as one of each image and one of what these give; None for others."""
+    shape, axes = reduction.shape, reduction.axes
+    if len(shape) != AXES or 0 not in axes or len(axes) == 1:
+        return None
+    op, dtype, _ = reduction.recipe.reductions[0]
+    kept = tuple(shape[axis] for axis in range(AXES) if axis not in axes)
+    kind = accumulated(op, dtype)
+    partial = fresh((shape[0], *kept), kind)
+    inside = tuple(axis for axis in axes if axis)
+    first = ImageSums(reduction.recipe, shape, inside, reduction.given, partial)
+    rest = Recipe((kind,), (), (), ((op, kind, ("in", 0)),))
+    return [first, Reduction((partial,), reduction.result, rest, partial.shape, (0,))]
+
+
+def image_work(piece: Any) -> Any:
+    """A piece as work on images, if it is a loop over them or brings them; None for others."""
+    if isinstance(piece, Loop) and len(piece.shape) == AXES:
+        whole = all(array.shape == piece.shape for array in piece.outputs)
+        return ImageLoop(piece) if whole and all(piece.shape) else None
+    if isinstance(piece, Gather):
+        plain = piece.output.ndim == AXES and piece.numbers.ndim == 1
+        return ImageGather(piece) if plain and piece.output.dtype == np.float32 else None
+    return None
