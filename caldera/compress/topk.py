@@ -78,7 +78,7 @@ class TopK(Compressor):
     ) -> None:
         residuals = [self._kept.like("residual", n, g) for n, g in gradients.items()]
         added = [self._velocity(name, gradient) for name, gradient in gradients.items()]
-        taken = self._taken(residuals, added, chance)
+        taken = self.take(residuals, added, chance)
         if self.momentum:
             for velocity, (places, _) in zip(added, taken, strict=True):
                 velocity[places] = 0
@@ -106,10 +106,11 @@ class TopK(Compressor):
         velocity += gradient.reshape(-1)
         return velocity
 
-    def _taken(
+    def take(
         self, residuals: Sequence[np.ndarray], added: Sequence[np.ndarray], chance: Chance
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Places and values of what is sent now, for each parameter; residuals keep the rest."""
+        """Places and values of what is sent now, for each parameter, where what has been `added` is
+        due as well; residuals keep the rest."""
         pairs = list(zip(residuals, added, strict=True))
         if self.block is not None:
             k = int(self.k)

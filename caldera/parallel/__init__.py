@@ -17,6 +17,7 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
 | `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
 | `PipelineParallel()` | the same | its stage's layers | activations, each way |
+| `PipelineParallel(data=d, model=n)` | the same | 1/n of those | that, and gradients |
 
 S is the bytes of all parameters, n the number of ranks. In all of these `batch_size` is that of the
 whole batch, of which each rank reads its own samples and no others; batch normalisation is over all
@@ -27,7 +28,8 @@ of the batch, and every rank reads the samples of its pipeline.
 
 `ParameterServer()` equals one process as well: a rank sends S in a step, and gets S. These go at
 their own pace, with the same `batch_size`, losses, metrics and checkpoints; parameters are the same
-on all ranks at the ends of epochs, and batch normalisation is refused:
+on all ranks at the ends of epochs, and batch normalisation is by rank, its running statistics being
+averaged there:
 
 | strategy | equals | a rank sends in a step |
 |---|---|---|

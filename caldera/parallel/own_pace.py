@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
 from caldera.data import Share
-from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.data_parallel import DataParallel
-from caldera.parallel.sums import OfAllRanks, summed_over_ranks
+from caldera.parallel.sums import OfAllRanks, mean_over_ranks, summed_over_ranks
 from caldera.plan.plan import Plan
 from caldera.strategy import Holder, Strategy
 
@@ -28,7 +26,12 @@ class OwnPace(DataParallel):
     """Each rank computes on its share of each batch as if that were a batch of its own.
 
     Plans do not talk to those of other ranks, so losses and metrics are added up at the end of an
-    epoch. With `lockstep` they do, and everything is as in `DataParallel`.
+    epoch. Batch normalisation is over a rank's own samples; its running statistics are each rank's
+    own while steps run, and the mean over ranks between epochs and in checkpoints. With `lockstep`
+    plans talk, and everything is as in `DataParallel`.
+
+    A loss scale is each rank's own: one whose gradients overflow skips its step alone, or where
+    ranks take a step together, that of all.
     """
 
     def __init__(self, communicator: Communicator | None, *, lockstep: bool) -> None:
@@ -38,6 +41,8 @@ class OwnPace(DataParallel):
         everyone = self.communicator
         self._together = self if self.lockstep else DataParallel(communicator=everyone)
         self._is_apart = False
+        self._has_samples = True
+        self._statistics: list[Variable] = []
 
     @property
     def has_others(self) -> bool:
@@ -60,37 +65,33 @@ class OwnPace(DataParallel):
         return list(parameters), op.grad(loss, list(parameters), unused="zero")
 
     def parts(self, share: Share) -> list[Share]:
+        self._has_samples = share.samples > 0
         return [share] if self.lockstep else [replace(share, count=share.samples)]
+
+    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
+        (program,) = programs
+        # Nothing has no mean.
+        still = set() if self._has_samples else {each.node for each in self._statistics}
+        return [each for each in program if not still.intersection(each.node.inputs[:1])]
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         return super().compiled(make) if self.lockstep else make()
 
     # --- a run
 
-    def agree(self, given: Mapping[str, Any]) -> None:
-        super().agree(given)
-        if self.has_others and given["precision"] == "float16":
-            raise ConfigError.build(
-                type(self).__name__, expected="a precision without a loss scale",
-                got="precision='float16'",
-                hint="take 'bfloat16', or parallel.DataParallel: its ranks agree on a loss scale",
-            )  # fmt: skip
-
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        states = [each.name for each in model.states()]
-        if states and not self.lockstep:
-            raise ConfigError.build(
-                type(self).__name__, expected="layers without statistics of a whole batch",
-                got=states[0],
-                hint="ranks at their own pace have no batch in common: take nn.LayerNorm or "
-                "nn.GroupNorm, or a synchronous strategy",
-            )  # fmt: skip
         super().begin(model, optimizer)
+        self._statistics = [] if self.lockstep else model.states()
 
     def take_apart(self) -> None:
         self._is_apart = True
 
     def make_whole(self) -> None:
+        if self._is_apart:
+            here = [each.numpy() for each in self._statistics]
+            means = mean_over_ranks(self.communicator, here) if here else []
+            for variable, mean in zip(self._statistics, means, strict=True):
+                variable.assign(mean)
         self._is_apart = False
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -101,10 +102,17 @@ class OwnPace(DataParallel):
     def holders(self, variables: Mapping[str, Variable]) -> Mapping[str, Holder]:
         if self.lockstep:
             return variables
-        return {
-            name: OfAllRanks(each, self._sum, self._term) if name.startswith(TOTALS) else each
-            for name, each in variables.items()
-        }
+        return {name: self._holder(name, each) for name, each in variables.items()}
+
+    def _holder(self, name: str, variable: Variable) -> Holder:
+        if name.startswith(TOTALS):
+            return OfAllRanks(variable, self._sum, self._term)
+        if self._is_apart and variable in set(self._statistics):
+            return OfAllRanks(variable, self._mean)
+        return variable
+
+    def _mean(self, variable: Variable) -> np.ndarray:
+        return mean_over_ranks(self.communicator, [variable.numpy()])[0]
 
     def _sum(self, variable: Variable) -> np.ndarray:
         """What all ranks have added up, of which each has a term while steps run."""

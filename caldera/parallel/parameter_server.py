@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from caldera.parallel.compression import by_rank, of_all_ranks
 from caldera.parallel.lines import LEAVE, MEET, PUSH, Desk, Line, Push, RemoteLine, Reply, replies
 from caldera.parallel.meeting import NOTHING
 from caldera.parallel.own_pace import OwnPace
-from caldera.parallel.pushed_code import PushedCode
+from caldera.parallel.pushed_code import pushed_code
 from caldera.parallel.server import Server
 from caldera.parallel.shards import Shard, dealt, places
 from caldera.strategy import Holder
@@ -102,7 +103,7 @@ class ParameterServer(OwnPace):
         self.record = ServerRecord()
         self.channels = [everyone.Dup() for _ in range(servers)]
         self._places = places(servers, everyone.size)
-        self._code = None if compression is None else PushedCode(compression, everyone.rank)
+        self._code = None if compression is None else pushed_code(compression, everyone.rank)
         self._shards: list[Shard] = []
         self._leaving: list[Variable] = []
         self._note: Variable | None = None
@@ -111,6 +112,7 @@ class ParameterServer(OwnPace):
         self._server_step: ServerStep | None = None
         self._serving: Request | None = None
         self._optimizer: Optimizer | None = None
+        self._has_scale = False
         self._number = 0
         self._sent = 0
         self._versions: list[int] = []
@@ -141,6 +143,10 @@ class ParameterServer(OwnPace):
 
     # --- a run
 
+    def agree(self, given: Mapping[str, Any]) -> None:
+        super().agree(given)
+        self._has_scale = given["precision"] == "float16"
+
     def begin(self, model: Layer, optimizer: Optimizer) -> None:
         super().begin(model, optimizer)
         if not self.has_others:
@@ -165,7 +171,7 @@ class ParameterServer(OwnPace):
                 self._server_step, self._server = step, Server(
                     shard, desk, everyone.size, step.update, step.current, bound=self.bound,
                     means=not self.lockstep, meeting=number == 0 and not self.lockstep,
-                    code=None if self._code is None else self._code.code,
+                    decoded=None if self._code is None else self._code.decoded,
                 )  # fmt: skip
                 self._lines.append(desk.own_line())
             else:
@@ -188,8 +194,9 @@ class ParameterServer(OwnPace):
         found = self._asked(PUSH, ok=bool(ok), weight=weight, wishes=wishes)
         self._sent += bool(ok and weight > 0)
         self._number += 1
-        if ok or self.lockstep:
-            # What led to a loss that is not finite is left as it is, for who asks why.
+        if ok or self.lockstep or self._has_scale:
+            # What led to a loss that is not finite is left as it is, for who asks why. But where
+            # losses are scaled, gradients may be too large now and then.
             self._take(found)
         return None if self.lockstep else found[0].told
 
@@ -217,7 +224,9 @@ class ParameterServer(OwnPace):
     ) -> list[Reply]:
         """Tell all servers something, and wait for their answers."""
         for index, (shard, line) in enumerate(zip(self._shards, self._lines, strict=True)):
-            payload = self._payload(index, shard) if kind == PUSH else None
+            # Nobody would take it, and what is sent is not sent again.
+            counts = kind == PUSH and ok and weight > 0
+            payload = self._payload(index, shard) if counts else None
             version = self._versions[index]
             line.send(Push(kind, self._number, version, ok, weight, wishes, payload,
                            self.communicator.rank))  # fmt: skip

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from caldera.compress import Compressor
+from caldera.compress import Compressor, TopK
+from caldera.compress.codes import Code, Plain
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.draws import Chance
+from caldera.compress.joined import Joined
+from caldera.compress.places import unpack_places
+from caldera.compress.sparse import Coding, SparseVector
 from caldera.errors import ConfigError
 from caldera.parallel.shards import Shard
+from caldera.tensor.dtype import DType
 
 _RESIDUAL, _STEP = "residual", "step"
 
 
-class PushedCode:
-    """Encodes what a worker pushes with the code of a compressor, and keeps what is lost.
+class PushedCode(ABC):
+    """Encodes what a worker pushes in the way of a compressor, and keeps what is lost.
 
-    What a code loses of one gradient is added to the next one of that parameter, if the compressor
-    gives feedback.
+    What one push has lost is added to the next one of that parameter, if there is `feedback`.
     """
 
-    def __init__(self, compressor: Compressor, rank: int) -> None:
-        if not isinstance(compressor, DenseCompressor) or compressor.mean:
-            raise ConfigError.build(
-                "ParameterServer",
-                expected="compression= Cast, QSGD, TernGrad, OneBit or Lossless, with mean=False",
-                got=repr(compressor),
-                hint="others need all ranks at once, or do not say how one gradient travels",
-            )  # fmt: skip
-        self.code = compressor.code
-        self._seed = compressor.seed
-        self._feedback = compressor.feedback
+    def __init__(self, seed: int, rank: int, *, feedback: bool) -> None:
+        self._seed = seed
         self._rank = rank
+        self._feedback = feedback
         self._steps = 0
         self._residuals: dict[Shard, np.ndarray] = {}
+
+    @abstractmethod
+    def _encoded(
+        self, shard: Shard, gradient: np.ndarray, residual: np.ndarray | None, chance: Chance
+    ) -> np.ndarray:
+        """The bytes of a gradient; the residual becomes what was not sent."""
+
+    @abstractmethod
+    def decoded(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
+        """The gradient of so many elements that a server takes a message for."""
 
     def begin(self, shards: Sequence[Shard]) -> None:
         """Before a run: nothing has been lost yet."""
@@ -45,13 +52,12 @@ class PushedCode:
 
     def encoded(self, shard: Shard, gradient: np.ndarray) -> np.ndarray:
         """The bytes of a gradient."""
-        residual = self._residuals.get(shard)
-        whole = gradient if residual is None else gradient + residual
         chance = Chance(self._seed, self._steps, f"push to rank {shard.rank}")
-        message = self.code.encode(whole, chance.of(self._rank))
+        residual = self._residuals.get(shard)
+        message = self._encoded(shard, gradient, residual, chance)
         if residual is not None:
-            lost = whole - self.code.decode(message, shard.size, shard.dtype)
-            np.copyto(residual, np.where(np.isfinite(lost), lost, 0))
+            # Infinities and nans are sent, so that the step shows them, but must not stay.
+            residual[~np.isfinite(residual)] = 0
         return message
 
     def step_taken(self) -> None:
@@ -73,3 +79,68 @@ class PushedCode:
         for shard, flat in self._residuals.items():
             for name, part in shard.parts(flat).items():
                 part[...] = state[f"{_RESIDUAL}/{name}"]
+
+
+class EveryValue(PushedCode):
+    """All elements, in the code of a compressor."""
+
+    def __init__(self, compressor: DenseCompressor, rank: int) -> None:
+        super().__init__(compressor.seed, rank, feedback=compressor.feedback)
+        self._code = compressor.code
+
+    def _encoded(
+        self, shard: Shard, gradient: np.ndarray, residual: np.ndarray | None, chance: Chance
+    ) -> np.ndarray:
+        whole = gradient if residual is None else gradient + residual
+        message = self._code.encode(whole, chance.of(self._rank))
+        if residual is not None:
+            residual[...] = whole - self.decoded(message, shard.size, shard.dtype)
+        return message
+
+    def decoded(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
+        return self._code.decode(message, count, dtype)
+
+
+class Largest(PushedCode):
+    """The largest elements alone, of each parameter or of all that one server has."""
+
+    def __init__(self, compressor: TopK, rank: int) -> None:
+        super().__init__(compressor.seed, rank, feedback=True)
+        self._compressor = compressor
+
+    def _code(self, dtype: DType) -> Code:
+        return self._compressor.quantiser or Plain(dtype)
+
+    def _encoded(
+        self, shard: Shard, gradient: np.ndarray, residual: np.ndarray | None, chance: Chance
+    ) -> np.ndarray:
+        assert residual is not None
+        waiting = [part.reshape(-1) for part in shard.parts(residual).values()]
+        added = [part.reshape(-1) for part in shard.parts(gradient).values()]
+        kept = Joined(waiting)
+        vector = kept.sparse(self._compressor.take(waiting, added, chance))
+        coding = Coding(self._code(vector.values.dtype), chance, self._rank, kept.add)
+        (message,), _ = coding.encode([vector], [0], stage=0, owner=self._rank)
+        return message
+
+    def decoded(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
+        places, values = unpack_places(message, count)
+        return SparseVector(
+            count, places, self._code(dtype).decode(values, places.size, dtype)
+        ).dense()
+
+
+def pushed_code(compressor: Compressor, rank: int) -> PushedCode:
+    """How a compressor's gradients travel to a server, if they do."""
+    if not compressor.mean:
+        if isinstance(compressor, DenseCompressor):
+            return EveryValue(compressor, rank)
+        if isinstance(compressor, TopK) and not compressor.momentum:
+            return Largest(compressor, rank)
+    raise ConfigError.build(
+        "ParameterServer",
+        expected="compression= Cast, QSGD, TernGrad, OneBit, Lossless, or TopK without momentum, "
+        "with mean=False",
+        got=repr(compressor),
+        hint="others need all ranks at once, or do not say how one gradient travels",
+    )  # fmt: skip

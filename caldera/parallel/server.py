@@ -9,10 +9,13 @@ import numpy as np
 
 from caldera.comm import Request
 from caldera.comm.background import BackgroundThread
-from caldera.compress.codes import Code
 from caldera.parallel.lines import LEAVE, PUSH, Desk, Push, Reply
 from caldera.parallel.meeting import NOTHING, Meeting
 from caldera.parallel.shards import Shard
+from caldera.tensor.dtype import DType
+
+Decoder = Callable[[np.ndarray, int, DType], np.ndarray]
+"""From a message to so many elements of a dtype."""
 
 
 class Server:
@@ -23,6 +26,7 @@ class Server:
       A worker gets its answer when its parameters have seen all updates but `bound` of those that
       belong to its steps. None: every push is an update, taken and answered at once.
     - `means`: whether pushes are means over a worker's own samples, rather than terms of a sum.
+    - `decoded`: what a message is, where gradients do not travel as they are.
     - `meeting`: for the one server that says when all workers stop or save.
 
     `applied` is how many updates were taken since `start`; `gaps` how often a gradient was computed
@@ -40,7 +44,7 @@ class Server:
         bound: int | None,
         means: bool,
         meeting: bool,
-        code: Code | None = None,
+        decoded: Decoder | None = None,
     ) -> None:
         self.shard = shard
         self._desk = desk
@@ -50,7 +54,7 @@ class Server:
         self._bound = bound
         self._means = means
         self._meets = meeting
-        self._code = code
+        self._decoder = decoded
         self._thread = BackgroundThread(f"server of rank {shard.rank}")
         self._reset()
 
@@ -118,9 +122,9 @@ class Server:
 
     def _decoded(self, push: Push) -> np.ndarray:
         assert push.payload is not None
-        if self._code is None:
+        if self._decoder is None:
             return push.payload.view(self.shard.dtype)
-        return self._code.decode(push.payload, self.shard.size, self.shard.dtype)
+        return self._decoder(push.payload, self.shard.size, self.shard.dtype)
 
     def _step(self, gradient: np.ndarray, weight: float) -> None:
         self._update(gradient, weight)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+
+import pytest
 
 from .conftest import Job
 
@@ -21,3 +24,20 @@ def test_an_mpi_without_threads_is_refused(job: Job) -> None:
     done = job(2, "servers", MPI4PY_RC_THREAD_LEVEL="serialized")
     assert done.returncode != 0
     assert "ParameterServer: expected an MPI that several threads may call at once" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim"), [("synchronous", 1), ("asynchronous", 0)], ids=["worker", "server"]
+)
+def test_after_a_kill_of_a_worker_or_a_server_all_go_on_from_the_checkpoint(
+    job: Job, mode: str, victim: int
+) -> None:
+    """The server is on rank 0."""
+    cache = os.environ["CALDERA_CACHE"]
+    arguments = (mode, str(victim))
+    done = job(2, "killed", "--restarts", "1", arguments=arguments, CALDERA_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert re.search(rf"rank {victim}\b", done.stderr)
+    lines = ["rank 0 goes on", "rank 1 goes on", f"rank {victim} is killed"]
+    assert sorted(done.stdout.splitlines()) == sorted(lines)
