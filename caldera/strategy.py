@@ -109,12 +109,9 @@ class Strategy(ABC):
         ok: Expr,
         weight: Expr,
     ) -> list[Expr]:
-        """The assignments that follow from what `slopes` gave; `optimizer.apply` has the names."""
+        """The assignments that follow from what `slopes` gave, and what else a training step
+        assigns; `optimizer.apply` has the names."""
         return optimizer.apply(variables, gradients, ok=ok, weight=weight)
-
-    def counted(self, weight: Expr) -> list[Expr]:
-        """What more a training step assigns, given the weight of its samples."""
-        return []
 
     def predictions(
         self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]

@@ -78,8 +78,16 @@ class Averaged(Replicas):
 
     # --- graphs
 
-    def counted(self, weight: Expr) -> list[Expr]:
-        return [op.assign(self.weight, self.weight + op.cast(weight, "float64"))]
+    def changes(
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr,
+        weight: Expr,
+    ) -> list[Expr]:
+        counted = op.assign(self.weight, self.weight + op.cast(weight, "float64"))
+        return [*super().changes(optimizer, variables, gradients, ok, weight), counted]
 
     # --- a run
 

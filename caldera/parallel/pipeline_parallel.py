@@ -298,11 +298,11 @@ class PipelineParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        # The number of threads decides in which order long sums are added up.
         self._samples = given["batch_size"] // (self.mesh.shape[DATA] * self.micro_batches)
+        # The number of threads decides in which order long sums are added up.
         known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
-                 "schedule": self.schedule, "stages": self._wanted,
-                 "balance": self.balance, "mesh": self.mesh.shape,
+                 "schedule": self.schedule, "stages": self._wanted, "balance": self.balance,
+                 "mesh": self.mesh.shape,
                  "splits": self._layers.wanted, "least": self._layers.least}  # fmt: skip
         check_same(self.communicator, "fit", [f"{name}={value}" for name, value in known.items()])
 
@@ -327,7 +327,7 @@ class PipelineParallel(Strategy):
         costs: Costs = partial(flops_of_units, written)
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
-            trained = [each.node for each in model.trainable()]
+            trained = frozenset(each.node for each in model.trainable())
             costs = partial(
                 seconds_of_units, alone, written, trained, model.device, model.precision
             )

@@ -193,7 +193,6 @@ class Steps:
         whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
         updates = self._updates(loss, whole, total, traced)
         updates += [op.assign(self.heard, each) for each in wishes]
-        updates += self.strategy.counted(total)
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
