@@ -69,20 +69,24 @@ def top16_q4(setting: Setting) -> Any:
     return cd.compress.TopK(16, block=512, bits=4, bandwidth=BYTES_A_SECOND[setting.rate])
 
 
-def falling(setting: Setting, rate: float) -> Any:
-    """In the end the rate is a fifth of what it was: after three epochs of five, or one of two."""
-    return optim.StepDecay(rate, every=225 if setting.batch > 100 else 600, factor=0.2)
+def falling(setting: Setting, rate: float, rise: int = 0) -> Any:
+    """Rates fall along half a cosine; those of small batches after an epoch, to a fifth."""
+    if setting.batch > 100:
+        return optim.Cosine(rate, setting.epochs * 60_000 // setting.batch, warm_up=rise)
+    after = optim.StepDecay(rate, every=600, factor=0.2)
+    return optim.LinearWarmUp(rise, then=after) if rise else after
 
 
 def descent(setting: Setting) -> Any:
-    """What top-k sends late acts like momentum: so there is no other, and a long rise."""
-    rise, rate = (80, 1.5) if setting.batch > 100 else (20, 0.5)
-    return optim.SGD(optim.LinearWarmUp(rise, then=falling(setting, rate)))
+    """What top-k sends late acts like momentum: so there is no other, and rates rise slowly."""
+    if setting.batch > 100:
+        return optim.SGD(falling(setting, 2.0, rise=60), clip=optim.ClipNorm(1.0))
+    return optim.SGD(falling(setting, 0.5, rise=20))
 
 
 def adam(setting: Setting) -> Any:
     """For sums that lose little or nothing."""
-    return optim.Adam(falling(setting, 2e-3 if setting.batch > 100 else 1e-3))
+    return optim.Adam(falling(setting, 3e-3 if setting.batch > 100 else 1e-3))
 
 
 Make = Callable[[Setting], Any]
