@@ -18,7 +18,7 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from caldera.amounts import bytes_text
 from caldera.comm import Communicator, world
 from caldera.comm.launch import launch
 from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.planner.coding import usual_codes
+from caldera.planner.coding import Coded, Work, usual_codes
 from caldera.planner.compute import measured
 from caldera.planner.ranking import all_ways
 from caldera.strategy import Alone, Strategy
@@ -100,7 +100,7 @@ def alone() -> dict[str, Any]:
         "points": points,
         "timed": compute.points,
         "forward": compute.forward,
-        "codes": {name: code.a_value for name, code in codes.items()},
+        "codes": {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()},
     }
 
 
@@ -158,7 +158,8 @@ def setting_of(ranks: int, wire: Wire, one: dict[str, Any], where: Here | There)
     """What the planner is told: all ranks share the cores of this machine."""
     cores = len(os.sched_getaffinity(0))
     codes = {
-        name: replace(code, a_value=one["codes"][name]) for name, code in usual_codes(wire).items()
+        name: Coded(code.compressor, *(Work(**each) for each in one["codes"][name]))
+        for name, code in usual_codes(wire).items()
     }
     per_node, at_full_speed = (ranks, cores) if isinstance(where, Here) else (1, cores / ranks)
     cluster = Cluster(ranks, wire, wire, per_node, at_full_speed)
@@ -202,7 +203,9 @@ def main(names: list[str]) -> None:
         f"{seconds * 1e3:.1f} ms for {size:g} samples (plan alone {timed * 1e3:.1f} ms)"
         for (size, seconds), (_, timed) in zip(one["points"], one["timed"], strict=True)
     ) + f"; the forward pass is {one['forward']:.0%} of it. Encoding and decoding: " + ", ".join(
-        f"{name} {seconds * 1e9:.2f} ns a value" for name, seconds in one["codes"].items()
+        f"{name} {few['a_value'] * 1e9:.2f} ns a value among 2 ranks, "
+        f"{many['a_value'] * 1e9:.2f} among 8, and {many['a_rank'] * 1e6:.0f} us for each other one"
+        for name, (few, many) in one["codes"].items()
     ) + ".", flush=True)  # fmt: skip
     places: list[Here | There] = [Here()] + ([] if missing() else [There()])
     if missing():

@@ -16,6 +16,7 @@ import numpy as np
 
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, usual
+from caldera.comm.algorithms.parts import SEGMENT_BYTES
 from caldera.comm.background import BackgroundThread
 from caldera.comm.checks import (
     check_alike,
@@ -44,6 +45,7 @@ class Communicator(ABC):
     - `nodes`: for each rank the number of the machine it runs on.
     - `collectives`: how many collectives this rank has begun, which shows who is behind;
       `operation`: the one it is in, or nothing.
+    - `segment_bytes`: long buffers travel in messages of that size.
     - `axes`: where the ranks are a mesh, the communicators along its axes, by name.
     - `algorithm`: how `Allreduce` works, "auto" or a name of `caldera.comm.algorithms.ALLREDUCE`.
 
@@ -65,6 +67,7 @@ class Communicator(ABC):
     """
 
     name: str
+    segment_bytes = SEGMENT_BYTES
 
     def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
         self.rank = rank

@@ -38,7 +38,9 @@ from caldera.optional import optional_import
 PACKAGE = "caldera[mpi]"
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
-LONGEST_NAP_S = 1e-3
+SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
+LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
+"""In the background, where the work that a message makes is taken from those who compute."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
 _OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 
@@ -49,6 +51,9 @@ def mpi() -> Any:
     # Ranks that share cores must let each other run while they wait. Where they do not it costs
     # nothing; Open MPI reads this when it starts, others ignore it.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    # So that segments leave without asking the receiver, who may be asleep.
+    for name in ("eager_limit", "max_send_size"):
+        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(1 << 19))
     return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
 
 
@@ -96,10 +101,17 @@ class _MpiRequest(Request):
         self._arrived(status)
 
     def _wait_napping(self) -> None:
-        nap = 2e-5
-        while not self.test():
-            time.sleep(nap)
-            nap = min(2 * nap, LONGEST_NAP_S)
+        """Naps become about as long as it takes until the next message is there: each time that
+        one ends costs those who compute."""
+        owner = self._owner
+        if self.test():
+            owner.nap = max(owner.nap / 2, SHORTEST_NAP_S)
+            return
+        while True:
+            time.sleep(owner.nap)
+            if self.test():
+                return
+            owner.nap = min(2 * owner.nap, LONGEST_NAP_S)
 
     def test(self) -> bool:
         status = mpi().Status()
@@ -135,7 +147,7 @@ class MpiCommunicator(Communicator):
     - `label`: a name that all its ranks have for it, and no other communicator has.
     - `generation`: how often ranks have been lost before it was made.
     - `choice`: which allreduce "auto" takes for a size, and what was measured.
-    - `naps`: whether it sleeps while it waits, since others compute meanwhile.
+    - `naps`: whether it sleeps while it waits, since others compute meanwhile; `nap`: how long.
     - `blocked`: since when it waits for one message, or for one collective of MPI.
 
     >>> from mpi4py import MPI                                      # doctest: +SKIP
@@ -156,12 +168,14 @@ class MpiCommunicator(Communicator):
         self.label = label
         self.generation = generation
         self.naps = twin_of is not None
+        self.nap = SHORTEST_NAP_S
         self.handle = handle
         self.blocked: float | None = None
         self.choice = Choice()
         self._splits = 0
         if twin_of is not None:
             self.nodes = twin_of.nodes
+            self.segment_bytes = LONG_SEGMENT_BYTES
         else:
             self.nodes = _node_numbers(self)
             beside = f"{label} in the background"

@@ -9,6 +9,8 @@ from caldera.lazy import Expr, Variable
 
 LINE = 64
 """Bytes of a cache line."""
+SHORT_BYTES = 1 << 15
+"""No message is cut in two for less."""
 
 
 def in_backward_order(loss: Expr, parameters: Sequence[Variable]) -> list[int]:
@@ -37,9 +39,10 @@ def in_backward_order(loss: Expr, parameters: Sequence[Variable]) -> list[int]:
 def buckets(values: Sequence[Expr], order: Sequence[int], most_bytes: int) -> list[list[int]]:
     """The values in this order, cut into messages of about so many bytes and one dtype each.
 
-    A message is closed when it has reached that size, so only what is left over is smaller. In a
-    message those come first that are whole cache lines: each of them begins at one then, and
-    whoever computes it can write it there at once.
+    A message is closed when it has reached that size. What is left over after the last one of that
+    size goes in messages that become shorter: who waits for the last of them has nothing left to
+    do. In a message those come first that are whole cache lines: each of them begins at one then,
+    and whoever computes it can write it there at once.
 
     >>> from caldera import op
     >>> from caldera.parallel.buckets import buckets
@@ -47,17 +50,36 @@ def buckets(values: Sequence[Expr], order: Sequence[int], most_bytes: int) -> li
     >>> buckets(values, range(5), most_bytes=80)
     [[0, 1], [2, 3], [4]]
     """
+    sizes = [value.node.spec.nbytes for value in values]
     open_ones: dict[str, list[int]] = {}
     found: list[list[int]] = []
+    full = False
     for index in order:
-        value = values[index]
-        bucket = open_ones.setdefault(value.dtype.name, [])
+        name = values[index].dtype.name
+        bucket = open_ones.setdefault(name, [])
         if not bucket:
             found.append(bucket)
         bucket.append(index)
-        if sum(values[each].node.spec.nbytes for each in bucket) >= most_bytes:
-            del open_ones[value.dtype.name]
-    return [
-        sorted(bucket, key=lambda index: values[index].node.spec.nbytes % LINE > 0)
-        for bucket in found
-    ]
+        if sum(sizes[each] for each in bucket) >= most_bytes:
+            del open_ones[name]
+            full = True
+    if full:
+        found = [part for bucket in found for part in _shorter(bucket, sizes, most_bytes)]
+    return [sorted(bucket, key=lambda index: sizes[index] % LINE > 0) for bucket in found]
+
+
+def _shorter(bucket: list[int], sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
+    """What did not fill a message, in parts that each have half of what is left or more."""
+    left = sum(sizes[index] for index in bucket)
+    if left >= most_bytes:
+        return [bucket]
+    found: list[list[int]] = [[]]
+    size = 0
+    for index in bucket:
+        found[-1].append(index)
+        size += sizes[index]
+        left -= sizes[index]
+        if size >= left >= SHORT_BYTES:
+            found.append([])
+            size = 0
+    return found

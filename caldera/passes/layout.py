@@ -35,6 +35,7 @@ IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "conv2d_input": ((0,), (0,)),
     "conv2d_weight": ((0, 1), ()),
     "max_pool2d": ((0,), (0, 1)),
+    "max_pool2d_epilogue": ((0,), (0, 1)),
     "pool_scatter": ((0, 1), (0,)),
     "pool_gather": ((0, 1), (0,)),
     "avg_pool2d": ((0,), (0,)),

@@ -1,8 +1,9 @@
 """A relu or a bias before a maximum over windows goes behind it, where there are fewer elements.
 
-They keep the order of numbers, so they may change places with it. In training the gradient goes
-back the same way: it is stopped where the maximum is not positive, and added up for the bias,
-before it is spread over the windows. What lies before the pooling need not be kept.
+They keep the order of numbers, so they may change places with it; the three are one op then. In
+training the gradient goes back the same way: it is stopped where the maximum is not positive, and
+added up for the bias, before it is spread over the windows. What lies before the pooling need not
+be kept.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item
 from caldera.graph.ops.base import cast, full
 from caldera.graph.ops.elementwise import add, greater, relu, where
+from caldera.graph.ops.epilogue import is_channel_bias, max_pool2d_epilogue
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.pooling import max_pool2d, pool_scatter
 from caldera.graph.program import Program
@@ -36,7 +38,8 @@ def pool_first(program: Program) -> Program:
 
 def _makes_fewer(node: Node) -> bool:
     """Whether it is a pooling after which there are fewer elements."""
-    return node.op is max_pool2d and node.outputs[0].size < node.inputs[0].spec.size
+    is_pooling = node.op in (max_pool2d, max_pool2d_epilogue)
+    return is_pooling and node.outputs[0].size < node.inputs[0].spec.size
 
 
 # --- relu
@@ -54,9 +57,8 @@ def _relu_behind(program: Program) -> Program:
     for node in order:
         given = tuple(new[each] for each in node.inputs)
         if node in pools:
-            new[node] = node.op.rebuild(node, (new[pools[node].relu.inputs[0]],))
-        elif node.op is ITEM and node.inputs[0] in pools and node.attrs["index"] == 0:
-            new[node] = relu(item(given[0], 0))
+            before = new[pools[node].relu.inputs[0]]
+            new[node] = max_pool2d_epilogue.node(before, activated=True, **node.attrs)
         elif node in slopes:
             spread = node.inputs[1]
             slope, index = (new[each] for each in spread.inputs)
@@ -127,7 +129,7 @@ def _bias_behind(program: Program) -> Program:
     roots = set(program.roots)
     biases: dict[Node, tuple[Node, Node]] = {}
     for node in order:
-        if _makes_fewer(node) and users[node.inputs[0]] == [node]:
+        if _makes_fewer(node) and users[node.inputs[0]] == [node] and len(node.inputs) == 1:
             found = _image_and_bias(node.inputs[0])
             if found is not None and node.inputs[0] not in roots:
                 biases[node] = found
@@ -137,9 +139,8 @@ def _bias_behind(program: Program) -> Program:
     for node in order:
         given = tuple(new[each] for each in node.inputs)
         if node in biases:
-            new[node] = node.op.rebuild(node, (new[biases[node][0]],))
-        elif node.op is ITEM and node.inputs[0] in biases and node.attrs["index"] == 0:
-            new[node] = add(item(given[0], 0), new[biases[node.inputs[0]][1]])
+            attrs = {"activated": False, **node.attrs}
+            new[node] = max_pool2d_epilogue.node(*[new[each] for each in biases[node]], **attrs)
         elif _adds_up_spread(node, biases):
             # Every number was spread to one place, so the sum is that of the numbers.
             numbers = new[_uncast(node.inputs[0]).inputs[0]]
@@ -153,7 +154,7 @@ def _image_and_bias(value: Node) -> tuple[Node, Node] | None:
     if value.op is not add:
         return None
     for image, bias in (value.inputs, value.inputs[::-1]):
-        if image.shape == value.shape and bias.shape[-2:] == (1, 1):
+        if image.shape == value.shape and is_channel_bias(bias, image):
             return image, bias
     return None
 

@@ -10,8 +10,8 @@ from caldera.memory.interface import CapturedGraph, Moment
 
 ROUNDS = 6
 """How often each form is timed; the first time does not count."""
-HYSTERESIS = 0.005
-"""How much faster another form must be than the first one."""
+HYSTERESIS = 0.02
+"""How much faster another form must be than the first one: less is within the noise."""
 
 
 class Faster(CapturedGraph):

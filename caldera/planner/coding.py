@@ -10,10 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from caldera.comm import SingleProcess
+from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, compressors, predicted_seconds
 from caldera.compress.dense import DenseCompressor
-from caldera.compress.draws import Chance
 from caldera.compress.topk import TopK
 from caldera.errors import ConfigError
 from caldera.planner.cluster import Wire
@@ -25,21 +24,49 @@ USUAL: Mapping[str, Mapping[str, object]] = {
     "top16_q4": {},
 }
 """The compressions that are looked at, and what they are made with."""
-_ELEMENTS = 1 << 18
+_FEW, _MANY = 2, 8
+"""Ranks between which it is measured what a rank works on an exchange."""
+_SHORT, _LONG = 1 << 13, 1 << 18
 _RUNS = 3
 
 
 @dataclass(frozen=True)
+class Work:
+    """Seconds that a core of one rank works on an exchange among so many ranks, for each value of
+    a gradient, and for each other rank whatever it sends."""
+
+    ranks: int = _FEW
+    a_value: float = 0.0
+    a_rank: float = 0.0
+
+    def seconds(self, elements: float, ranks: int) -> float:
+        """The time for so many values among so many ranks."""
+        return self.a_value * elements + self.a_rank * (ranks - 1)
+
+
+@dataclass(frozen=True)
 class Coded:
-    """A compression, and the seconds that a rank takes for each value of a gradient.
+    """A compression, and what encoding and decoding take: among few ranks, and among many, since
+    sums of sparse vectors become denser.
 
     >>> from caldera.compress import QSGD
     >>> Coded(QSGD(bits=4)).cost(4096, 2, Wire(0.0, 1e6)).sent
     2080
+    >>> Coded(QSGD(bits=4), Work(2, 1e-6), Work(8, 4e-6)).seconds(1000, 4)
+    0.002
     """
 
     compressor: Compressor
-    a_value: float = 0.0
+    few: Work = Work(_FEW)
+    many: Work = Work(_MANY)
+
+    def seconds(self, elements: float, ranks: int) -> float:
+        """How long a core works on an exchange of so many values."""
+        if ranks == 1:
+            return 0.0
+        low, high = (work.seconds(elements, ranks) for work in (self.few, self.many))
+        reached = (ranks - self.few.ranks) / (self.many.ranks - self.few.ranks)
+        return low + (high - low) * min(reached, 1.0)
 
     def cost(self, elements: int, ranks: int, wire: Wire) -> Cost:
         """An exchange of so many values, without encoding and decoding them."""
@@ -82,30 +109,30 @@ def usual_codes(wire: Wire) -> dict[str, Coded]:
         if name.startswith("top"):
             given |= {"latency": wire.latency, "bandwidth": wire.bandwidth}
         compressor = compressors.make(name, **given)
-        made[name] = Coded(compressor, _seconds(compressor) / _ELEMENTS)
+        made[name] = Coded(compressor, _work(compressor, _FEW), _work(compressor, _MANY))
     return made
 
 
-def _seconds(compressor: Compressor) -> float:
-    """The time that a rank works on an exchange, without the exchange."""
-    values = np.random.default_rng(0).normal(size=_ELEMENTS).astype(np.float32)
-    draws = Chance(0, 0, "planner").of(0)
-    sums = None
-    if isinstance(compressor, DenseCompressor):
-        sums = compressor.code_of_sums.encode(values, draws)
+def _work(compressor: Compressor, ranks: int) -> Work:
+    """What a rank works on an exchange, measured between threads."""
+    short, long = (_seconds(compressor, elements, ranks) for elements in (_SHORT, _LONG))
+    a_value = max(long - short, 0.0) / (_LONG - _SHORT)
+    return Work(ranks, a_value, max(short - a_value * _SHORT, 0.0) / (ranks - 1))
 
-    def work() -> None:
-        if sums is None or not isinstance(compressor, DenseCompressor):
-            compressor.exchange("planner", values.copy(), SingleProcess())
-            return
-        # Each value is encoded and decoded on its way to the sum, and decoded as part of it.
-        message = compressor.code.encode(values, draws)
-        compressor.code.decode(message, values.size, values.dtype)
-        compressor.code_of_sums.decode(sums, values.size, values.dtype)
 
-    found = []
-    for _ in range(_RUNS + 1):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return median(found[1:])
+def _seconds(compressor: Compressor, elements: int, ranks: int) -> float:
+    """The time that a rank's thread is given a core for an exchange."""
+
+    def work(communicator: Communicator) -> float:
+        own = type(compressor)(**compressor.arguments())
+        values = np.random.default_rng(communicator.rank).normal(size=elements).astype(np.float32)
+        found = []
+        for _ in range(_RUNS + 1):
+            gradient = values.copy()
+            began = time.thread_time()
+            own.exchange("planner", gradient, communicator)
+            found.append(time.thread_time() - began)
+        # The first one makes what the others find.
+        return median(found[1:])
+
+    return median(run_virtual_ranks(ranks, work))

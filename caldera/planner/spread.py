@@ -75,7 +75,8 @@ def _compressed(setting: Setting, name: str) -> Prediction:
         return code.cost(round(nbytes / workload.value), setting.ranks, wire)
 
     def encoding(nbytes: float) -> Cost:
-        return Cost(code.a_value * nbytes / workload.value * setting.cluster.slowdown)
+        seconds = code.seconds(nbytes / workload.value, setting.ranks)
+        return Cost(seconds * setting.cluster.slowdown)
 
     found = _exchanged(setting, cost, encoding)
     # What was not sent is kept for the next step.

@@ -121,7 +121,8 @@ def test_what_cudnn_does_not_support(
     card: Device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libraries, "cudnn", lambda: FakeCudnn(refused=("conv2d_weight",)))
+    fake = FakeCudnn(refused=("conv2d_weight",))
+    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
     _forget()
     found = {node.op.name: bool(_kernels(node)) for node in nodes_of(TILED[0], "float32")}
     assert found == {"conv2d": True, "conv2d_input": True, "conv2d_weight": False}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from caldera.graph.ops import pooling
+from caldera.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.kernels.reference import evaluate
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
@@ -15,7 +16,14 @@ from tests.card.candidates import check, nodes_of_cases
 from tests.card.variants import check_both_orders, node_of, numbers
 from tests.unit.kernels.test_candidates import LAYOUTS
 
-OPS = {"max_pool2d", "pool_gather", "pool_scatter", "avg_pool2d", "avg_pool2d_input"}
+OPS = {
+    "max_pool2d",
+    "max_pool2d_epilogue",
+    "pool_gather",
+    "pool_scatter",
+    "avg_pool2d",
+    "avg_pool2d_input",
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -52,6 +60,7 @@ def test_both_orders(card: Device, number: int, channels: int, dtype: str) -> No
     x = numbers(2, channels, 9, 11, dtype=BY_NAME[dtype])
     node = node_of(pooling.max_pool2d, (x,), **how)
     check_both_orders(card, node, (x,))
+    _check_ended(card, x, how)
     y, index = evaluate(node, (x,))
     g = numbers(*y.shape, dtype=x.dtype, seed=1)
     check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
@@ -65,6 +74,14 @@ def test_both_orders(card: Device, number: int, channels: int, dtype: str) -> No
         check_both_orders(card, node_of(pooling.avg_pool2d, (x,), **given), (x,))
         spread = node_of(pooling.avg_pool2d_input, (g,), shape=x.shape, **given)
         check_both_orders(card, spread, (g,))
+
+
+def _check_ended(card: Device, x: np.ndarray, how: Any) -> None:
+    """With a bias and a relu, or one of them."""
+    bias = numbers(x.shape[1], 1, 1, dtype=x.dtype, seed=2)
+    for given, activated in (((x, bias), True), ((x, bias), False), ((x,), True)):
+        node = node_of(max_pool2d_epilogue, given, activated=activated, **how)
+        check_both_orders(card, node, given)
 
 
 def test_images_that_come_in_one_order_and_go_in_the_other(card: Device) -> None:
@@ -86,6 +103,7 @@ def test_ties_nans_and_windows_of_padding(card: Device, dtype: str) -> None:
     usual = WINDOWS[:3] if dtype == "float32" else WINDOWS[1:2]
     for how in (*usual, {**WINDOWS[0], "padding": ((1, 1), (1, 1)), "dilation": (6, 6)}):
         check_both_orders(card, node_of(pooling.max_pool2d, (x,), **how), (x,))
+        _check_ended(card, x, how)
 
 
 def test_an_index_that_names_nothing(card: Device) -> None:

@@ -30,7 +30,7 @@ _NOTHING = np.empty(0, np.uint8)
 def broadcast(comm: Communicator, buffer: np.ndarray, root: int) -> None:
     """Along a tree if the buffer is one segment, else along a chain that passes segments on."""
     place = (comm.rank - root) % comm.size
-    pieces = segments((0, buffer.size), segment_elements(buffer))
+    pieces = segments((0, buffer.size), segment_elements(comm, buffer))
     if len(pieces) == 1:
         _tree_broadcast(comm, buffer, root, place)
         return

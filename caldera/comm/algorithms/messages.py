@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.parts import SEGMENT_BYTES, segments
+from caldera.comm.algorithms.parts import segments
 from caldera.comm.reduction import combine
 from caldera.comm.request import Request
 
@@ -22,9 +22,9 @@ WINDOW = 32
 """How many segments may be on their way to a rank before it has taken the first of them."""
 
 
-def segment_elements(buffer: np.ndarray) -> int:
+def segment_elements(comm: Communicator, buffer: np.ndarray) -> int:
     """The elements of one segment."""
-    return max(1, SEGMENT_BYTES // buffer.itemsize)
+    return max(1, comm.segment_bytes // buffer.itemsize)
 
 
 def post_send(comm: Communicator, buffer: np.ndarray, dest: int) -> Request:
@@ -43,13 +43,13 @@ def post_receive(comm: Communicator, buffer: np.ndarray, source: int) -> Request
 
 def start_send(comm: Communicator, buffer: np.ndarray, dest: int) -> list[Request]:
     """Begin to send a buffer in segments."""
-    pieces = segments((0, buffer.size), segment_elements(buffer))
+    pieces = segments((0, buffer.size), segment_elements(comm, buffer))
     return [post_send(comm, buffer[begin:end], dest) for begin, end in pieces]
 
 
 def start_receive(comm: Communicator, buffer: np.ndarray, source: int) -> list[Request]:
     """Begin to receive a buffer that is sent in segments."""
-    pieces = segments((0, buffer.size), segment_elements(buffer))
+    pieces = segments((0, buffer.size), segment_elements(comm, buffer))
     return [post_receive(comm, buffer[begin:end], source) for begin, end in pieces]
 
 
@@ -76,8 +76,8 @@ def combine_from(
     With `theirs_first` the other rank's numbers stand left of the operator, so that two ranks that
     combine each other's numbers do the same to the last bit of a NaN.
     """
-    pieces = segments((0, target.size), segment_elements(target))
-    scratch = np.empty((min(WINDOW, len(pieces)), segment_elements(target)), target.dtype)
+    pieces = segments((0, target.size), segment_elements(comm, target))
+    scratch = np.empty((min(WINDOW, len(pieces)), segment_elements(comm, target)), target.dtype)
     underway: deque[tuple[Request, np.ndarray]] = deque()
 
     def receive(index: int) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SEGMENT_BYTES = 61440
-"""What travels as one message. Smaller than what MPI sends without asking the receiver first, and
-large enough that the cost of a message is small beside it."""
+"""What travels as one message where somebody waits for it. Smaller than what MPI sends without
+asking the receiver first, and large enough that the cost of a message is small beside it."""
 
 
 def even_counts(elements: int, parts: int) -> list[int]:

@@ -87,7 +87,7 @@ def _travel(
             finish(buffer, op, 1)
         return
     left, right = members[me - 1], members[(me + 1) % n]
-    piece = segment_elements(buffer)
+    piece = segment_elements(comm, buffer)
     parts = bounds(counts)
     arriving = [
         (step, begin, end)

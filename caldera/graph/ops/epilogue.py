@@ -1,4 +1,5 @@
-"""Products and convolutions with what is done to their results on the way out. Made by a pass."""
+"""Products, convolutions and poolings with what is done to their results on the way out. Made by
+passes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, Nodes, composite, refuse_shape
 from caldera.graph.ops import activation
 from caldera.graph.ops.base import full
-from caldera.graph.ops.elementwise import add, equal, mul, where
+from caldera.graph.ops.elementwise import add, equal, mul, relu, where
+from caldera.graph.ops.pooling import max_pool2d
 from caldera.graph.ops.product import conv2d, matmul
 from caldera.graph.ops.widening import widened
 
@@ -86,6 +88,18 @@ def conv2d_epilogue(
     if len(bias) > 1 or not all(is_channel_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the channels of {result.shape}")
     return ended(result, bias, activation, attributes)
+
+
+@composite("max_pool2d_epilogue")
+def max_pool2d_epilogue(x: Node, *bias: Node, activated: bool, **how: Any) -> Nodes:
+    """The largest of each window plus a bias of shape (channels, 1, 1), if there is one, after a
+    relu if `activated`; and where in its window the largest stands."""
+    largest, index = max_pool2d(x, **how)
+    if len(bias) > 1 or not all(is_channel_bias(each, largest) for each in bias):
+        refuse_shape(f"at most one bias, along the channels of {largest.shape}")
+    for each in bias:
+        largest = add(largest, each)
+    return relu(largest) if activated else largest, index
 
 
 @composite("matmul_accumulate", kind="product")

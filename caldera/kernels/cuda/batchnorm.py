@@ -12,7 +12,14 @@ from ctypes import c_double
 from caldera.graph.node import Node, Spec
 from caldera.kernels.cpu.scratch import Scratch, room_for
 from caldera.kernels.cuda.elements import computed_type
-from caldera.kernels.cuda.images import THREADS, TOTALS_THREADS, Layout, Sizes, layout_of
+from caldera.kernels.cuda.images import (
+    RESIDENT,
+    THREADS,
+    TOTALS_THREADS,
+    Layout,
+    Sizes,
+    layout_of,
+)
 from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.normalising import (
     HEADER,
@@ -137,6 +144,7 @@ def bind_gradient(call: Call) -> Runner:
         f"    block_slope_sums<{flags(relu)}, {layout.options}>(x, g, in, means, eps, "
         "strided(scale, scale_step), strided(shift, shift_step), strided(variance, variance_step), "
         "partial, kept);",
+        RESIDENT,
     )  # fmt: skip
     totals = kernel_source(
         HEADER, "batch_slopes", TOTALS_THREADS,

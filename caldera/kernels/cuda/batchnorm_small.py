@@ -24,15 +24,17 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import HALVES, float32
 
-THREADS = 512
+THREADS = ((256, 4), (512, 8))
+"""Threads of a block, and pieces of an image that each keeps at most. Few threads are
+faster where they suffice, as measured on an H200."""
 PIECE = 16
 """Bytes that a thread reads at once."""
 _FEWEST = 1 << 10
 """Elements of an image."""
 _MEETINGS = 4096
 """As in norm_whole.cuh."""
-_SHARED = THREADS * 8 + 16 * 5 * 4
-"""Bytes: a sum of each thread, and what is known about up to 16 channels."""
+_KNOWN = 16 * 5 * 4
+"""Bytes of what is known about up to 16 channels."""
 _places = count()
 
 
@@ -57,18 +59,25 @@ class Shares:
         """Blocks that share a row."""
         return self.channels // (self.many * self.across)
 
-    def chunks(self, kept: int) -> int:
-        """Blocks that share the rows, if each thread keeps so many pieces."""
-        return -(-self.rows // (THREADS // self.across * kept))
+    def split(self, most: int) -> Split | None:
+        """How the rows are shared if no thread keeps more than `most` pieces of an image."""
+        for threads, many in THREADS:
+            kept = 1
+            while kept <= min(most, many):
+                chunks = -(-self.rows // (threads // self.across * kept))
+                if chunks * self.groups <= self.most:
+                    return Split(threads, kept, chunks)
+                kept *= 2
+        return None
 
-    def kept(self, most: int) -> int | None:
-        """Pieces of an image that a thread keeps; None if no more than `most` are too few."""
-        kept = 1
-        while self.chunks(kept) * self.groups > self.most:
-            kept *= 2
-            if kept > most:
-                return None
-        return kept
+
+@dataclass(frozen=True)
+class Split:
+    """Threads of a block, pieces that each keeps, and blocks that share the rows."""
+
+    threads: int
+    kept: int
+    chunks: int
 
 
 # --- which images
@@ -85,8 +94,8 @@ def _shares(image: Spec) -> Shares:
     return Shares(image.size // channels, channels, many, driver().multiprocessors)
 
 
-def _kept(node: Node) -> int | None:
-    return _shares(node.outputs[0]).kept(_MOST_KEPT[node.op.name])
+def _split(node: Node) -> Split | None:
+    return _shares(node.outputs[0]).split(_MOST_KEPT[node.op.name])
 
 
 def _is_small(node: Node) -> bool:
@@ -98,14 +107,14 @@ def _is_small(node: Node) -> bool:
         return False
     if any(len(each.shape) > 1 and each.dtype != image.dtype for each in node.inputs):
         return False
-    return image.shape[1] * image.dtype.itemsize % PIECE == 0 and _kept(node) is not None
+    return image.shape[1] * image.dtype.itemsize % PIECE == 0 and _split(node) is not None
 
 
 def _partial(node: Node) -> Spec:
     """Two numbers of each block for each of its channels."""
-    image, kept = node.outputs[0], _kept(node)
-    assert kept is not None
-    return Spec((_shares(image).chunks(kept), image.shape[1], 2), float32)
+    split = _split(node)
+    assert split is not None
+    return Spec((split.chunks, node.outputs[0].shape[1], 2), float32)
 
 
 def _room(node: Node) -> int:
@@ -125,7 +134,8 @@ def _launch(
 ) -> Runner:  # fmt: skip
     """One of the functions of norm_whole.cuh."""
     node = call.node
-    shares, kept, spec = _shares(node.outputs[0]), _kept(node), _partial(node)
+    shares, split, spec = _shares(node.outputs[0]), _split(node), _partial(node)
+    assert split is not None
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
     place = next(_places) * shares.groups % _MEETINGS
@@ -139,7 +149,7 @@ def _launch(
     source = (
         '#include "norm_whole.cuh"\n'
         "struct S { static const int "
-        f"THREADS = {THREADS}, ACROSS = {shares.across}, KEPT = {kept}; }};\n"
+        f"THREADS = {split.threads}, ACROSS = {shares.across}, KEPT = {split.kept}; }};\n"
         f'extern "C" __global__ void __launch_bounds__(S::THREADS, 1) {name}('
         f"{', '.join(parameters)}) {{\n    DYNAMIC_SHARED(char, shared);\n"
         f"    grid_{name}<{flags(*options)}, S>("
@@ -151,10 +161,10 @@ def _launch(
     ]  # fmt: skip
     for _, array in vectors.values():
         arguments += [array, c_int(strides_of(array)[0])]
-    grid = (spec.shape[0], shares.groups, 1)
-    return CudaRunner(
-        [Launch(source, name, grid, THREADS, arguments, _SHARED, together=True)]
-    )  # fmt: skip
+    # A sum of each thread, and what is known.
+    shared = 8 * split.threads + _KNOWN
+    grid = (split.chunks, shares.groups, 1)
+    return CudaRunner([Launch(source, name, grid, split.threads, arguments, shared, together=True)])
 
 
 def _bind(call: Call) -> Runner:

@@ -34,8 +34,10 @@ TOTALS_BLOCK: Size = (16, 32, 1)
 TOTALS_THREADS = TOTALS_BLOCK[0] * TOTALS_BLOCK[1]
 _LANES = 32
 """Threads along the channels of a row, at most."""
-_BLOCKS = 528
-"""Blocks that keep a large card busy: 4 on each of 132 multiprocessors."""
+RESIDENT = 4
+"""Blocks that a multiprocessor has at the same time."""
+_BLOCKS = RESIDENT * 132
+"""Blocks that keep a large card busy, all of its multiprocessors."""
 _MORE_BLOCKS = 4 * _BLOCKS
 """The same where a block leaves no sums behind, so that more of them cost nothing."""
 _ROUNDS = 4

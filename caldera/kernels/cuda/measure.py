@@ -46,11 +46,13 @@ ORACLE_BYTES = 64 << 20
 """Work from which on the oracle takes too long."""
 PATTERN = (1 << 20) + 7
 """Different numbers in an input; a larger one repeats them."""
-WINDOW = 1 << 19
+WINDOW = 1 << 17
 """Bytes of a large result that are looked at, at its beginning, middle and end: to compare more
 takes longer than everything else."""
 CAPTURED = 8
-"""Calls of a quick kernel that are replayed together."""
+REPLAY_S = 1e-3
+"""Calls of a kernel that are replayed together, at most, and what they should last: by then it no
+longer counts how long a launch takes."""
 
 
 def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
@@ -224,20 +226,20 @@ class _Course:
         )
 
     def _replayed(self, kernel: Kernel, runner: Runner, once: float) -> tuple[Runner, int]:
-        """What replays a few calls of the kernel, or makes one if it takes long by itself, and how
-        many these are."""
+        """What replays a few calls of the kernel, of which one takes `once`, and how many."""
         stream = self._place.stream
-        if not kernel.capturable or once > SAMPLE_S:
+        if not kernel.capturable:
             return partial(stream.launch, runner), 1
+        calls = max(1, min(CAPTURED, int(REPLAY_S / max(once, 1e-7))))
         stream.begin_capture()
         try:
-            for _ in range(CAPTURED):
+            for _ in range(calls):
                 stream.launch(runner)
         except BaseException:
             with suppress(Exception):
                 stream.end_capture()
             raise
-        return stream.end_capture().replay, CAPTURED
+        return stream.end_capture().replay, calls
 
 
 def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:

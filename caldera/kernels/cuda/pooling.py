@@ -10,10 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from caldera.graph.node import Node
+from caldera.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.kernels.cuda.launch import CudaRunner, Launch
 from caldera.kernels.cuda.operands import divisor
 from caldera.kernels.cuda.source import flags, kernel_source, type_of
-from caldera.kernels.cuda.strided import index_type, indices, is_large, neighbours, strides_of
+from caldera.kernels.cuda.strided import (
+    index,
+    index_type,
+    indices,
+    is_large,
+    neighbours,
+    strides_of,
+)
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
@@ -73,9 +81,16 @@ def _bands(places: int) -> int:
 
 
 def _launch(
-    function: str, node: Node, arrays: Sequence[Array], outputs: int, *, adjoint: bool
+    function: str,
+    node: Node,
+    arrays: Sequence[Array],
+    outputs: int,
+    *,
+    adjoint: bool,
+    bias: Array | None = None,
 ) -> Runner:
-    """A function of pool.cuh on these arrays, the last `outputs` of which it writes."""
+    """A function of pool.cuh on these arrays, the last `outputs` of which it writes; a bias is
+    added to the first of these."""
     written, read = arrays[-outputs], arrays[0]
     if written.size == 0:
         return CudaRunner([])
@@ -83,9 +98,12 @@ def _launch(
     steps = [strides_of(array) for array in arrays]
     channels = written.shape[1]
     together = 1
-    if all(own[1] == 1 for own in steps):
+    biases = [] if bias is None else [bias]
+    if all(own[1] == 1 for own in steps) and all(strides_of(each)[0] == 1 for each in biases):
         beside = zip(arrays, steps, strict=True)
-        together = neighbours(channels, [(each, (n, y, x)) for each, (n, _, y, x) in beside])
+        lying: list[tuple[Array, Sequence[int]]]
+        lying = [(each, (n, y, x)) for each, (n, _, y, x) in beside]
+        together = neighbours(channels, [*lying, *((each, ()) for each in biases)])
     last = channels > 1 and abs(written.strides[1]) < abs(written.strides[3])
     rows, columns = _axes(node)
     small = _is_small(rows, columns, adjoint=adjoint)
@@ -101,19 +119,24 @@ def _launch(
         for i, array in enumerate(arrays)
     ]
     integer = index_type(large)
+    given = [*names, *(f"p{i}" for i in range(len(arrays))), "in"]
+    if node.op is max_pool2d_epilogue:
+        kind = f"Ending<{flags(bool(biases), node.attrs['activated'])}, {type_of(read)}, {integer}>"
+        pointers += [f"const {type_of(each)}* bias" for each in biases]
+        given.append(f"{kind}{{bias, step}}" if biases else f"{kind}{{}}")
     source = kernel_source(
         "pool_adjoints.cuh" if adjoint else "pool.cuh", f"{function}_pixels", _THREADS,
         [*pointers, *(f"Pixels<{integer}> p{i}" for i in range(len(arrays))),
-         f"Windows<{integer}> in"],
-        f"{function}<{kinds}, {bands}>({', '.join(names)}, "
-        f"{', '.join(f'p{i}' for i in range(len(arrays)))}, in);",
+         f"Windows<{integer}> in", *(f"{integer} step" for _ in biases)],
+        f"{function}<{kinds}, {bands}>({', '.join(given)});",
     )  # fmt: skip
     groups, down = channels // together, -(-tall // bands)
     threads = written.shape[0] * groups * down * bands * wide
     numbers = _windows(node, image.shape, pooled.shape, (rows.before, columns.before))
     numbers += [threads, tall, *_divisors((groups, wide, down), large)]
     return CudaRunner([Launch(source, f"{function}_pixels", -(-threads // _THREADS), _THREADS, [
-        *arrays, *(indices(own, large) for own in steps), indices(numbers, large),
+        *arrays, *biases, *(indices(own, large) for own in steps), indices(numbers, large),
+        *(index(strides_of(each)[0], large) for each in biases),
     ])])  # fmt: skip
 
 
@@ -137,6 +160,13 @@ def _bind(function: str, outputs: int, *, adjoint: bool) -> Callable[[Call], Run
     return bind
 
 
+def _bind_ended(call: Call) -> Runner:
+    image, *biases = call.inputs
+    bias = biases[0].reshape(-1, copy=False) if biases else None
+    return _launch("max_pool", call.node, [image, *call.outputs], 2, adjoint=False, bias=bias)
+
+
+TABLE.add(Kernel("max_pool2d_epilogue", "cuda", "pixels", _bind_ended))
 for _op, _function, _outputs, _adjoint in (
     ("max_pool2d", "max_pool", 2, False),
     ("pool_gather", "pool_gather", 1, False),

@@ -23,10 +23,15 @@ def flags(*values: bool) -> str:
 
 
 def kernel_source(
-    header: str, name: str, threads: int, parameters: Sequence[str], body: str
+    header: str,
+    name: str,
+    threads: int,
+    parameters: Sequence[str],
+    body: str,
+    resident: int | None = None,
 ) -> str:
     """One kernel, for blocks of at most so many threads: these have to find room in a
-    multiprocessor, whatever the compiler makes of the body.
+    multiprocessor, whatever the compiler makes of the body, and `resident` of them if that is said.
 
     >>> print(kernel_source("rows.cuh", "clear", 32, ["float* y"], "y[threadIdx.x] = 0.0f;"))
     #include "rows.cuh"
@@ -35,8 +40,9 @@ def kernel_source(
     }
     <BLANKLINE>
     """
+    bounds = str(threads) if resident is None else f"{threads}, {resident}"
     return (
         f'#include "{header}"\n'
-        f'extern "C" __global__ void __launch_bounds__({threads}) {name}({", ".join(parameters)})'
-        f" {{\n    {body}\n}}\n"
+        f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
+        f"{', '.join(parameters)}) {{\n    {body}\n}}\n"
     )

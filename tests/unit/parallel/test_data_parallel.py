@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn, optim
+from caldera import nn, op, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel, PipelineParallel, Sharded
+from caldera.parallel.buckets import buckets
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
@@ -251,3 +252,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
         DataParallel(bucket_bytes=0)
     with pytest.raises(CommError, match="algorithm"):
         DataParallel(algorithm="carrier pigeon")
+
+
+def test_messages_become_shorter_at_the_end() -> None:
+    """Nothing is left to compute while the last one is under way."""
+    sizes = [3200, 400_000, 32_000, 16_000, 16_000, 1600, 5]
+    values = [op.var(f"v{index}", (size,)) for index, size in enumerate(sizes)]
+    assert buckets(values, range(7), 1 << 20) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert buckets(values, range(7), 4 << 20) == [[0, 1, 2, 3, 4, 5, 6]]

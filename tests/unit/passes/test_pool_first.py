@@ -13,6 +13,7 @@ from caldera.graph.node import Node
 from caldera.graph.program import Program, program_of
 from caldera.graph.verify import verify
 from caldera.lazy import Expr, Variable
+from caldera.passes.lower import lower
 from caldera.passes.pipeline import passes
 from caldera.passes.pool_first import pool_first
 from tests.unit.passes.tools import names
@@ -37,6 +38,8 @@ def _moved(*outputs: Expr) -> Program:
     program = program_of([output.node for output in outputs])
     result = pool_first(program)
     verify(result)
+    # What a device that has no kernel for both makes of it.
+    result = lower(result, lambda name: name != "max_pool2d_epilogue")
     for before, after in zip(outputs, result.outputs, strict=True):
         np.testing.assert_allclose(
             Expr(after).numpy(), before.numpy(), rtol=1e-6, atol=1e-6, strict=True

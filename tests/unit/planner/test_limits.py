@@ -8,7 +8,7 @@ import pytest
 
 from caldera import compress
 from caldera.planner import Cluster, Setting, Wire
-from caldera.planner.coding import Coded
+from caldera.planner.coding import Coded, Work
 from caldera.planner.collectives import ALGORITHMS, Cost, allreduce
 from caldera.planner.loose import ENSEMBLE
 from caldera.planner.mixes import FILL_DRAIN, ONE_F_ONE_B, Mix, mixed
@@ -132,7 +132,7 @@ def test_within_a_machine_messages_take_a_core() -> None:
 
 
 def test_encoding_takes_a_core_whatever_carries_the_message() -> None:
-    code = Coded(compress.QSGD(bits=4), a_value=1e-9)
+    code = Coded(compress.QSGD(bits=4), few=Work(2, 1e-9), many=Work(8, 1e-9))
     spare = replace(free(4), codes={"qsgd": code})
     full = replace(spare, cluster=replace(spare.cluster, at_full_speed=1.0))
     whole = 1e-9 * spare.workload.trained / spare.workload.value

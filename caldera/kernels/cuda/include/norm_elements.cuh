@@ -2,26 +2,29 @@
 #pragma once
 #include "norm.cuh"
 
-// `read(places, values)` and `write(places, values)` for all rows of a thread, two at a time: the
-// second row is on its way while the first is waited for.
+const int ROWS = 4;
+
+// `read(places, values)` and `write(places, values)` for all rows of a thread, ROWS at a time: the
+// others are on their way while the first is waited for.
 template <int N, typename A, bool PLANES, int V, int R, int B, typename I, typename Read,
           typename Write>
 __device__ __forceinline__ void over_rows(
     const Share<PLANES, V, R, B, I>& here, Read read, Write write) {
-    I row = here.row, first[B], second[B];
-    A one[N], two[N];
-    for (; row + here.step < here.end; row += 2 * here.step) {
-        here.places(row, first);
-        here.places(row + here.step, second);
-        read(first, one);
-        read(second, two);
-        write(first, one);
-        write(second, two);
+    I row = here.row, places[ROWS][B];
+    A values[ROWS][N];
+    for (; row + (ROWS - 1) * here.step < here.end; row += ROWS * here.step) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            here.places(row + r * here.step, places[r]);
+            read(places[r], values[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) write(places[r], values[r]);
     }
-    if (row < here.end) {
-        here.places(row, first);
-        read(first, one);
-        write(first, one);
+    for (; row < here.end; row += here.step) {
+        here.places(row, places[0]);
+        read(places[0], values[0]);
+        write(places[0], values[0]);
     }
 }
 
@@ -73,6 +76,23 @@ __device__ __forceinline__ void given_factors(
     for (int v = 0; v < V; v++) factor[v] = (A)(gain[v] * inverse_deviation(spread[v], eps));
 }
 
+// The same where threads of a block share channels: each finds one factor, if there are as many.
+template <typename Place, int V, typename P, typename M, typename A, typename I>
+__device__ __forceinline__ void block_factors(
+    const Place& here, Strided<const P, I> scale, Strided<const M, I> variance, double eps,
+    double* kept, A (&factor)[V]) {
+    int thread = thread_of_block();
+    I channel = here.channel - threadIdx.x * V + thread;
+    if (thread < blockDim.x * V && channel < here.in.channels) {
+        double inverse = inverse_deviation((double)wide(variance[channel]), eps);
+        kept[thread] = (double)wide(scale[channel]) * inverse;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < V; v++) factor[v] = (A)kept[threadIdx.x * V + v];
+    __syncthreads();
+}
+
 // By a mean and a variance that are given.
 template <bool RELU, bool ADDED, bool PLANES, int V, typename T, typename P, typename M, int R,
           typename I>
@@ -116,7 +136,8 @@ __device__ __forceinline__ void block_slope_sums(
     }
     if constexpr (RELU) {
         here.of_channels(shift.first, shift.step, offset);
-        given_factors(here, scale, variance, eps, factor);
+        if constexpr (PLANES) given_factors(here, scale, variance, eps, factor);
+        else block_factors(here, scale, variance, eps, kept, factor);
     }
     block_sums<A, PLANES, V>(here, partial, kept, [&](I row, A* one, A* two) {
         I places[2];

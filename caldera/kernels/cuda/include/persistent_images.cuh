@@ -17,10 +17,12 @@ struct Windows {
 // Where windows begin, and where taps lie from there; what is beyond the last is the last.
 template <typename W, int THREADS>
 __device__ __forceinline__ void block_list_windows(i32* places, i32* taps) {
+#pragma unroll 1
     for (i32 i = threadIdx.x; i < W::PLACES_ROOM; i += THREADS) {
         i32 p = min(i, W::PLACES - 1);
         places[i] = (p / W::ACROSS * W::WP + p % W::ACROSS) * W::CP;
     }
+#pragma unroll 1
     for (i32 i = threadIdx.x; i < W::TAPS_ROOM; i += THREADS) {
         i32 k = min(i, W::TAPS - 1);
         taps[i] = (k / (W::TAPS_X * W::C) * W::WP + k / W::C % W::TAPS_X) * W::CP + k % W::C;
@@ -32,7 +34,7 @@ __device__ __forceinline__ void block_list_windows(i32* places, i32* taps) {
 template <int C, int CP, int H, int W, int TOP, int LEFT, int HP, int WP, int SC, int SY, int SX,
           int THREADS>
 __device__ __forceinline__ void block_bring_image(float* to, const float* from) {
-#pragma unroll 4
+#pragma unroll 1
     for (i32 e = thread_now(); e < HP * WP * C; e += THREADS) {
         // Neighbouring threads take what lies side by side.
         i32 c = SC <= SX ? e % C : e / (HP * WP), pixel = SC <= SX ? e / C : e % (HP * WP);
@@ -48,7 +50,7 @@ __device__ __forceinline__ void block_bring_image(float* to, const float* from) 
 template <int O, int C, int TAPS_Y, int TAPS_X, int SO, int SC, int SY, int SX, int NP, bool TURNED,
           int THREADS>
 __device__ __forceinline__ void block_bring_taps(float* to, const float* from) {
-#pragma unroll 4
+#pragma unroll 1
     for (i32 e = thread_now(); e < O * C * TAPS_Y * TAPS_X; e += THREADS) {
         i32 x = e % TAPS_X, y = e / TAPS_X % TAPS_Y, c = e / (TAPS_X * TAPS_Y) % C;
         i32 o = e / (TAPS_X * TAPS_Y * C), tap = y * TAPS_X + x;

@@ -94,11 +94,28 @@ template <typename X, typename I> __device__ __forceinline__ I first_inside(I st
     return start + first * X::DILATION < length ? first : (I)X::SIZE;
 }
 
+// What follows a maximum: a bias for its channel, a relu. V biases lie side by side unless V is 1.
+template <bool BIAS, bool RELU, typename T, typename I> struct Ending {
+    static const bool CHANGES = BIAS || RELU;
+    const T* bias;
+    I step;
+    template <int V, typename A> __device__ __forceinline__ void apply(A* values, I channel) const {
+        A more[V];
+        if constexpr (BIAS) load<V>(bias + channel * (V == 1 ? step : 1), more);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            if constexpr (BIAS) values[v] = op_add(values[v], more[v]);
+            if constexpr (RELU) values[v] = op_relu(values[v]);
+        }
+    }
+};
+
 // The largest of each window, and its position there. Of equal ones the first wins, a nan wins over
 // everything, and a window of padding alone has -inf and the position -1.
-template <typename K, int V, typename T, typename N, typename I>
+template <typename K, int V, typename T, typename N, typename I, typename E>
 __device__ __forceinline__ void max_any(
-    const T* x, const Pixels<I>& from, const Windows<I>& in, const Place<I>& own, T* y, N* winner) {
+    const T* x, const Pixels<I>& from, const Windows<I>& in, const Place<I>& own, T* y, N* winner,
+    const E& ending) {
     typedef typename Computed<T>::type A;
     A best[V];
     N name[V];
@@ -117,6 +134,7 @@ __device__ __forceinline__ void max_any(
             name[v] = inside && larger ? (N)position : name[v];
         }
     });
+    ending.template apply<V>(best, own.c);
     store<V>(y, best);
     store<V>(winner, name);
 }
@@ -136,9 +154,10 @@ template <typename T, int V> union Pairs {
 // The same for 16-bit floats as long as no nan is among them, two channels in an instruction;
 // false if there is one. The first element of a window is there before any comparison, -inf
 // stands for what is not.
-template <typename K, int V, typename T, typename N, typename I>
+template <typename K, int V, typename T, typename N, typename I, typename E>
 __device__ __forceinline__ bool max_pairs(
-    const T* x, const Pixels<I>& from, const Windows<I>& in, const Place<I>& own, T* y, N* winner) {
+    const T* x, const Pixels<I>& from, const Windows<I>& in, const Place<I>& own, T* y, N* winner,
+    const E& ending) {
     typedef typename K::Row R;
     typedef typename K::Column C;
     Pairs<T, V> padding, best;
@@ -167,7 +186,15 @@ __device__ __forceinline__ bool max_pairs(
         }
     });
     if ((seen & 0xffffu) == 0x7fffu || seen >> 16 == 0x7fffu) return false;
-    put<V>(y, best.pack);
+    if constexpr (E::CHANGES) {
+        float values[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) values[v] = wide(best.pack.at[v]);
+        ending.template apply<V>(values, own.c);
+        store<V>(y, values);
+    } else {
+        put<V>(y, best.pack);
+    }
     N name[V];
 #pragma unroll
     for (int v = 0; v < V; v++) name[v] = (N)(i16)(names[v / 2] >> v % 2 * 16);
@@ -175,21 +202,23 @@ __device__ __forceinline__ bool max_pairs(
     return true;
 }
 
-template <typename K, int V, bool LAST, int G, typename T, typename N, typename I>
+template <
+    typename K, int V, bool LAST, int G, typename T, typename N, typename I,
+    typename E = Ending<false, false, T, I>>
 __device__ __forceinline__ void max_pool(
     const T* __restrict__ x, T* __restrict__ y, N* __restrict__ winner, Pixels<I> from,
-    Pixels<I> to, Pixels<I> names, Windows<I> in) {
+    Pixels<I> to, Pixels<I> names, Windows<I> in, const E& ending = {}) {
     Place<I> own;
     if (!own_place<V, LAST, G>(in, own)) return;
     y += to.at(own.n, own.c, own.y, own.x);
     winner += names.at(own.n, own.c, own.y, own.x);
     if constexpr (V > 1 && sizeof(T) == 2 && K::SIZE < 0x8000) {
-        if (max_pairs<K, V>(x, from, in, own, y, winner)) return;
+        if (max_pairs<K, V>(x, from, in, own, y, winner, ending)) return;
         // Seldom, so it must not take registers.
         typedef Window<typename K::Row, typename K::Column, false> Rolled;
-        max_any<Rolled, V>(x, from, in, own, y, winner);
+        max_any<Rolled, V>(x, from, in, own, y, winner, ending);
     } else {
-        max_any<K, V>(x, from, in, own, y, winner);
+        max_any<K, V>(x, from, in, own, y, winner, ending);
     }
 }
 

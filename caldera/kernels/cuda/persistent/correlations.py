@@ -128,8 +128,8 @@ class Correlation(Producer):
 
     call: Call
     windows: Windows
-    image: NearImage
-    filters: NearFilters
+    image: Near
+    filters: Near
 
     @property
     def images(self) -> int:
@@ -189,8 +189,8 @@ class FilterSlopes:
     """The gradient of filters by one image: windows times gradients of results, over all places."""
 
     windows: Windows
-    image: NearImage
-    slopes: NearImage
+    image: Near
+    slopes: Near
     partial: Array
 
     @property
@@ -260,17 +260,16 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
         attrs.get("compute") != "tf32",
     )  # fmt: skip
     image = NearImage(first, border, windows.padded, windows.apart)
-    near = NearFilters(filters, windows.line, turned)
+    right: Near = NearFilters(filters, windows.line, turned)
+    if of_filters:
+        right = NearImage(second, (0, 0), windows.places, windows.line)
+    if min(border) < 0 or windows.scratch + image.room + right.room > ROOM_FLOATS:
+        return None
     if not of_filters:
-        work = Correlation(call.inputs, result, call, windows, image, near)
-        return [work] if min(border) >= 0 and _fits(work) else None
-    slopes = NearImage(second, (0, 0), windows.places, windows.line)
+        return [Correlation(call.inputs, result, call, windows, image, right)]
     partial = fresh((first.shape[0], *result.shape), "float32")
-    found = FilterSlopes(windows, image, slopes, partial)
     total = Recipe(("float32",), (), (), (("sum", "float32", ("in", 0)),))
-    rest = Reduction((partial,), result, total, partial.shape, (0,))
-    return [found, rest] if _fits(found) else None
-
-
-def _fits(work: Correlation | FilterSlopes) -> bool:
-    return work.scratch + sum(each.room for each in work.near) <= ROOM_FLOATS
+    return [
+        FilterSlopes(windows, image, right, partial),
+        Reduction((partial,), result, total, partial.shape, (0,)),
+    ]

@@ -221,9 +221,6 @@ class _Writer:
         for name in ("scores", "slopes"):
             layout.add(name, ROWS * self._stride, early=False)
         layout.end(start)
-        # To bring short lines would keep back the work of the phase before.
-        sided = zip(self._operands, self._sides, strict=True)
-        layout.soon = all(side.along for operand, side in sided if self._is_early(operand))
         return layout
 
     def _types(self) -> list[str]:

@@ -132,7 +132,7 @@ class Pixelwise(Producer):
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
         more = [array for loop in self.followers for array in loop.inputs]
-        return shared_by_all(more, self.images)
+        return shared_by_all([*self.given, *more], self.images)
 
     def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
@@ -267,24 +267,14 @@ class ImageSums:
         op, dtype, _ = self.recipe.reductions[0]
         kind, combined = computed_type(accumulated(op, dtype)), COMBINED[op]
         start = literal(neutral(op, dtype), accumulated(op, dtype))
-        at_once = min(32, units_of(length, 32))
         return [
             f"for (i32 result = threadIdx.x >> 5; result < {results}; result += {WARPS}) {{",
             *(f"    {line}" for line in outer),
             f"    {kind} total = {start};",
-            f"    for (i32 begin = threadIdx.x & 31; begin < {length}; begin += {32 * at_once}) {{",
-            f"        {kind} found[{at_once}];",
-            "        #pragma unroll",
-            f"        for (i32 i = 0; i < {at_once}; i++) {{",
-            "            i32 k = begin + i * 32;",
-            f"            found[i] = {start};",
-            f"            if (k < {length}) {{",
-            *(f"                {line}" for line in (*inner, *lines)),
-            f"                found[i] = ({kind}){found.reductions[0]};",
-            "            }",
-            "        }",
-            "        #pragma unroll",
-            f"        for (i32 i = 0; i < {at_once}; i++) total = {combined}(total, found[i]);",
+            f"    #pragma unroll {min(AT_ONCE, units_of(length, 32))}",
+            f"    for (i32 k = threadIdx.x & 31; k < {length}; k += 32) {{",
+            *(f"        {line}" for line in (*inner, *lines)),
+            f"        total = {combined}(total, ({kind}){found.reductions[0]});",
             "    }",
             "    for (i32 mask = 16; mask; mask >>= 1)",
             f"        total = {combined}(total, ({kind})__shfl_xor_sync(~0u, total, mask));",

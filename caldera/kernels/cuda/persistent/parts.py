@@ -45,8 +45,8 @@ class Text:
 class Zones:
     """How much of `room`, counted in floats, a part uses: from its beginning on, and elsewhere.
 
-    Only what is brought ahead goes to the second place. `soon`: that takes few instructions, and
-    may be done while the phase before is at work.
+    Only what is brought ahead goes to the second place. `soon`: that may be done while the phase
+    before is at work.
     """
 
     late: int = 4 * THREADS

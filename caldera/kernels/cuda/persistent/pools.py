@@ -71,8 +71,9 @@ def average_pool_input(call: Call) -> Pixelwise:
 
 
 def max_pool(call: Call) -> Pixelwise:
-    """The largest element of each window, of equal ones the first; a nan is larger than all."""
-    (given,), (result, index) = call.inputs, call.outputs
+    """The largest element of each window, of equal ones the first; a nan is larger than all. A bias
+    and a relu may follow."""
+    (given, *biases), (result, index) = call.inputs, call.outputs
 
     def element(places: Places, here: Sequence[str]) -> list[str]:
         first, *rest = (places.load(given, each) for each in _window(call.node, here))
@@ -85,6 +86,10 @@ def max_pool(call: Call) -> Pixelwise:
                 f"    place = {number};",
                 "}",
             ]
+        for bias in biases:
+            lines.append(f"value = op_add(value, {places.load(bias, [here[1], '0', '0'])});")
+        if call.node.attrs.get("activated"):
+            lines.append("value = op_relu(value);")
         return [*lines, places.store(index, here, "place")]
 
     return Pixelwise(call.inputs, result, element, (index,))
@@ -106,6 +111,7 @@ _BUILDERS: dict[str, Callable[[Call], Pixelwise]] = {
     "avg_pool2d": average_pool,
     "avg_pool2d_input": average_pool_input,
     "max_pool2d": max_pool,
+    "max_pool2d_epilogue": max_pool,
     "pool_scatter": pool_scatter,
 }
 

@@ -199,7 +199,7 @@ class _Writer:
         """Where everything lies."""
         job, depth, layout = self._job, self._depth(), Layout()
         sums = self._tiling.parts * self._tile
-        sided = list(zip("ab", (job.left, job.right), self._sides, strict=True))
+        sided = zip("ab", (job.left, job.right), self._sides, strict=True)
         sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sided]
         early = sum(floats for _, floats, is_early in sized if is_early)
         late = sum(floats for _, floats, is_early in sized if not is_early)
@@ -212,10 +212,8 @@ class _Writer:
             layout.add(f"kept{number}", self._tile, early=self._early(array))
         layout.end(start)
         layout.places["sums"] = layout.start if over_early else 0
-        # The numbers of rows have one place only; and to bring short lines takes so many
-        # instructions that it would keep back the work of the phase before.
-        long = all(side.along for _, each, side in sided if self._is_early(each))
-        layout.soon = long and job.left.rows is None
+        # The numbers of rows have one place only.
+        layout.soon = job.left.rows is None
         return layout
 
     def _types(self) -> list[str]:

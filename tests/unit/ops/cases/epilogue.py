@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import conv2d_epilogue, matmul_accumulate, matmul_epilogue
+from caldera.graph.ops.epilogue import (
+    conv2d_epilogue,
+    matmul_accumulate,
+    matmul_epilogue,
+    max_pool2d_epilogue,
+)
 from caldera.lazy import Expr
 from tests.unit.ops.case import Case, numbers
 from tests.unit.ops.cases.convolution import loops_conv2d
+from tests.unit.ops.cases.pooling import apart
 
 
 def _call(*given: Expr, ta: bool = False, tb: bool = False, activation: Any = None) -> Expr:
@@ -31,6 +37,13 @@ def _convolution(*given: Expr, activation: Any = None) -> Expr:
     return Expr(conv2d_epilogue(*nodes, **_HOW, activation=activation, attributes=()))
 
 
+def _pooling(x: Expr, bias: Expr) -> Expr:
+    how: dict[str, Any] = {
+        "size": (2, 2), "stride": (2, 2), "padding": ((0, 0), (0, 0)), "dilation": (1, 1),
+    }  # fmt: skip
+    return Expr(max_pool2d_epilogue(x.node, bias.node, activated=True, **how)[0])
+
+
 _A, _B = numbers(3, 2), numbers(2, 4)
 
 CASES = [
@@ -47,6 +60,9 @@ CASES = [
     Case("conv2d_epilogue", lambda *given: _convolution(*given, activation="tanh"),
          (numbers(2, 2, 4, 3), numbers(3, 2, 2, 2), numbers(3, 1, 1, seed=1)),
          lambda x, w, b: np.tanh(loops_conv2d(x, w, **_HOW) + b), name="all"),
+    Case("max_pool2d_epilogue", _pooling, (apart(2, 3, 4, 5), numbers(3, 1, 1, seed=1)),
+         lambda x, b: np.maximum(x.reshape(2, 3, 2, 2, 5)[..., :4].reshape(2, 3, 2, 2, 2, 2)
+                                 .max((3, 5)) + b, 0), name="all"),
     Case("matmul_accumulate", _accumulate, (numbers(3, 4), _A, _B, numbers(), numbers(seed=1)),
          lambda c, a, b, alpha, beta: beta * c + alpha * (a @ b), name="plain", order=2),
     Case("matmul_accumulate", lambda *given: _accumulate(*given, ta=True, tb=True),
