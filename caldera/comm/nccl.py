@@ -276,8 +276,10 @@ class NcclCommunicator(Communicator):
         if self._made is None:
             name = nccl().get_unique_id() if self.rank == 0 else ()
             with self.traffic.apart("NCCL starts"):
-                shared = self.host.bcast_object(list(name))
-            self._made = nccl().NcclCommunicator(self.size, tuple(shared), self.rank)
+                is_bytes, shared = self.host.bcast_object([isinstance(name, bytes), list(name)])
+            # Bytes since CuPy 14, signed numbers before.
+            identity = bytes(shared) if is_bytes else tuple(shared)
+            self._made = nccl().NcclCommunicator(self.size, identity, self.rank)
         return self._made
 
     def _stream(self) -> Any:

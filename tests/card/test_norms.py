@@ -236,7 +236,7 @@ def test_a_large_mean_costs_a_small_batch_no_accuracy(card: Device) -> None:
     y, _, variance = run_kernel(card, kernel, node, arranged)
     assert kernel.name == "at once"
     np.testing.assert_allclose(y, right[0], atol=1e-2)
-    np.testing.assert_allclose(variance, right[2], rtol=1e-5)
+    np.testing.assert_allclose(variance, right[2], rtol=3e-5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
