@@ -9,15 +9,19 @@ for the joined node would have to run both before and after that one.
 
 What asks whether the result of a relu is positive, as its gradient does, stays apart from it where
 a product keeps that result for its own gradient anyway: else the answer would be kept as well.
+
+Where a program says what comes after what (`turn`), a loop has only what is due at the same turn:
+else one that is due early would wait for all that is in the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from caldera.graph.body import Body, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import as_tuple
+from caldera.graph.ops.collective import Number, turn
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import greater, relu
 from caldera.graph.program import Program
@@ -61,6 +65,7 @@ class _Fuser:
         self.users = users_of(self.order)
         self.place = {node: position for position, node in enumerate(self.order)}
         self.group: dict[Node, _Group] = {}
+        self.due = _due(self.order)
 
     def run(self) -> Program:
         for position, node in enumerate(self.order):
@@ -92,6 +97,8 @@ class _Fuser:
     def _try_join(self, producer: Node, consumer: Node, now: int) -> None:
         first, second = self.group[producer], self.group[consumer]
         if first is second or not _is_loop(producer):
+            return
+        if self.due.get(producer) != self.due.get(consumer):
             return
         if second.shape not in (None, first.shape):
             return
@@ -171,6 +178,18 @@ class _Fuser:
                     result.append(group)
                     stack.pop()
         return result
+
+
+def _due(order: Sequence[Node]) -> dict[Node, Number]:
+    """The first turn for which each node has to be there; nothing of what none waits for."""
+    due: dict[Node, Number] = {}
+    for node in reversed(order):
+        if node.op is turn:
+            due[node] = node.attrs["number"]
+        if node in due:
+            for given in node.inputs:
+                due[given] = min(due.get(given, due[node]), due[node])
+    return due
 
 
 def _source(node: Node) -> Node:

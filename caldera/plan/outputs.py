@@ -29,6 +29,9 @@ class OutputSlot:
         """Whether the last result may still be in use (always true before the first)."""
         # On a device with memory of its own a result has a host side too, whose readers cannot be
         # counted here; steps that matter there are captured, and those never come here.
+        if self._memory is not None and self._spec.size == 0:
+            # Nobody can see that nothing was written over.
+            return False
         if self._memory is None or not self._device.is_host:
             return True
         return (sys.getrefcount(self._memory), sys.getrefcount(self._flat)) != self._references

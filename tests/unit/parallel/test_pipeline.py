@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -14,7 +15,9 @@ from caldera import nn, op, optim
 from caldera.comm import Communicator, Mesh, run_virtual_ranks
 from caldera.config import settings
 from caldera.errors import CommError, ConfigError, NonFiniteError
+from caldera.graph.ops.collective import turn
 from caldera.parallel import DataParallel, PipelineParallel, unit_times
+from caldera.plan.plan import Plan
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
@@ -312,6 +315,25 @@ def test_evaluation_is_shared_by_all_ranks() -> None:
     for found in run_virtual_ranks(4, work):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-12)
         np.testing.assert_array_equal(found["confusion_matrix"], expected["confusion_matrix"])
+
+
+def test_a_part_is_computed_when_it_is_its_turn() -> None:
+    plans: list[Plan] = []
+
+    class Seen(PipelineParallel):
+        def compiled(self, make: Callable[[], Plan]) -> Plan:
+            plans.append(super().compiled(make))
+            return plans[-1]
+
+    dense().fit(samples(9), batch_size=9, parallel=Seen(micro_batches=3), verbose=0)
+    products, since = [], 0
+    for step in plans[0].schedule.steps:
+        since += step.node.op.kind == "product"
+        if step.node.op is turn:
+            products.append((step.node.attrs["action"].split()[0], since))
+            since = 0
+    # Four layers forward; back, the gradients of their weights and of three inputs.
+    assert products == [("forward", 4), ("backward", 7)] * 3
 
 
 def test_while_steps_run_a_rank_has_its_stage_alone() -> None:

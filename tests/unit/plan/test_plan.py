@@ -263,3 +263,14 @@ def test_gradients_of_parameters_come_before_what_they_need_is_forgotten() -> No
     plan = cd.compile(updates)
     assert plan.arena_bytes <= (layers + 4) * batch * width * 4
     assert all(step.kernel.op != "copy" for step in plan.schedule.steps)
+
+
+def test_a_result_without_elements_may_be_kept_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cd.compile([op.input("x", (0,)) * 2.0])
+    kept = [plan.run({"x": np.zeros(0, "float32")}) for _ in range(2)]
+    bound = []
+    bind = plan.schedule.bind
+    monkeypatch.setattr(plan.schedule, "bind", lambda *given: bound.append(given) or bind(*given))
+    kept += [plan.run({"x": np.zeros(0, "float32")}) for _ in range(2)]
+    assert not bound
+    assert [results[0].shape for results in kept] == [(0,)] * 4
