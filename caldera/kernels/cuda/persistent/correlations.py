@@ -121,8 +121,24 @@ class Windows:
         ]
 
 
+class _OfWindows:
+    """What the work on windows of an image takes."""
+
+    windows: Windows
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory beside the operands."""
+        return self.windows.scratch
+
+    @property
+    def load(self) -> int:
+        """Multiplications for an image."""
+        return self.windows.multiplications
+
+
 @dataclass(eq=False)
-class Correlation(Producer):
+class Correlation(_OfWindows, Producer):
     """Windows times filters: a convolution with what its op does to the sums, or the gradient of
     what it was given."""
 
@@ -146,16 +162,6 @@ class Correlation(Producer):
     def near(self) -> Sequence[Near]:
         """Both operands."""
         return [self.image, self.filters]
-
-    @property
-    def scratch(self) -> int:
-        """Floats of shared memory beside that."""
-        return self.windows.scratch
-
-    @property
-    def load(self) -> int:
-        """Multiplications for an image."""
-        return self.windows.multiplications
 
     def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
@@ -185,7 +191,7 @@ class Correlation(Producer):
 
 
 @dataclass(eq=False)
-class FilterSlopes:
+class FilterSlopes(_OfWindows):
     """The gradient of filters by one image: windows times gradients of results, over all places."""
 
     windows: Windows
@@ -217,16 +223,6 @@ class FilterSlopes:
     def near(self) -> Sequence[Near]:
         """Both operands."""
         return [self.image, self.slopes]
-
-    @property
-    def scratch(self) -> int:
-        """Floats of shared memory beside that."""
-        return self.windows.scratch
-
-    @property
-    def load(self) -> int:
-        """Multiplications for an image."""
-        return self.windows.multiplications
 
     def code(self, places: Nearby, finish: Finish) -> list[str]:
         """Statements for an image."""
