@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -102,15 +102,19 @@ def _sparse(topk: TopK, elements: int, ranks: int, wire: Wire) -> Cost:
 
 
 def usual_codes(wire: Wire) -> dict[str, Coded]:
-    """The usual compressions for a link, timed on this machine."""
+    """The usual compressions for a link, without what encoding takes."""
     made = {}
     for name, arguments in USUAL.items():
         given = dict(arguments)
         if name.startswith("top"):
             given |= {"latency": wire.latency, "bandwidth": wire.bandwidth}
-        compressor = compressors.make(name, **given)
-        made[name] = Coded(compressor, _work(compressor, _FEW), _work(compressor, _MANY))
+        made[name] = Coded(compressors.make(name, **given))
     return made
+
+
+def timed(code: Coded) -> Coded:
+    """The same with what encoding takes on this machine."""
+    return replace(code, few=_work(code.compressor, _FEW), many=_work(code.compressor, _MANY))
 
 
 def _work(compressor: Compressor, ranks: int) -> Work:

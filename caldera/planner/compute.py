@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.comm import SingleProcess
 from caldera.data import as_data
 from caldera.errors import ConfigError
+from caldera.parallel.data_parallel import DataParallel
 from caldera.plan.plan import Plan
 from caldera.planner.workload import Workload
+from caldera.strategy import WISHES, Alone, Strategy
 from caldera.train.fit import make_steps
 from caldera.train.snapshot import Snapshot
-from caldera.train.step import Steps
+from caldera.train.step import NO_WISHES, Steps
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -35,7 +38,9 @@ class Compute:
     """Seconds of a step of one rank alone, at some numbers of samples.
 
     `forward` is the forward pass's part of it. Between the points that are known it is a line,
-    beyond them it goes on as at the end.
+    beyond them it goes on as at the end. `handing_over` is what a step takes more, whatever the
+    samples, if its gradients are exchanged: a rank alone may change parameters where it finds
+    gradients, others write them down, pack them and read them again.
 
     >>> Compute(((1, 0.5), (3, 1.0))).seconds(2), Compute(((1, 0.5), (3, 1.0))).seconds(5)
     (0.75, 1.5)
@@ -43,6 +48,7 @@ class Compute:
 
     points: tuple[tuple[float, float], ...]
     forward: float = FORWARD
+    handing_over: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
@@ -78,7 +84,7 @@ class Compute:
     def faster(self, factor: float) -> Compute:
         """That of a machine so many times as fast."""
         points = tuple((size, seconds / factor) for size, seconds in self.points)
-        return dataclasses.replace(self, points=points)
+        return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -97,10 +103,7 @@ def measured(
     Larger batches are tried until the budget is spent. The model stays as it was.
     """
     data = _made_up(model, batch)
-    given = model.optimizer
-    trial = dataclasses.replace(
-        make_steps(model, as_data(data)), optimizer=type(given)(**given.arguments())
-    )
+    trial = _trial(model, data, Alone())
     before = Snapshot.of(model)
     began = time.perf_counter()
     points: list[tuple[float, float]] = []
@@ -114,10 +117,27 @@ def measured(
                 break
         size = int(points[-1][0])
         forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
+        # With few samples nothing else takes long.
+        least, alone = int(points[0][0]), points[0][1]
+        trial = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
+        handing_over = _seconds(trial, trial.training(least), data, least) - alone
     finally:
         before.put_back(model)
-    found = Compute(tuple(points), min(max(forward, 0.1), 0.6))
+    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing_over, 0.0))
     return found, _with_arenas(workload, arenas)
+
+
+class _AsIfMany(DataParallel):
+    """One rank that exchanges gradients with nobody."""
+
+    several = True
+
+
+def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> Steps:
+    """Plans with an optimizer of their own."""
+    given = model.optimizer
+    made = make_steps(model, as_data(data), strategy)
+    return dataclasses.replace(made, optimizer=type(given)(**given.arguments()))
 
 
 def sizes_up_to(batch: int) -> list[int]:
@@ -150,6 +170,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
 def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a plan; the first run makes ready."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
+    feeds[WISHES] = NO_WISHES
     feeds = {name: feeds[name] for name in plan.inputs}
     plan.run(feeds)
     if not plan.device.is_host and plan.can_capture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from caldera.planner.collectives import Cost, allreduce
@@ -47,14 +47,17 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     """
     ranks, workload = setting.ranks, setting.workload
     reason = too_many(setting, ranks)
+    if not reason and servers > len(workload.tensors):
+        reason = f"there are {len(workload.tensors)} parameters to share out, whole"
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    wire = setting.cluster.between(ranks, neighbours=False)
+    computing = setting.seconds(samples) + setting.handing_over()
+    wire = setting.cluster.in_background().between(ranks, neighbours=False)
     # A rank's gradients in as many parts as there are servers, a server's from all others.
     own = wire.seconds(workload.trained, servers)
-    carried = (ranks - 1) * workload.trained / servers
+    kept = _largest_share(workload.tensors, servers)
+    carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
         exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
@@ -63,11 +66,23 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
         exchange = 2 * own
         seconds = max(computing + exchange, at_server)
     # What a server keeps of its own gradients it does not send.
-    sent = max(workload.trained, carried + workload.trained * (servers - 1) / servers)
+    sent = carried + workload.trained - kept
     return Prediction(
         setting.batch, seconds, computing, exchange, seconds - computing, sent=sent,
-        memory=workload.memory(samples),
+        memory=workload.memory(samples) + 2 * kept,
     )  # fmt: skip
+
+
+def _largest_share(tensors: Sequence[float], servers: int) -> float:
+    """Bytes of the server that has most: whole parameters are dealt out, the largest first.
+
+    >>> _largest_share([6.0, 5.0, 2.0], 2)
+    7.0
+    """
+    loads = [0.0] * servers
+    for nbytes in sorted(tensors, reverse=True):
+        loads[loads.index(min(loads))] += nbytes
+    return max(loads)
 
 
 def _local(setting: Setting) -> Prediction:
@@ -85,7 +100,7 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
     reason = too_many(setting, ranks)
     if reason:
         return refuse(setting, reason)
-    whole = allreduce("auto", nbytes, ranks, setting.cluster)
+    whole = allreduce("auto", nbytes, ranks, setting.cluster.in_background())
     return _after_each_step(setting, whole.times(1 / setting.every), more_memory)
 
 

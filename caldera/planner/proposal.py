@@ -14,7 +14,7 @@ from caldera.comm import Communicator, world
 from caldera.config import settings
 from caldera.errors import ConfigError
 from caldera.planner.cluster import Cluster, Wire
-from caldera.planner.coding import usual_codes
+from caldera.planner.coding import timed, usual_codes
 from caldera.planner.compute import Compute, measured
 from caldera.planner.link import measured_wire
 from caldera.planner.making import strategy_of
@@ -165,7 +165,7 @@ def plan(
         ranks, wire, None if inside is None else _wire(inside, latency, "inside"), ranks_per_node,
         at_full_speed, bytes_of(memory) if isinstance(memory, str) else memory,
     )  # fmt: skip
-    codes = usual_codes(wire)
+    codes = {name: timed(code) for name, code in usual_codes(wire).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
 

@@ -61,15 +61,20 @@ def status(ranks: int, setting: Setting, stride: int = 1) -> Cost:
     return found
 
 
+def _computing(setting: Setting, samples: int) -> tuple[float, float]:
+    """Seconds of a step whose gradients are exchanged, and of its forward pass."""
+    computing = setting.seconds(samples)
+    return computing + setting.handing_over(), setting.compute.forward * computing
+
+
 def _plain(setting: Setting, algorithm: str) -> Prediction:
-    return _exchanged(
-        setting, lambda nbytes: allreduce(algorithm, nbytes, setting.ranks, setting.cluster)
-    )
+    cluster = setting.cluster.in_background()
+    return _exchanged(setting, lambda nbytes: allreduce(algorithm, nbytes, setting.ranks, cluster))
 
 
 def _compressed(setting: Setting, name: str) -> Prediction:
     code, workload = setting.codes[name], setting.workload
-    wire = setting.cluster.between(setting.ranks, neighbours=False)
+    wire = setting.cluster.in_background().between(setting.ranks, neighbours=False)
 
     def cost(nbytes: float) -> Cost:
         return code.cost(round(nbytes / workload.value), setting.ranks, wire)
@@ -97,8 +102,7 @@ def _exchanged(
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    forward = setting.compute.forward * computing
+    computing, forward = _computing(setting, samples)
     behind = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
     now = status(ranks, setting)
     exchange = total(behind, cost) + total(behind, encoding) + now
@@ -121,9 +125,8 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    forward = setting.compute.forward * computing
-    wire = cluster.between(ranks)
+    computing, forward = _computing(setting, samples)
+    wire = cluster.in_background().between(ranks)
 
     def gather(nbytes: float) -> Cost:
         return allgather(nbytes, ranks, wire)
