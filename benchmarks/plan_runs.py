@@ -191,7 +191,8 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
         measure(f"compute, {count}", SHARED, count, "compute")
     measure("encoding", SHARED, 1, "encoding")
     for place in places:
-        measure(f"link, {place}", place, 2, "link")
+        # Cores must not be what is measured.
+        measure(f"link, {place}", place, 2 if place == SHARED else 4, "link")
         for ranks in counts:
             wire = json.dumps(facts[f"link, {place}"])
             measure(f"{place}, {ranks}", place, ranks, "strategies", place, wire)

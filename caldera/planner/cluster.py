@@ -14,7 +14,8 @@ class Wire:
     the bytes a second that a rank can add up as they come.
 
     `behind` is the latency of messages behind a rank that computes: their thread sleeps while it
-    waits, and so sees later what has come.
+    waits, and so sees later what has come. `meeting` is the bytes a second of a link on which
+    messages of several ranks meet, where that is less than its bandwidth.
 
     >>> Wire(latency=1e-4, bandwidth=12.5e6).seconds(125)
     0.00011
@@ -24,6 +25,7 @@ class Wire:
     bandwidth: float
     adding: float = math.inf
     behind: float = 0.0
+    meeting: float = math.inf
 
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and self.bandwidth > 0 and self.adding > 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -21,7 +22,8 @@ def measured_wire(communicator: Communicator) -> Wire:
 
     The latency is that of a short message to the next rank and back, halved: once between ranks
     that wait for it, once in the background. The bandwidth is that of 4 MiB summed around the ring
-    of all ranks, so that adding up is part of it.
+    of all ranks, so that adding up is part of it; and once that of as many bytes from everybody to
+    everybody, which says more the more ranks there are.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> run_virtual_ranks(2, measured_wire)[0].bandwidth > 0
@@ -44,18 +46,29 @@ def measured_wire(communicator: Communicator) -> Wire:
     before = communicator.algorithm
     communicator.algorithm = _RING
     numbers = np.zeros(_LONG_BYTES // 4, np.float32)
+    seconds = _long(communicator, lambda own: own.Allreduce(numbers, numbers))
+    communicator.algorithm = before
+    steps = 2 * (ranks - 1)
+    bandwidth = steps / ranks * _LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
+    part = _LONG_BYTES // ranks // 4
+    sizes, send, receive = [part] * ranks, numbers[: part * ranks], np.empty_like(numbers)
+    seconds = _long(
+        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
+    )
+    meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
+    return Wire(latency, bandwidth, behind=behind, meeting=min(meeting, bandwidth))
+
+
+def _long(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
+    """The median time of something in the background, on the slowest rank."""
     times = []
     for _ in range(_LONG_ROUNDS + 1):
         communicator.Barrier()
         began = time.perf_counter()
-        communicator.Iallreduce(numbers, numbers).wait()
+        communicator.background(work).wait()
         times.append(time.perf_counter() - began)
-    communicator.algorithm = before
     # Connections are made in the first round.
-    seconds = _slowest(communicator, median(times[1:]))
-    steps = 2 * (ranks - 1)
-    moving = max(seconds - steps * behind, 0.5 * seconds)
-    return Wire(latency, steps / ranks * _LONG_BYTES / moving, behind=behind)
+    return _slowest(communicator, median(times[1:]))
 
 
 def _short(carrier: Communicator) -> float:
