@@ -34,7 +34,7 @@ def setting_of(facts: dict[str, Any], place: str, ranks: int) -> Setting:
     seen = facts[f"compute, {min(ranks, cores)}"]
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
     codes = {}
-    for name, code in usual_codes(wire).items():
+    for name, code in usual_codes(wire, workload_of(model())).items():
         few, many = (Work(**each) for each in facts["encoding"][name])
         codes[name] = replace(code, few=few, many=many)
     if place == SHARED:

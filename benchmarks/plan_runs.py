@@ -59,6 +59,7 @@ def names(ranks: int, place: str) -> list[str]:
         "DataParallel, float16",
         "DataParallel, QSGD, 4 bits",
         "DataParallel, Top16_Q4",
+        "DataParallel, PowerSGD, rank 4",
         f"ParameterServer, synchronous, {servers}",
         f"ParameterServer, asynchronous, {servers}",
         f"LocalSGD, every {EVERY} steps",
@@ -68,6 +69,7 @@ def names(ranks: int, place: str) -> list[str]:
         f"PipelineParallel, {stages}, 1F1B of 8",
         f"PipelineParallel, {stages}, fill-drain of 8",
     ]
+    found += ["Hogwild"] if place == SHARED else []
     return [name for name in found if ranks > 2 or not name.startswith("Hybrid")]
 
 
@@ -109,9 +111,9 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[Way]:
     """Those of `names`, of all that the planner knows."""
     per_node = ranks if place == SHARED else 1
     cluster = Cluster(ranks, wire, per_node=per_node)
-    setting = Setting(
-        workload_of(model()), Compute(((1.0, 1.0),)), cluster, BATCH, usual_codes(wire), EVERY
-    )
+    workload = workload_of(model())
+    codes = usual_codes(wire, workload)
+    setting = Setting(workload, Compute(((1.0, 1.0),)), cluster, BATCH, codes, EVERY)
     known = {way.name: way for way in all_ways(setting)}
     return (known[name] for name in names(ranks, place))
 
@@ -128,7 +130,8 @@ def compute() -> dict[str, Any]:
 
 def encoding() -> dict[str, Any]:
     """What compressions take, on one rank."""
-    codes = {name: timed(code) for name, code in usual_codes(Wire(1e-4, 12.5e6)).items()}
+    known = usual_codes(Wire(1e-4, 12.5e6), workload_of(model()))
+    codes = {name: timed(code) for name, code in known.items()}
     return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
 
 

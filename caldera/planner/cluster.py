@@ -42,9 +42,15 @@ class Wire:
         """The time of messages whose numbers are added to others as they come."""
         return messages * self.latency + nbytes / min(self.bandwidth, self.adding)
 
+    def met(self) -> Wire:
+        """The same where messages of several ranks meet."""
+        return replace(self, bandwidth=min(self.bandwidth, self.meeting))
+
     def shared(self, ways: float) -> Wire:
         """What is left to each when several use it at once."""
-        return self if ways <= 1 else replace(self, bandwidth=self.bandwidth / ways)
+        if ways <= 1:
+            return self
+        return replace(self, bandwidth=self.bandwidth / ways, meeting=self.meeting / ways)
 
     def crowded(self, slowdown: float) -> Wire:
         """The same between ranks whose cores have so many times as much to do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 
 from caldera.planner.collectives import Cost, allreduce
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
@@ -27,6 +28,7 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
             cost = partial(served, servers=servers, mode=mode)
             yield Way(SERVER, name, ("ParameterServer", given), exact, cost)
+    yield Way(SERVER, "Hogwild", ("Hogwild", {}), False, _hogwild)
     local = ("LocalSGD", {"every": every})
     yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
     elastic = ("ElasticAveraging", {"every": every})
@@ -47,16 +49,17 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     """
     ranks, workload = setting.ranks, setting.workload
     reason = too_many(setting, ranks)
-    if not reason and servers > len(workload.tensors):
-        reason = f"there are {len(workload.tensors)} parameters to share out, whole"
+    sizes = [prod(shape) * workload.value for shape in workload.shapes]
+    if not reason and servers > len(sizes):
+        reason = f"{servers} servers would share {len(sizes)} parameters, which stay whole"
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
     computing = setting.seconds(samples) + setting.handing_over()
-    wire = setting.cluster.in_background().between(ranks, neighbours=False)
+    wire = setting.cluster.in_background().between(ranks, neighbours=False).met()
     # A rank's gradients in as many parts as there are servers, a server's from all others.
     own = wire.seconds(workload.trained, servers)
-    kept = _largest_share(workload.tensors, servers)
+    kept = _largest_share(sizes, servers)
     carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
@@ -85,6 +88,21 @@ def _largest_share(tensors: Sequence[float], servers: int) -> float:
     return max(loads)
 
 
+def _hogwild(setting: Setting) -> Prediction:
+    """All ranks of a machine change one copy of the parameters: nothing is sent."""
+    ranks, workload = setting.ranks, setting.workload
+    reason = too_many(setting, ranks)
+    if not reason and ranks > setting.cluster.per_node:
+        reason = f"{ranks} ranks are not on one machine"
+    if reason:
+        return refuse(setting, reason)
+    samples = share(setting, ranks)
+    computing = setting.seconds(samples)
+    shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
+    memory = workload.memory(samples) - shared
+    return Prediction(setting.batch, computing, computing, memory=memory)
+
+
 def _local(setting: Setting) -> Prediction:
     """Parameters and what the optimizer keeps are averaged."""
     return _now_and_then(setting, setting.workload.parameters + setting.workload.optimizer, 0.0)
@@ -109,6 +127,7 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     nbytes = setting.workload.parameters
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
+    wire = wire.met() if partners == 2 else wire
     reason = too_many(setting, setting.ranks)
     if reason:
         return refuse(setting, reason)

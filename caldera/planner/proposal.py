@@ -165,7 +165,7 @@ def plan(
         ranks, wire, None if inside is None else _wire(inside, latency, "inside"), ranks_per_node,
         at_full_speed, bytes_of(memory) if isinstance(memory, str) else memory,
     )  # fmt: skip
-    codes = {name: timed(code) for name, code in usual_codes(wire).items()}
+    codes = {name: timed(code) for name, code in usual_codes(wire, workload).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
 

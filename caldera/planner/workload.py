@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
 from caldera.parallel.splits import LEAST
@@ -68,7 +69,7 @@ class Workload:
     - `optimizer`: bytes that the optimizer keeps.
     - `activations`: bytes of one more sample in a step, its input included; `room`: bytes that a
       step takes for gradients and the like however few samples it has.
-    - `tensors`: bytes of each parameter that is trained.
+    - `shapes`: of the parameters that are trained.
     - `value`: bytes of one number.
     """
 
@@ -78,7 +79,7 @@ class Workload:
     optimizer: float
     activations: float
     room: float
-    tensors: tuple[float, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
     value: int = 4
 
     @cached_property
@@ -115,6 +116,12 @@ class Workload:
                 sizes.update([vector + self.value, vector, 2 * vector])
         return sizes
 
+    def thin(self, rank: int) -> float:
+        """The part of the values that is left if matrices become products of two with so many
+        columns, wherever that is less."""
+        sizes = [(prod(shape), sum((shape[0], prod(shape[1:])))) for shape in self.shapes if shape]
+        return sum(min(size, rank * sides) for size, sides in sizes) / sum(s for s, _ in sizes)
+
     def memory(self, samples: float) -> float:
         """Bytes that one rank alone needs for batches of so many samples."""
         return self.parameters + self.optimizer + self.room + self.activations * samples
@@ -141,7 +148,7 @@ def workload_of(model: Model) -> Workload:
         optimizer=_kept_a_parameter(model) * trained,
         activations=found.activation_bytes + inputs,
         room=trained,
-        tensors=tuple(float(each.node.spec.nbytes) for each in model.trainable()),
+        shapes=tuple(each.shape for each in model.trainable()),
         value=round(value),
     )
 

@@ -21,7 +21,13 @@ def workload(layers: int = 8, nbytes: float = 8 * MEGABYTE) -> Workload:
     parts = tuple(layer(f"{i}", 1 / layers, nbytes) for i in range(layers))
     whole = layers * nbytes
     return Workload(
-        "made", parts, 1e9, 2 * whole, activations=1e5, room=whole, tensors=(nbytes,) * layers
+        "made",
+        parts,
+        1e9,
+        2 * whole,
+        activations=1e5,
+        room=whole,
+        shapes=((round(nbytes) // 4,),) * layers,
     )
 
 
