@@ -79,6 +79,9 @@ class Coded:
         """How long a core works on an exchange of so many values."""
         if ranks == 1:
             return 0.0
+        if isinstance(self.compressor, RandomK | PowerSGD):
+            # Plain sums of few values: nobody reads what each of the others sends.
+            return self.few.seconds(elements, 2)
         low, high = (work.seconds(elements, ranks) for work in (self.few, self.many))
         reached = (ranks - self.few.ranks) / (self.many.ranks - self.few.ranks)
         return low + (high - low) * min(reached, 1.0)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import SingleProcess
-from caldera.data import as_data
+from caldera.data import Pipeline, as_data
 from caldera.errors import ConfigError
 from caldera.parallel.data_parallel import DataParallel
 from caldera.plan.plan import Plan
 from caldera.planner.workload import Workload
 from caldera.strategy import WISHES, Alone, Strategy
 from caldera.train.fit import make_steps
+from caldera.train.run import loader_for
 from caldera.train.snapshot import Snapshot
 from caldera.train.step import NO_WISHES, Steps
 
@@ -110,20 +111,18 @@ def measured(
     arenas: list[tuple[int, int]] = []
     try:
         for size in sizes_up_to(batch):
-            plan = trial.training(size)
-            arenas.append((size, plan.arena_bytes))
-            points.append((float(size), _seconds(trial, plan, data, size)))
+            arenas.append((size, trial.training(size).arena_bytes))
+            points.append((float(size), _fitting(trial, data, size)))
             if time.perf_counter() - began > budget_s and len(points) > 1:
                 break
         size = int(points[-1][0])
         forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
-        # With few samples nothing else takes long.
-        least, alone = int(points[0][0]), points[0][1]
-        trial = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
-        handing_over = _seconds(trial, trial.training(least), data, least) - alone
+        # With one sample hardly anything else takes long.
+        many = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
+        alone, handing = (_seconds(each, each.training(1), data, 1) for each in (trial, many))
     finally:
         before.put_back(model)
-    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing_over, 0.0))
+    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing - alone, 0.0))
     return found, _with_arenas(workload, arenas)
 
 
@@ -165,6 +164,23 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
     prediction = (batch, *model.signature.outputs[name])
     shape, dtype = loss.target_spec(prediction, np.dtype(model.dtype))
     return (*inputs, np.zeros(shape, dtype))
+
+
+def _fitting(steps: Steps, data: Sequence[np.ndarray], size: int) -> float:
+    """The median time of a step as `fit` takes it, of which the batch is a part."""
+    count = (_RUNS + 2) * size
+    # As many samples as it takes, all of them the first.
+    views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]
+    loader = loader_for(steps.strategy, Pipeline.of(as_data(tuple(views))), size, shuffle=True)
+    ends: list[float] = []
+    for batch in steps.source.epoch(loader):
+        steps.train(batch)
+        steps.model.device.stream.synchronize()
+        ends.append(time.perf_counter())
+        if len(ends) > _LEAST_RUNS and ends[-1] - ends[0] > 1:
+            break
+    # The first one makes ready.
+    return median(later - before for before, later in pairwise(ends))
 
 
 def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:

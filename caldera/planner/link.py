@@ -59,6 +59,21 @@ def measured_wire(communicator: Communicator) -> Wire:
     return Wire(latency, bandwidth, behind=behind, meeting=min(meeting, bandwidth))
 
 
+def adding_speed() -> float:
+    """Bytes a second that a rank of this machine adds to others.
+
+    >>> adding_speed() > 0
+    True
+    """
+    numbers, others = np.zeros(_LONG_BYTES // 4, np.float32), np.ones(_LONG_BYTES // 4, np.float32)
+    times = []
+    for _ in range(_LONG_ROUNDS):
+        began = time.perf_counter()
+        numbers += others
+        times.append(time.perf_counter() - began)
+    return _LONG_BYTES / median(times)
+
+
 def _long(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
     """The median time of something in the background, on the slowest rank."""
     times = []

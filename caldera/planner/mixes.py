@@ -95,15 +95,15 @@ def mixed(setting: Setting, mix: Mix) -> Prediction:
     """What a step costs with so many ranks along each axis."""
     samples = share(setting, mix.data)
     micro = math.ceil(samples / mix.micro)
-    reason = too_many(setting, mix.data)
-    if not reason and mix.micro > samples:
-        reason = f"{mix.micro} micro-batches of {samples} samples"
     widest = setting.workload.widest
-    if not reason and mix.model > widest:
-        reason = f"no layer has more than {widest} units to split"
     stages = _cut(setting.workload, mix.pipeline)
-    if not reason and stages is None:
+    reason = too_many(setting, mix.data)
+    if stages is None:
         reason = f"the model has fewer than {mix.pipeline} blocks"
+    elif mix.model > widest:
+        reason = f"no layer has more than {widest} units to split"
+    elif not reason and mix.micro > samples:
+        reason = f"{mix.micro} micro-batches would share {samples} samples"
     if reason or stages is None:
         return refuse(setting, reason)
     whole = setting.seconds(micro)
