@@ -37,10 +37,9 @@ def setting_of(facts: dict[str, Any], place: str, ranks: int) -> Setting:
     for name, code in usual_codes(wire, workload_of(model())).items():
         few, many = (Work(**each) for each in facts["encoding"][name])
         codes[name] = replace(code, few=few, many=many)
-    if place == SHARED:
-        cluster = Cluster(ranks, wire, per_node=ranks, at_full_speed=cores)
-    else:
-        cluster = Cluster(ranks, wire, at_full_speed=cores / ranks)
+    # Namespaces are machines to MPI, but all of them share the cores of this one.
+    per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)
+    cluster = Cluster(ranks, wire, None, per_node, share, turn=facts.get("turn", 0.0))
     return Setting(workload_of(model()), compute, cluster, BATCH, codes, EVERY)
 
 

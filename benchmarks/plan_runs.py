@@ -33,6 +33,7 @@ from caldera.comm.mpi import MpiCommunicator
 from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
 from caldera.planner.coding import timed, usual_codes
 from caldera.planner.compute import measured
+from caldera.planner.link import measured_turn
 from caldera.planner.making import strategy_of
 from caldera.planner.prediction import Way
 from caldera.planner.ranking import all_ways
@@ -141,6 +142,11 @@ def link() -> dict[str, Any]:
     return asdict(measured_wire(world()))
 
 
+def turn(wire: str) -> float:
+    """What a message waits for where ranks share cores."""
+    return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
+
+
 def strategies(place: str, wire: str) -> dict[str, list[float]]:
     """Each strategy: seconds and bytes of a step, of the slowest and the busiest rank."""
     found = {}
@@ -156,7 +162,9 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     return found
 
 
-JOBS = {"compute": compute, "encoding": encoding, "link": link, "strategies": strategies}
+JOBS = {
+    "compute": compute, "encoding": encoding, "link": link, "turn": turn, "strategies": strategies
+}  # fmt: skip
 
 
 # --- what starts jobs
@@ -199,6 +207,9 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     for count in sorted({min(each, cores) for each in counts}):
         measure(f"compute, {count}", SHARED, count, "compute")
     measure("encoding", SHARED, 1, "encoding")
+    if max(counts) > cores:
+        measure(f"link, {SHARED}", SHARED, 2, "link")
+        measure("turn", SHARED, 2 * cores, "turn", json.dumps(facts[f"link, {SHARED}"]))
     for place in places:
         # Cores must not be what is measured.
         measure(f"link, {place}", place, 2 if place == SHARED else 4, "link")

@@ -43,20 +43,35 @@ def measured_wire(communicator: Communicator) -> Wire:
 
     communicator.background(exchange).wait()
     behind = max(_slowest(communicator, behind), latency)
-    before = communicator.algorithm
-    communicator.algorithm = _RING
     numbers = np.zeros(_LONG_BYTES // 4, np.float32)
-    seconds = _long(communicator, lambda own: own.Allreduce(numbers, numbers))
-    communicator.algorithm = before
+    seconds = _around(communicator, numbers, _LONG_ROUNDS)
     steps = 2 * (ranks - 1)
     bandwidth = steps / ranks * _LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
     part = _LONG_BYTES // ranks // 4
     sizes, send, receive = [part] * ranks, numbers[: part * ranks], np.empty_like(numbers)
-    seconds = _long(
-        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
-    )
+    seconds = _median(
+        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes),
+        _LONG_ROUNDS,
+    )  # fmt: skip
     meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
     return Wire(latency, bandwidth, behind=behind, meeting=min(meeting, bandwidth))
+
+
+def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
+    """How long a message waits for a core where more ranks than a machine has share them; all of
+    them have to ask. `wire` is what is between ranks that have a core each.
+
+    A short sum goes around the ring of all ranks, who thus all have something to do.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
+    [0.0, 0.0]
+    """
+    number = np.zeros(1, np.float64)
+    seconds = _around(communicator, number, _SHORT_ROUNDS)
+    each = seconds / (2 * (communicator.size - 1))
+    slowdown = communicator.size / cores
+    return max(0.0, each - slowdown * wire.in_background().latency) / (slowdown - 1)
 
 
 def adding_speed() -> float:
@@ -74,10 +89,19 @@ def adding_speed() -> float:
     return _LONG_BYTES / median(times)
 
 
-def _long(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
+def _around(communicator: Communicator, numbers: np.ndarray, rounds: int) -> float:
+    """The time of a sum around the ring."""
+    before = communicator.algorithm
+    communicator.algorithm = _RING
+    seconds = _median(communicator, lambda own: own.Allreduce(numbers, numbers), rounds)
+    communicator.algorithm = before
+    return seconds
+
+
+def _median(communicator: Communicator, work: Callable[[Communicator], None], rounds: int) -> float:
     """The median time of something in the background, on the slowest rank."""
     times = []
-    for _ in range(_LONG_ROUNDS + 1):
+    for _ in range(rounds + 1):
         communicator.Barrier()
         began = time.perf_counter()
         communicator.background(work).wait()
