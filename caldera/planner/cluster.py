@@ -55,7 +55,7 @@ class Wire:
     def crowded(self, slowdown: float, turn: float) -> Wire:
         """The same between ranks whose cores have so many times as much to do, and of which each
         waits so long until another that shares its core lets it have it."""
-        latency = self.latency * slowdown + turn * (slowdown - 1)
+        latency = self.latency + turn * (slowdown - 1)
         return replace(self, latency=latency, adding=self.adding / slowdown)
 
     def in_background(self) -> Wire:

@@ -70,8 +70,7 @@ def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
     number = np.zeros(1, np.float64)
     seconds = _around(communicator, number, _SHORT_ROUNDS)
     each = seconds / (2 * (communicator.size - 1))
-    slowdown = communicator.size / cores
-    return max(0.0, each - slowdown * wire.in_background().latency) / (slowdown - 1)
+    return max(0.0, each - wire.in_background().latency) / (communicator.size / cores - 1)
 
 
 def adding_speed() -> float:
