@@ -17,7 +17,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     return found
 
 
-JOBS = {
+JOBS: dict[str, Callable[..., Any]] = {
     "compute": compute, "encoding": encoding, "link": link, "turn": turn, "strategies": strategies
 }  # fmt: skip
 
