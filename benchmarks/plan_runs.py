@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -153,7 +154,7 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     for way in the_ways(world().size, place, Wire(**json.loads(wire))):
         every = EVERY if "every" in way.maker[1] else 1
         strategy = strategy_of(way, world().size, world())
-        for each in MpiCommunicator.relatives():
+        for each in MpiCommunicator.relatives() if place != SHARED else ():
             # To try all algorithms takes longer than to train over a slow link.
             each.algorithm = "ring" if each.algorithm == "auto" else each.algorithm
         own = trained(strategy, STEPS[place], every)
@@ -196,6 +197,7 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     """Measure what is asked for and not in the file yet."""
     facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     cores = facts["cores"] = len(os.sched_getaffinity(0))
+    facts["machine"] = platform.machine()
 
     def measure(key: str, place: str, ranks: int, *words: str) -> None:
         if key not in facts:

@@ -119,7 +119,9 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
     if reason:
         return refuse(setting, reason)
     whole = allreduce("auto", nbytes, ranks, setting.cluster.in_background())
-    return _after_each_step(setting, whole.times(1 / setting.every), more_memory)
+    # What is sent is weighed before, and the sum after.
+    cost = whole + Cost(2 * setting.handing_over())
+    return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
 
 
 def _gossip(setting: Setting, partners: int) -> Prediction:
@@ -131,7 +133,9 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     reason = too_many(setting, setting.ranks)
     if reason:
         return refuse(setting, reason)
-    cost = Cost(wire.seconds(partners * nbytes, partners), partners * nbytes)
+    # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
+    mixing = (partners + 3) * setting.handing_over()
+    cost = Cost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 
 
