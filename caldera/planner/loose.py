@@ -55,11 +55,14 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples) + setting.handing_over()
-    wire = setting.cluster.in_background().between(ranks, neighbours=False).met()
+    # Gradients are packed and added up, parameters packed and unpacked.
+    computing = setting.seconds(samples) + 4 * setting.handing_over()
+    wire = setting.cluster.in_background().between(ranks, neighbours=False)
+    wire = wire.met() if ranks > 2 else wire
+    shares = _shares(sizes, servers)
+    kept = max(shares)
     # A rank's gradients in as many parts as there are servers, a server's from all others.
-    own = wire.seconds(workload.trained, servers)
-    kept = _largest_share(sizes, servers)
+    own = wire.seconds(workload.trained - (min(shares) if servers == ranks else 0), servers)
     carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
@@ -76,16 +79,16 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     )  # fmt: skip
 
 
-def _largest_share(tensors: Sequence[float], servers: int) -> float:
-    """Bytes of the server that has most: whole parameters are dealt out, the largest first.
+def _shares(sizes: Sequence[float], servers: int) -> list[float]:
+    """Bytes of each server: whole parameters are dealt out, the largest first.
 
-    >>> _largest_share([6.0, 5.0, 2.0], 2)
-    7.0
+    >>> _shares([6.0, 5.0, 2.0], 2)
+    [6.0, 7.0]
     """
     loads = [0.0] * servers
-    for nbytes in sorted(tensors, reverse=True):
+    for nbytes in sorted(sizes, reverse=True):
         loads[loads.index(min(loads))] += nbytes
-    return max(loads)
+    return loads
 
 
 def _hogwild(setting: Setting) -> Prediction:

@@ -110,7 +110,13 @@ def mixed(setting: Setting, mix: Mix) -> Prediction:
     times = [whole * stage.split(mix.model) for stage in stages]
     split = [_split_cost(stage.layers, micro, mix, setting) for stage in stages]
     handed = [_handed_on(stage, micro, mix, setting) for stage in stages[:-1]]
-    busy = [own + cost.seconds for own, cost in zip(times, split, strict=True)]
+    # Gradients of micro-batches are added up: half of what it takes to hand them over.
+    adding = setting.handing_over() / (2 * mix.model) if mix.micro > 1 else 0.0
+    parts = [stage.trained / (setting.workload.trained or 1.0) for stage in stages]
+    busy = [
+        own + cost.seconds + adding * part
+        for own, cost, part in zip(times, split, parts, strict=True)
+    ]
     # A stage sends outputs there and gradients back.
     moved = [there + back for there, back in pairwise([Cost(), *handed, Cost()])]
     # They travel while it computes the next; where that takes longer, it waits.
@@ -120,9 +126,7 @@ def mixed(setting: Setting, mix: Mix) -> Prediction:
     # Stages finish one after the other; what the slowest still has to send is waited for.
     after = max(left for left, _ in reduced)
     now = status(mix.data, setting, mix.pipeline * mix.model)
-    # The largest share of the gradients is written down and read again.
-    largest = max(stage.trained for stage in stages) / (setting.workload.trained or 1.0)
-    after += setting.handing_over() * largest / mix.model
+    after += setting.handing_over() * max(parts) / mix.model
     seconds = first + (mix.micro - 1) * slot + after + now.seconds
     exchanges = [
         (own + other).times(mix.micro) + gradients + now
