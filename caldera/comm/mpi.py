@@ -12,10 +12,13 @@ run in the background then runs at once, on the thread that asks for it.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -32,10 +35,13 @@ from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
 from caldera.comm.staging import on_card, settled
 from caldera.comm.traffic import Traffic
+from caldera.config import settings
 from caldera.errors import CommError
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[mpi]"
+PATIENCE = 10
+"""After so many times `settings.stall_s` a job is given up."""
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
@@ -54,7 +60,19 @@ def mpi() -> Any:
     # So that segments leave without asking the receiver, who may be asleep.
     for name in ("eager_limit", "max_send_size"):
         os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(1 << 19))
-    return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
+    with _all_ranks_start_within(PATIENCE * settings.stall_s):
+        return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
+
+
+@contextmanager
+def _all_ranks_start_within(seconds: float) -> Iterator[None]:
+    """MPI starts when all ranks are there. One that came to its end before would be waited for by
+    all others, in a call during which no Python runs: so what notices is no Python either."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @cache

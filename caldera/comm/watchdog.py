@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm.mpi import MpiCommunicator, mpi
+from caldera.comm.mpi import PATIENCE, MpiCommunicator, mpi
 from caldera.comm.places import place_of_thread
 from caldera.config import settings
 
@@ -25,8 +25,6 @@ LOOKS_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 3.0
 GRACE_S = 2.0
 """How long a rank may be stuck after another one has left before that is taken for the reason."""
-PATIENCE = 10
-"""After so many times `settings.stall_s` a job is given up."""
 _ASK, _ANSWER, _LEFT = 1, 2, 3
 
 

@@ -22,6 +22,13 @@ def test_a_rank_that_leaves_while_others_wait_ends_all(job: Job) -> None:
     assert "rank 1 has come to the end of the program" in done.stderr
 
 
+def test_a_rank_that_ends_before_mpi_starts_is_not_waited_for_for_ever(job: Job) -> None:
+    done = job(2, "leaves")
+    assert done.returncode != 0
+    # The first is ours; mpiexec says the other if it notices sooner.
+    assert "Timeout (0:00:01)!" in done.stderr or 'did not call "init"' in done.stderr
+
+
 def test_a_late_rank_is_reported_with_its_place_and_then_all_go_on(job: Job) -> None:
     done = job(3, "stalls")
     assert done.returncode == 0, done.stderr
