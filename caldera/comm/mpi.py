@@ -29,7 +29,7 @@ from caldera.comm.algorithms.allreduce import usual
 from caldera.comm.algorithms.parts import SEGMENT_BYTES, bounds
 from caldera.comm.checks import same_memory
 from caldera.comm.choice import Choice
-from caldera.comm.interface import Communicator
+from caldera.comm.interface import ANY_SOURCE, Communicator
 from caldera.comm.lost import RankLostError
 from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
@@ -92,17 +92,20 @@ def many_threads() -> bool:
 
 
 class _MpiRequest(Request):
-    """A message under way; it keeps the buffer that MPI reads or writes."""
+    """A message under way, to or from a peer; it keeps the buffer that MPI reads or writes."""
 
-    def __init__(self, owner: MpiCommunicator, request: Any, buffer: np.ndarray, size: int) -> None:
+    def __init__(
+        self, owner: MpiCommunicator, request: Any, buffer: np.ndarray, size: int, peer: int
+    ) -> None:
         self._owner = owner
         self._request = request
         self._buffer = buffer
         self._expected = size
+        self._peer = peer
 
     def wait(self) -> None:
         owner = self._owner
-        owner.blocked = time.monotonic()
+        owner.blocked, owner.peer = time.monotonic(), self._peer
         try:
             if owner.naps:
                 self._wait_napping()
@@ -166,7 +169,8 @@ class MpiCommunicator(Communicator):
     - `generation`: how often ranks have been lost before it was made.
     - `choice`: which allreduce "auto" takes for a size, and what was measured.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile; `nap`: how long.
-    - `blocked`: since when it waits for one message, or for one collective of MPI.
+    - `blocked`: since when it waits for one message, or for one collective of MPI; `peer`: whose
+      message that is, if it is one.
 
     >>> from mpi4py import MPI                                      # doctest: +SKIP
     >>> comm = MpiCommunicator(MPI.COMM_WORLD.Dup())                # doctest: +SKIP
@@ -189,6 +193,7 @@ class MpiCommunicator(Communicator):
         self.nap = SHORTEST_NAP_S
         self.handle = handle
         self.blocked: float | None = None
+        self.peer = ANY_SOURCE
         self.choice = Choice()
         self._splits = 0
         if twin_of is not None:
@@ -207,7 +212,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Isend(_bytes_of(buffer), dest, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, -1)
+        return _MpiRequest(self, request, buffer, -1, dest)
 
     def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
         sender = mpi().ANY_SOURCE if source < 0 else source
@@ -215,7 +220,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Irecv(_bytes_of(buffer), sender, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, buffer.nbytes)
+        return _MpiRequest(self, request, buffer, buffer.nbytes, source)
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):

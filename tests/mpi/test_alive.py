@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from .conftest import Job
 
 
@@ -15,10 +17,11 @@ def test_a_rank_that_raises_ends_all_and_is_named(job: Job) -> None:
     assert "raises.py" in done.stderr
 
 
-def test_a_rank_that_leaves_while_others_wait_ends_all(job: Job) -> None:
-    done = job(2, "raises", arguments=("leave",))
+@pytest.mark.parametrize(("how", "operation"), [("leave", "Allreduce"), ("message", "a message")])
+def test_a_rank_that_leaves_while_others_wait_ends_all(job: Job, how: str, operation: str) -> None:
+    done = job(2, "raises", arguments=(how,))
     assert done.returncode != 0
-    assert "rank 0 of 2 (world) waits in Allreduce at" in done.stderr
+    assert f"rank 0 of 2 (world) waits in {operation} at" in done.stderr
     assert "rank 1 has come to the end of the program" in done.stderr
 
 
