@@ -22,7 +22,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr, lift
 from caldera.memory import Device
-from caldera.memory.cuda import cupy
+from caldera.memory.cards import cupy
 from caldera.tensor.dtype import BY_NAME, bool_, is_float
 from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.unit.kernels.test_candidates import ELSEWHERE, LAYOUTS
