@@ -24,7 +24,8 @@ from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 from caldera.comm.staging import on_card
 from caldera.errors import CommError
-from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.cards import cupy
+from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
 from caldera.optional import optional_import
 

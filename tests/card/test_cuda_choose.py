@@ -25,7 +25,7 @@ from caldera.kernels.measure import tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.tensor.dtype import BY_NAME, float16, float32, int64
 from tests.card.test_convolution import nodes_of
 from tests.unit.ops.cases.convolution import Setting

@@ -19,7 +19,7 @@ from caldera.kernels.cuda.grouping import Touched, grouped, needed_before
 from caldera.kernels.table import Call
 from caldera.kernels.whole import Piece
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.memory.interface import LaneCall
 from caldera.memory.loopback import LoopbackStream
 from caldera.op.functions import exp
