@@ -231,9 +231,7 @@ class MpiCommunicator(Communicator):
         work(twin)
         return Done()
 
-    def Shrink(self) -> MpiCommunicator:
-        """The ranks that are left after a `RankLostError`, in their order. Each of them calls it;
-        it takes an MPI with ULFM (Open MPI started with `--with-ft ulfm`)."""
+    def Shrink(self) -> Communicator:
         made = self._call(self.handle.Shrink)
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 
