@@ -87,7 +87,7 @@ class Links:
             agent.chmod(0o755)
             environment = {
                 **os.environ,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
                 "OMPI_MCA_pml": "ob1",
                 "OMPI_MCA_btl": "self,tcp",
                 "CALDERA_THREADS": "1",
