@@ -17,14 +17,16 @@ from caldera.parallel import DataParallel, Sharded
 from caldera.strategy import Strategy
 from caldera.train.fit import make_steps
 from tests.unit.parallel.ranks import (
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
     network,
     samples,
+    strategies_of,
     trained,
 )
+
+sharded = strategies_of(Sharded)
 
 OPTIMIZERS = {
     "momentum": lambda: optim.SGD(0.1, momentum=0.9),
@@ -34,10 +36,6 @@ OPTIMIZERS = {
     "accumulated": lambda: optim.SGD(0.1, momentum=0.9, accumulate=2),
     "groups": lambda: optim.SGD(0.1, weight_decay=0.1, groups=[optim.Group("bias", 2.0, 0.0)]),
 }
-
-
-def sharded(stage: int, **options: Any) -> Any:
-    return lambda comm: Sharded(stage, communicator=comm, **options)
 
 
 @cache
@@ -66,7 +64,7 @@ def test_every_stage_equals_one_process(
         samples(count, dtype), watch=False, validation=samples(7, dtype),
     )  # fmt: skip
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(dtype, count))
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))

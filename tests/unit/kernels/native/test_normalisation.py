@@ -302,6 +302,9 @@ NAMES = [
     "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad",
     "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
 ]  # fmt: skip
+NEVER_IN_PLACE = (
+    "cross_entropy", "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", [rows, channels_last])
@@ -316,13 +319,12 @@ def test_any_number_of_workers_gives_the_same_bits(name: str, layout: Layout, wo
 
 
 @pytest.mark.parametrize("layout", [rows, channels_last])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEVER_IN_PLACE])
 def test_outputs_may_lie_where_inputs_were(name: str, layout: Layout) -> None:
-    """Every output over every input of its shape and dtype, where the kernel allows it."""
+    """Every output over every input of its shape and dtype."""
     inputs, attrs = _sample(name)
     node = made(name, inputs, **attrs)
-    if not kernel_of(node).in_place(node):
-        pytest.skip("not offered")
+    assert kernel_of(node).in_place(node)
     right = computed(node, inputs, layout)
     for index, spec in enumerate(node.outputs):
         for place, given in enumerate(inputs):
