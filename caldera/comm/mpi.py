@@ -12,10 +12,13 @@ run in the background then runs at once, on the thread that asks for it.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -26,16 +29,19 @@ from caldera.comm.algorithms.allreduce import usual
 from caldera.comm.algorithms.parts import SEGMENT_BYTES, bounds
 from caldera.comm.checks import same_memory
 from caldera.comm.choice import Choice
-from caldera.comm.interface import Communicator
+from caldera.comm.interface import ANY_SOURCE, Communicator
 from caldera.comm.lost import RankLostError
 from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
 from caldera.comm.staging import on_card, settled
 from caldera.comm.traffic import Traffic
+from caldera.config import settings
 from caldera.errors import CommError
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[mpi]"
+PATIENCE = 10
+"""After so many times `settings.stall_s` a job is given up."""
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
@@ -56,7 +62,19 @@ def mpi() -> Any:
     # So that segments leave without asking the receiver, who may be asleep.
     for name in ("eager_limit", "max_send_size"):
         os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(1 << 19))
-    return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
+    with _all_ranks_start_within(PATIENCE * settings.stall_s):
+        return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
+
+
+@contextmanager
+def _all_ranks_start_within(seconds: float) -> Iterator[None]:
+    """MPI starts when all ranks are there. One that came to its end before would be waited for by
+    all others, in a call during which no Python runs: so what notices is no Python either."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @cache
@@ -76,17 +94,20 @@ def many_threads() -> bool:
 
 
 class _MpiRequest(Request):
-    """A message under way; it keeps the buffer that MPI reads or writes."""
+    """A message under way, to or from a peer; it keeps the buffer that MPI reads or writes."""
 
-    def __init__(self, owner: MpiCommunicator, request: Any, buffer: np.ndarray, size: int) -> None:
+    def __init__(
+        self, owner: MpiCommunicator, request: Any, buffer: np.ndarray, size: int, peer: int
+    ) -> None:
         self._owner = owner
         self._request = request
         self._buffer = buffer
         self._expected = size
+        self._peer = peer
 
     def wait(self) -> None:
         owner = self._owner
-        owner.blocked = time.monotonic()
+        owner.blocked, owner.peer = time.monotonic(), self._peer
         try:
             if owner.naps:
                 self._wait_napping()
@@ -153,7 +174,8 @@ class MpiCommunicator(Communicator):
     - `generation`: how often ranks have been lost before it was made.
     - `choice`: which allreduce "auto" takes for a size, and what was measured.
     - `naps`: whether it sleeps while it waits, since others compute meanwhile; `nap`: how long.
-    - `blocked`: since when it waits for one message, or for one collective of MPI.
+    - `blocked`: since when it waits for one message, or for one collective of MPI; `peer`: whose
+      message that is, if it is one.
 
     >>> from mpi4py import MPI                                      # doctest: +SKIP
     >>> comm = MpiCommunicator(MPI.COMM_WORLD.Dup())                # doctest: +SKIP
@@ -176,6 +198,7 @@ class MpiCommunicator(Communicator):
         self.nap = SHORTEST_NAP_S
         self.handle = handle
         self.blocked: float | None = None
+        self.peer = ANY_SOURCE
         self.choice = Choice()
         self._splits = 0
         if twin_of is not None:
@@ -194,7 +217,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Isend(_bytes_of(buffer), dest, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, -1)
+        return _MpiRequest(self, request, buffer, -1, dest)
 
     def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
         sender = mpi().ANY_SOURCE if source < 0 else source
@@ -202,7 +225,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Irecv(_bytes_of(buffer), sender, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, buffer.nbytes)
+        return _MpiRequest(self, request, buffer, buffer.nbytes, source)
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
