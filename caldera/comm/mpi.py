@@ -39,6 +39,8 @@ PACKAGE = "caldera[mpi]"
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
+LOOKS = 8
+"""How often one asks after a nap: Open MPI looks at its sockets in one call of eight."""
 LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
 """In the background, where the work that a message makes is taken from those who compute."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
@@ -104,14 +106,17 @@ class _MpiRequest(Request):
         """Naps become about as long as it takes until the next message is there: each time that
         one ends costs those who compute."""
         owner = self._owner
-        if self.test():
+        if self._is_there():
             owner.nap = max(owner.nap / 2, SHORTEST_NAP_S)
             return
         while True:
             time.sleep(owner.nap)
-            if self.test():
+            if self._is_there():
                 return
             owner.nap = min(2 * owner.nap, LONGEST_NAP_S)
+
+    def _is_there(self) -> bool:
+        return any(self.test() for _ in range(LOOKS))
 
     def test(self) -> bool:
         status = mpi().Status()
@@ -231,9 +236,7 @@ class MpiCommunicator(Communicator):
         work(twin)
         return Done()
 
-    def Shrink(self) -> MpiCommunicator:
-        """The ranks that are left after a `RankLostError`, in their order. Each of them calls it;
-        it takes an MPI with ULFM (Open MPI started with `--with-ft ulfm`)."""
+    def Shrink(self) -> Communicator:
         made = self._call(self.handle.Shrink)
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 

@@ -99,6 +99,9 @@ class NcclCommunicator(Communicator):
         made = self.host.Split(color, key)
         return None if made is None else NcclCommunicator(made, self.card)
 
+    def Shrink(self) -> Communicator:
+        return NcclCommunicator(self.host.Shrink(), self.card)
+
     def _twin(self) -> Communicator:
         return self
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from caldera.launchers import rank_on_machine
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[cuda]"
@@ -29,6 +31,16 @@ def card_count() -> int:
     except Exception:
         # Without a driver every call of the runtime fails, each version with an error of its own.
         return 0
+
+
+@cache
+def own_card() -> int:
+    """The card that this process takes unless it is told otherwise.
+
+    Ranks that were started together on one machine take one each, and share them if there are more
+    ranks than cards.
+    """
+    return rank_on_machine(os.environ) % max(card_count(), 1)
 
 
 class Card:

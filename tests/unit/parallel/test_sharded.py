@@ -164,6 +164,30 @@ def test_bytes_and_memory_are_what_the_formulas_say(ranks: int) -> None:
     assert arena["stage 1"] > arena["stage 2"] > arena["stage 3"]
 
 
+def test_the_forward_pass_begins_before_large_parameters_are_there() -> None:
+    """A message that is not full would be filled up by the large layer that comes next."""
+    layers = [nn.Input((64,)), nn.Dense(200, activation="relu"), nn.Dense(1500)]
+    models = [cd.NeuralNetwork(layers, loss="mse", batch_size=8) for _ in range(2)]
+
+    def work(comm: Communicator) -> list[str]:
+        model, strategy = models[comm.rank], Sharded(bucket_bytes=1 << 20, communicator=comm)
+        strategy.begin(model, model.optimizer)
+        x, y = np.zeros((8, 64), "float32"), np.zeros((8, 1500), "float32")
+        steps = make_steps(model, cd.data.ArrayData(x, y), strategy)
+        plan = steps.training(Share.of(0, 8, 8, comm.rank, comm.size))
+        nodes = [step.node for step in plan.schedule.steps]
+        is_gather = [getattr(n.attrs.get("message"), "kind", "") == "gather" for n in nodes]
+        return [
+            n.op.kind if n.op.kind == "product" else "arrived"
+            for n, waits in zip(nodes, is_gather, strict=True)
+            if (waits and n.op.name == "collective_finish") or n.op.kind == "product"
+        ]
+
+    first_layer, second_layer = "product", "product"
+    order = run_virtual_ranks(2, work)[0]
+    assert order[:4] == ["arrived", first_layer, "arrived", second_layer]
+
+
 def test_while_steps_run_a_rank_has_only_parts_of_the_parameters() -> None:
     seen: list[str] = []
 
