@@ -25,7 +25,7 @@ from caldera.memory.loopback import LoopbackStream
 from caldera.op.functions import exp
 from caldera.plan import plan
 from caldera.plan.lanes import in_lanes
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 CELLS = 12
 _part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
