@@ -57,6 +57,35 @@ def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: in
     run(address, vector, start, places, values, places.size)
 
 
+def not_zero(vector: np.ndarray, begin: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The elements that are not zero: their places (int32), counted from `begin`, and values.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import not_zero
+    >>> not_zero(np.array([0.0, 2.0, 0.0, 3.0]), begin=10)
+    (array([11, 13], dtype=int32), array([2., 3.]))
+    """
+    # One more is written before it is known whether it counts.
+    places, values = np.empty(vector.size + 1, np.int32), np.empty(vector.size + 1, vector.dtype)
+    found = np.empty(1, np.int64)
+    address = kernel(_build_not_zero, itemsize=vector.itemsize)
+    run(address, vector, vector.size, begin, places, values, found)
+    return places[: found[0]], values[: found[0]]
+
+
+def _build_not_zero(k: Emitter, itemsize: int) -> None:
+    """Slots: vector, size, begin, places, values, found."""
+    vector, size, begin = k.pointer(0, _KINDS[itemsize]), k.integer(1), k.integer(2)
+    places, values = k.pointer(3, I32), k.pointer(4, _KINDS[itemsize])
+    found = k.variable(0, I64)
+    with k.loop(0, size) as i:
+        value = vector.load(i)
+        places.store(found.value, k.convert(begin + i, I32))
+        values.store(found.value, value)
+        found.value = found.value + k.convert(value.differs(0.0), I64)
+    k.pointer(5, I64).store(0, found.value)
+
+
 def _build(k: Emitter, itemsize: int, mode: str) -> None:
     """Slots: vector, start, places, values, count."""
     vector, start, count = k.pointer(0, _KINDS[itemsize]), k.integer(1), k.integer(4)
