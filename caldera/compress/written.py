@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from caldera.compress.sparse import SparseVector, Sum
-from caldera.kernels.native.compression import put
+from caldera.kernels.native.compression import put_only
 
 
 def write_sum(total: Sum, gradients: Sequence[np.ndarray]) -> None:
@@ -24,8 +24,7 @@ def write_sum(total: Sum, gradients: Sequence[np.ndarray]) -> None:
     whole = _as_one(gradients)
     if isinstance(total, SparseVector):
         if whole is not None and whole.dtype == total.values.dtype:
-            whole.fill(0)
-            put(whole, total.places, total.values)
+            put_only(whole, total.places, total.values)
             return
         total = total.dense()
     edges = accumulate((gradient.size for gradient in gradients), initial=0)

@@ -10,7 +10,7 @@ from caldera.kernels.native.compression.largest import (
 from caldera.kernels.native.compression.levels import from_levels, to_levels
 from caldera.kernels.native.compression.merge import merge_sorted
 from caldera.kernels.native.compression.rounding import FORMATS, round_by_chance
-from caldera.kernels.native.compression.scatter import add_at, not_zero, put, take_out
+from caldera.kernels.native.compression.scatter import add_at, not_zero, put_only, take_out
 
 __all__ = [
     "FORMATS",
@@ -20,7 +20,7 @@ __all__ = [
     "merge_sorted",
     "not_zero",
     "pack_bits",
-    "put",
+    "put_only",
     "round_by_chance",
     "take_largest_in_blocks",
     "take_out",

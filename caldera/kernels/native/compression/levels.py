@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.kernels.native.compression.draws import ALIGNED, Draws, draws_of, with_draws
-from caldera.kernels.native.compression.run import kernel, run
+from caldera.kernels.native.compression.run import address_of, kernel, run
 from caldera.kernels.native.emit import (
     F32,
     I8,
@@ -86,7 +86,7 @@ def from_levels(
 
 
 def _addresses(messages: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([each.__array_interface__["data"][0] for each in messages], np.int64)
+    return np.array([address_of(each) for each in messages], np.int64)
 
 
 def _build_to(k: Emitter, levels: int, width: int) -> None:

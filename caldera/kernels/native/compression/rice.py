@@ -17,8 +17,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compression.run import kernel, run
-from caldera.kernels.native.emit import I1, I8, I32, I64, POINTER, Emitter, Pointer, Value
+from caldera.kernels.native.compression.run import address_of, kernel, run
+from caldera.kernels.native.emit import (
+    I1,
+    I8,
+    I32,
+    I64,
+    POINTER,
+    Emitter,
+    Pointer,
+    Value,
+    Variable,
+    natural_lanes,
+    vector,
+)
 
 HEADER = 16
 """Bytes before the places, if there are no runs."""
@@ -83,7 +95,7 @@ def unpack(
             )
     places = np.empty(sum(counts), np.int32)
     taken = np.empty(len(messages), np.int64)
-    addresses = [each.__array_interface__["data"][0] for each in messages]
+    addresses = [address_of(each) for each in messages]
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
     room = np.empty(max(sizes, default=0) + _SLACK, np.uint8)
@@ -160,28 +172,47 @@ def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) ->
     mean = span // k.maximum(count, 1) | 1
     logarithm = 63 - Value(k, k.ir.ctlz(mean.raw, I1(0)))
     guess = k.minimum(k.maximum(logarithm - 1, 0), _WIDEST)
-    before = k.variable(begin - 1)
-    sums = [k.variable(0, I64) for _ in range(_TRIED)]
-    runs = k.variable(0, I64)
-    with k.loop(0, count) as i:
-        place = k.convert(source.load(i), I64)
-        gap = place - before.value - 1
-        for turn, total in enumerate(sums):
-            total.value = total.value + k.shift_right(gap, guess + turn)
-        runs.value = runs.value + k.convert(gap.differs(0), I64)
-        before.value = place
-    # The first place begins a run even where there is no gap before it.
-    with k.when(count > 0):
-        no_gap = k.convert(source.load(0), I64).equals(begin)
-        runs.value = runs.value + k.convert(no_gap, I64)
+    sums, runs = _gaps(k, source, count, begin, guess)
     for turn, total in enumerate(sums):
-        unary, rest = total.value + count, guess + turn
+        unary, rest = total + count, guess + turn
         size = (unary + 7) // 8 + (count * rest + 7) // 8
         with k.when(size < result.load(_SIZE)):
             for index, value in ((_REST, rest), (_UNARY, unary), (_SIZE, size)):
                 result.store(index, value)
     result.store(_SIZE, result.load(_SIZE) + _STRING_HEADER)
-    result.store(_RUNS, runs.value)
+    result.store(_RUNS, runs)
+
+
+def _gaps(
+    k: Emitter, places: Pointer, count: Value, begin: Value, guess: Value
+) -> tuple[list[Value], Value]:
+    """The gaps before all places, divided by 2**r for each r that is tried and added up; and how
+    many runs there are. No sum is larger than the last place."""
+    lanes = natural_lanes(I32)
+    several = [k.variable(0, vector(I32, lanes)) for _ in range(_TRIED + 1)]
+    single = [k.variable(0, I32) for _ in range(_TRIED + 1)]
+
+    def add(gap: Value, totals: list[Variable]) -> None:
+        *sums, runs = totals
+        for turn, total in enumerate(sums):
+            total.value = total.value + k.shift_right(gap, k.convert(guess + turn, I32))
+        runs.value = runs.value + k.convert(gap.differs(0), I32)
+
+    def look(i: Value, width: int) -> None:
+        gap = places.load(i, width) - places.load(i - 1, width) - 1
+        add(gap, several if width > 1 else single)
+
+    with k.when(count > 0):
+        add(places.load(0) - k.convert(begin, I32), single)
+        # The first place begins a run even where there is no gap before it.
+        first = k.convert(places.load(0), I64).equals(begin)
+        single[-1].value = single[-1].value + k.convert(first, I32)
+    k.in_vectors(1, count, lanes, look)
+    *sums, runs = (
+        k.convert(one.value + k.total(all_lanes.value, lambda a, b: a + b), I64)
+        for one, all_lanes in zip(single, several, strict=True)
+    )
+    return sums, runs
 
 
 def _write(

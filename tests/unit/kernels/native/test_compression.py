@@ -19,7 +19,7 @@ from caldera.kernels.native.compression import (
     merge_sorted,
     not_zero,
     pack_bits,
-    put,
+    put_only,
     round_by_chance,
     take_largest_in_blocks,
     take_out,
@@ -295,8 +295,13 @@ def test_single_elements_are_taken_written_and_added(dtype: str) -> None:
     taken = take_out(x, places)
     np.testing.assert_array_equal(taken, expected[places])
     assert not x[places].any()
-    put(x, places + np.int32(100), taken, start=100)
-    np.testing.assert_array_equal(x, expected)
+    long = np.ones(9000, dtype)
+    for places in (np.arange(0, 9000, 7), np.array([4095, 4096]), np.array([], int)):
+        values = np.arange(1, places.size + 1).astype(dtype)
+        put_only(long, places.astype(np.int32), values)
+        expected = np.zeros(9000, dtype)
+        expected[places] = values
+        np.testing.assert_array_equal(long, expected)
     found, values = not_zero(np.array([0.0, -0.0, np.nan, 3.0], dtype), begin=7)
     assert found.tolist() == [9, 10]
     np.testing.assert_array_equal(values, [np.nan, 3.0])
