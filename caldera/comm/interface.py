@@ -138,6 +138,26 @@ class Communicator(ABC):
             arriving.wait()
             leaving.wait()
 
+    def exchange_messages(
+        self, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
+    ) -> dict[int, np.ndarray]:
+        """Send bytes to some ranks, and take a message from each of others, all at once.
+
+        `longest` says from whom, and how many bytes there are at most: how many there are, only
+        the sender needs to know.
+
+        >>> import numpy as np
+        >>> from caldera.comm import run_virtual_ranks
+        >>> def work(comm):
+        ...     other = 1 - comm.rank
+        ...     message = np.arange(2 + comm.rank, dtype=np.uint8)
+        ...     return comm.exchange_messages({other: message}, {other: 100})[other].tolist()
+        >>> run_virtual_ranks(2, work)
+        [[0, 1, 2], [0, 1]]
+        """
+        with self.traffic.operation("exchange_messages"):
+            return algorithms.exchange_messages(self, leaving, longest)
+
     # --- collectives
 
     def Bcast(self, buffer: np.ndarray, root: int = 0) -> None:
@@ -344,8 +364,11 @@ class Communicator(ABC):
         """Begin to send."""
 
     @abstractmethod
-    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
-        """Begin to receive a message of exactly the buffer's bytes."""
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        """Begin to receive a message of exactly the buffer's bytes; if it may be `shorter`, the
+        request says how many came."""
 
     @abstractmethod
     def _split(self, color: int | None, key: int) -> Communicator | None:
