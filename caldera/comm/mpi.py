@@ -24,6 +24,7 @@ import numpy as np
 from caldera.comm.algorithms import volume
 from caldera.comm.algorithms.allreduce import usual
 from caldera.comm.algorithms.parts import SEGMENT_BYTES, bounds
+from caldera.comm.background import Patience
 from caldera.comm.checks import same_memory
 from caldera.comm.choice import Choice
 from caldera.comm.interface import Communicator
@@ -39,6 +40,10 @@ PACKAGE = "caldera[mpi]"
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
 SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
+SHORTEST_MESSAGE = 1 << 12
+"""Bytes below which a message takes no less time."""
+SHORTER = 0.8
+"""Of the last nap for a message is tried for the next one of that size."""
 LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
 """In the background, where the work that a message makes is taken from those who compute."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
@@ -86,8 +91,7 @@ class _MpiRequest(Request):
         owner = self._owner
         owner.blocked = time.monotonic()
         try:
-            if owner.naps:
-                self._wait_napping()
+            if owner.patience is not None and self._arrives_meanwhile(owner.patience):
                 return
             if self._expected < 0:
                 self._request.Wait()
@@ -100,18 +104,22 @@ class _MpiRequest(Request):
             owner.blocked = None
         self._arrived(status)
 
-    def _wait_napping(self) -> None:
-        """Naps become about as long as it takes until the next message is there: each time that
-        one ends costs those who compute."""
-        owner = self._owner
-        if self.test():
-            owner.nap = max(owner.nap / 2, SHORTEST_NAP_S)
-            return
-        while True:
-            time.sleep(owner.nap)
-            if self.test():
-                return
-            owner.nap = min(2 * owner.nap, LONGEST_NAP_S)
+    def _arrives_meanwhile(self, patience: Patience) -> bool:
+        """Sleep until it is there, or until somebody waits for that; whether it is there.
+
+        Naps become about as long as a message of its size takes: each time that one ends costs
+        those who compute, and one that is too long keeps the others waiting.
+        """
+        owner, size = self._owner, max(self._buffer.nbytes, SHORTEST_MESSAGE)
+        nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
+        while not self.test():
+            if patience.is_over:
+                return False
+            patience.sleep(nap)
+            owner.pace = nap / size
+            nap = min(2 * nap, LONGEST_NAP_S)
+        owner.pace *= SHORTER
+        return True
 
     def test(self) -> bool:
         status = mpi().Status()
@@ -147,7 +155,7 @@ class MpiCommunicator(Communicator):
     - `label`: a name that all its ranks have for it, and no other communicator has.
     - `generation`: how often ranks have been lost before it was made.
     - `choice`: which allreduce "auto" takes for a size, and what was measured.
-    - `naps`: whether it sleeps while it waits, since others compute meanwhile; `nap`: how long.
+    - `pace`: for how many seconds it sleeps for each byte of a message, in the background.
     - `blocked`: since when it waits for one message, or for one collective of MPI.
 
     >>> from mpi4py import MPI                                      # doctest: +SKIP
@@ -167,8 +175,7 @@ class MpiCommunicator(Communicator):
         super().__init__(handle.Get_rank(), handle.Get_size(), traffic)
         self.label = label
         self.generation = generation
-        self.naps = twin_of is not None
-        self.nap = SHORTEST_NAP_S
+        self.pace = 0.0
         self.handle = handle
         self.blocked: float | None = None
         self.choice = Choice()
@@ -334,7 +341,7 @@ class MpiCommunicator(Communicator):
         )
 
     def _barrier(self) -> None:
-        if self.naps:
+        if self.patience is not None:
             super()._barrier()
         else:
             self._call(self.handle.Barrier)
