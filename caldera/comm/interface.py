@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -317,6 +317,11 @@ class Communicator(ABC):
         twin.algorithm = self.algorithm
         twin.patience = self._thread.patience
         return self._thread.start(lambda: work(twin))
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """While the caller has nothing to compute: what is under way in the background does not
+        spare the cores then."""
+        return nullcontext() if self._thread is None else self._thread.patience.tried()
 
     @property
     def algorithm(self) -> str:
