@@ -266,6 +266,13 @@ class Communicator(ABC):
         assert made is not None
         return made
 
+    def Shrink(self) -> Communicator:
+        """The ranks that are left after a `RankLostError`, in order; each of them calls it."""
+        raise CommError.build(
+            f"Shrink of {self.name}", expected="an MPI that goes on when a rank dies",
+            got=self.describe(), hint="Open MPI 5, started by caldera run --survive",
+        )  # fmt: skip
+
     def along(self, axis: str) -> Communicator:
         """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.
 

@@ -44,6 +44,8 @@ SHORTEST_MESSAGE = 1 << 12
 """Bytes below which a message takes no less time."""
 SHORTER = 0.8
 """Of the last nap for a message is tried for the next one of that size."""
+LOOKS = 8
+"""How often one asks after a nap: Open MPI looks at its sockets in one call of eight."""
 LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
 """In the background, where the work that a message makes is taken from those who compute."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
@@ -112,7 +114,7 @@ class _MpiRequest(Request):
         """
         owner, size = self._owner, max(self._buffer.nbytes, SHORTEST_MESSAGE)
         nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
-        while not self.test():
+        while not self._is_there():
             if patience.is_over:
                 return False
             patience.sleep(nap)
@@ -120,6 +122,9 @@ class _MpiRequest(Request):
             nap = min(2 * nap, LONGEST_NAP_S)
         owner.pace *= SHORTER
         return True
+
+    def _is_there(self) -> bool:
+        return any(self.test() for _ in range(LOOKS))
 
     def test(self) -> bool:
         status = mpi().Status()
@@ -238,9 +243,7 @@ class MpiCommunicator(Communicator):
         work(twin)
         return Done()
 
-    def Shrink(self) -> MpiCommunicator:
-        """The ranks that are left after a `RankLostError`, in their order. Each of them calls it;
-        it takes an MPI with ULFM (Open MPI started with `--with-ft ulfm`)."""
+    def Shrink(self) -> Communicator:
         made = self._call(self.handle.Shrink)
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 

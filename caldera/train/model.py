@@ -336,16 +336,17 @@ class Model(Layer):
     def profile(
         self, data: Any, *, batch_size: int | None = None, trace: str | PathLike[str] | None = None
     ) -> Explanation:
-        """Print where time and memory of a training step go, on a batch of these data.
+        """Where time and memory of a training step go, on a batch of these data.
 
-        The table is that of `Plan.explain`, and is given back. `trace` is a .json file for what
-        `Plan.trace` sees: every kernel, thread and copy on a time line. The model stays as it was.
+        The table is that of `Plan.explain`. `trace` is a .json file for what `Plan.trace` sees:
+        every kernel, thread and copy on a time line. The model stays as it was.
 
         >>> import numpy as np
         >>> import caldera as cd
         >>> from caldera import nn
         >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
         >>> found = model.profile((np.zeros((4, 2), "float32"), np.zeros(4, "int64")))
+        >>> print(found)
         step  op ...
         >>> found.seconds > 0
         True

@@ -19,7 +19,7 @@ from caldera.kernels.cuda.grouping import Touched, grouped, needed_before
 from caldera.kernels.table import Call
 from caldera.kernels.whole import Piece
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.memory.interface import LaneCall
 from caldera.memory.loopback import LoopbackStream
 from caldera.op.functions import exp
@@ -177,7 +177,7 @@ def test_a_network_learns_the_same_in_any_order(
         assert used > 1
 
 
-@pytest.mark.skipif(card_count() > 0, reason="a card chooses the order itself")
+@pytest.mark.skipif(card_count() > 0, reason="a real card chooses the order itself")
 def test_an_order_that_was_forgotten_is_seen(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(calls: Sequence[LaneCall]) -> Sequence[LaneCall]:
         """The last lane first, as nobody waits for anybody."""
