@@ -114,7 +114,7 @@ class _MpiRequest(Request):
         """
         owner, size = self._owner, max(self._buffer.nbytes, SHORTEST_MESSAGE)
         nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
-        while not self._is_there():
+        while not self._is_there(LOOKS):
             if patience.is_over:
                 return False
             patience.sleep(nap)
@@ -123,18 +123,18 @@ class _MpiRequest(Request):
         owner.pace *= SHORTER
         return True
 
-    def _is_there(self) -> bool:
-        return any(self.test() for _ in range(LOOKS))
-
     def test(self) -> bool:
-        status = mpi().Status()
+        return self._is_there(1)
+
+    def _is_there(self, looks: int) -> bool:
+        status, look = mpi().Status(), self._request.Test
         try:
-            done = self._request.Test(status)
+            done = any(look(status) for _ in range(looks))
         except mpi().Exception as error:
             raise self._owner.failure(error) from error
         if done:
             self._arrived(status)
-        return bool(done)
+        return done
 
     def _arrived(self, status: Any) -> None:
         # A request that is done stays so, but says only once what has arrived.
