@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compression.run import address_of, kernel, run
+from caldera.kernels.native.compression.run import addresses_of, kernel, run
 from caldera.kernels.native.emit import (
     I1,
     I8,
@@ -95,12 +95,11 @@ def unpack(
             )
     places = np.empty(sum(counts), np.int32)
     taken = np.empty(len(messages), np.int64)
-    addresses = [address_of(each) for each in messages]
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
     room = np.empty(max(sizes, default=0) + _SLACK, np.uint8)
     run(
-        kernel(_build_unpack), _numbers(addresses), _numbers(sizes), _numbers(parts),
+        kernel(_build_unpack), addresses_of(messages), _numbers(sizes), _numbers(parts),
         len(messages), places, taken, room, np.empty((2, most), np.int32), most,
     )  # fmt: skip
     found = taken.tolist()
