@@ -69,34 +69,31 @@ def top16_q4(setting: Setting) -> Any:
     return cd.compress.TopK(16, block=512, bits=4, bandwidth=BYTES_A_SECOND[setting.rate])
 
 
-def falling(setting: Setting, rate: float, rise: int = 0) -> Any:
-    """Rates fall along half a cosine; those of small batches after an epoch, to a fifth."""
-    if setting.batch > 100:
-        return optim.Cosine(rate, setting.epochs * 60_000 // setting.batch, warm_up=rise)
-    after = optim.StepDecay(rate, every=600, factor=0.2)
-    return optim.LinearWarmUp(rise, then=after) if rise else after
+def adam(setting: Setting, small: float, large: float, beta1: float) -> Any:
+    """Adam whose rate, one for small and one for large batches, falls along half a cosine."""
+    rate = large if setting.batch > 100 else small
+    steps = setting.epochs * 60_000 // setting.batch
+    return optim.Adam(optim.Cosine(rate, steps), beta1=beta1)
 
 
-def descent(setting: Setting) -> Any:
-    """What top-k sends late acts like momentum: so there is no other, and rates rise slowly."""
-    if setting.batch > 100:
-        return optim.SGD(falling(setting, 2.0, rise=60), clip=optim.ClipNorm(1.0))
-    return optim.SGD(falling(setting, 0.5, rise=20))
-
-
-def adam(setting: Setting) -> Any:
+def for_sums(setting: Setting) -> Any:
     """For sums that lose little or nothing."""
-    return optim.Adam(falling(setting, 3e-3 if setting.batch > 100 else 1e-3))
+    return adam(setting, 1.5e-3, 3e-3, beta1=0.9 if setting.batch == 100 else 0.5)
+
+
+def for_top_k(setting: Setting) -> Any:
+    """What top-k sends late acts like momentum: so there is no other."""
+    return adam(setting, 1.5e-3, 2.5e-3, beta1=0.0)
 
 
 Make = Callable[[Setting], Any]
 FACTORS = "dense, factors"
 WAYS: dict[str, tuple[Make, Make]] = {
-    "dense": (lambda setting: None, adam),
-    FACTORS: (lambda setting: None, adam),
-    "Top16_Q4": (top16_q4, descent),
-    "float16": (lambda setting: cd.compress.Cast("float16"), adam),
-    "QSGD, 8 bits": (lambda setting: cd.compress.QSGD(bits=8), adam),
+    "dense": (lambda setting: None, for_sums),
+    FACTORS: (lambda setting: None, for_sums),
+    "Top16_Q4": (top16_q4, for_top_k),
+    "float16": (lambda setting: cd.compress.Cast("float16"), for_sums),
+    "QSGD, 8 bits": (lambda setting: cd.compress.QSGD(bits=8), for_sums),
 }
 """What sums gradients, and the optimizer. By factors the sums are the same, in fewer bytes."""
 SUMS = ("dense", "Top16_Q4", "float16", "QSGD, 8 bits")

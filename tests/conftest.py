@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
@@ -22,6 +23,7 @@ import pytest  # noqa: E402
 
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
+from tests.browser import Browser, find_browser  # noqa: E402
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
@@ -37,3 +39,13 @@ def _same_seed() -> None:
 def own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that the test registers are forgotten after it: others may use the same names."""
     monkeypatch.setattr(nn.layers, "_entries", dict(nn.layers._entries))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium for the tests of a file."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
+        yield found

@@ -9,7 +9,6 @@ import importlib.util
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from caldera import optim
 from caldera.cli import main
 from caldera.nn import losses
-from tests.browser import Browser, find_browser
+from tests.browser import Browser
 from tests.test_front_door import PUBLIC_ROOMS
 from tools.docs.contents import PAGES, ROOT, page_names, room_names, source_of
 from tools.docs.links import broken
@@ -121,15 +120,6 @@ def test_it_is_built_and_its_links_lead_somewhere(built: Path) -> None:
         '<a href="../reference/data.html#Pipeline"><code>data.Pipeline</code></a>'
         in (built / "tutorials/data.html").read_text()
     )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 def test_pages_load_nothing_from_elsewhere_and_fit_any_width(built: Path, browser: Browser) -> None:

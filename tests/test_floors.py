@@ -10,7 +10,16 @@ import caldera
 ROOT = Path(caldera.__file__).parent
 
 FLOORS = {
-    1: ("amounts", "errors", "config", "configurable", "optional", "registry", "threads"),
+    1: (
+        "amounts",
+        "errors",
+        "config",
+        "configurable",
+        "launchers",
+        "optional",
+        "registry",
+        "threads",
+    ),
     2: ("memory",),
     3: ("tensor", "comm", "graph", "io"),
     4: ("passes", "kernels"),

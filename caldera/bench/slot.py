@@ -51,11 +51,6 @@ class Slot:
             self.import_s, self.versions = reply["import s"], reply["versions"]
         return self._within_limit({"do": do, **more})
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it has a process."""
-        return self._process is not None
-
     def _within_limit(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None
         do = request["do"]

@@ -26,19 +26,11 @@ _TAIL = 2.5
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with the interval that holds it in 95 of 100 cases.
-
-    >>> Estimate(2.0, 1.5, 2.5).is_above(1.0)
-    True
-    """
+    """A number with the interval that holds it in 95 of 100 cases."""
 
     value: float
     low: float
     high: float
-
-    def is_above(self, limit: float) -> bool:
-        """Whether even the lower end is above a limit."""
-        return self.low > limit
 
 
 def median_of(rounds: Rounds) -> Estimate:

@@ -9,8 +9,6 @@ import numpy as np
 from caldera.errors import CommError, DtypeError, ShapeError
 
 REDUCTIONS = ("sum", "mean", "max", "min")
-USER_TAGS = 16384
-"""Tags below are for point-to-point messages, tags from here to 32767 for collectives."""
 
 
 def check_buffer(where: str, buffer: np.ndarray, *, written: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, usual
 from caldera.comm.algorithms.parts import SEGMENT_BYTES
-from caldera.comm.background import BackgroundThread
+from caldera.comm.background import BackgroundThread, Patience
 from caldera.comm.checks import (
     check_alike,
     check_buffer,
@@ -78,6 +78,7 @@ class Communicator(ABC):
         self.collectives = 0
         self.operation = ""
         self._algorithm = "auto"
+        self.patience: Patience | None = None
         self._thread: BackgroundThread | None = None
 
     def __repr__(self) -> str:
@@ -285,6 +286,13 @@ class Communicator(ABC):
         assert made is not None
         return made
 
+    def Shrink(self) -> Communicator:
+        """The ranks that are left after a `RankLostError`, in order; each of them calls it."""
+        raise CommError.build(
+            f"Shrink of {self.name}", expected="an MPI that goes on when a rank dies",
+            got=self.describe(), hint="Open MPI 5, started by caldera run --survive",
+        )  # fmt: skip
+
     def along(self, axis: str) -> Communicator:
         """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.
 
@@ -334,7 +342,13 @@ class Communicator(ABC):
             self._thread = BackgroundThread(f"communication of rank {self.rank}")
         twin = self._twin()
         twin.algorithm = self.algorithm
+        twin.patience = self._thread.patience
         return self._thread.start(lambda: work(twin))
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """While the caller has nothing to compute: what is under way in the background does not
+        spare the cores then."""
+        return nullcontext() if self._thread is None else self._thread.patience.tried()
 
     @property
     def algorithm(self) -> str:

@@ -24,7 +24,8 @@ from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 from caldera.comm.staging import on_card
 from caldera.errors import CommError
-from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.cards import cupy
+from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
 from caldera.optional import optional_import
 
@@ -99,6 +100,9 @@ class NcclCommunicator(Communicator):
     def _split(self, color: int | None, key: int) -> Communicator | None:
         made = self.host.Split(color, key)
         return None if made is None else NcclCommunicator(made, self.card)
+
+    def Shrink(self) -> Communicator:
+        return NcclCommunicator(self.host.Shrink(), self.card)
 
     def _twin(self) -> Communicator:
         return self

@@ -13,7 +13,8 @@ import numpy as np
 
 from caldera.comm.checks import same_memory
 from caldera.comm.request import Request
-from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.cards import cupy
+from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
 
 

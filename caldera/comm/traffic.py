@@ -76,7 +76,7 @@ class Traffic:
     >>> from caldera.comm import SingleProcess
     >>> comm = SingleProcess()
     >>> comm.Barrier()
-    >>> print(comm.traffic)  # doctest: +ELLIPSIS
+    >>> print(comm.traffic)
     operation  calls  messages  sent  received ...time
     Barrier        1         0   0 B       0 B ... us
     """

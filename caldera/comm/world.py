@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cache
 
 from caldera.comm.abort import end_together
+from caldera.comm.between_cards import between_cards
 from caldera.comm.interface import Communicator
 from caldera.comm.launch import RESTART
 from caldera.comm.mpi import MpiCommunicator, mpi
 from caldera.comm.single import SingleProcess
 from caldera.errors import CommError
-
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+from caldera.launchers import ranks_started
 
 
 @cache
 def world() -> Communicator:
     """The communicator of all ranks; one process if it was not started with others.
 
-    From then on a rank that fails ends all of them, and one that waits too long says for whom.
+    Ranks talk through MPI, and between cards through NCCL where each rank has one of its own. From
+    then on a rank that fails ends all of them, and one that waits too long says for whom.
 
     >>> from caldera.comm import world
     >>> world().size
@@ -38,16 +38,7 @@ def world() -> Communicator:
             "`caldera run` takes the right one",
         )  # fmt: skip
     end_together(communicator)
-    return communicator
-
-
-def ranks_started(environment: Mapping[str, str]) -> int:
-    """How many ranks were started together, as launchers say in the environment.
-
-    >>> ranks_started({"OMPI_COMM_WORLD_SIZE": "4"}), ranks_started({})
-    (4, 1)
-    """
-    return max((int(environment.get(name) or 1) for name in _SIZES), default=1)
+    return between_cards(communicator)
 
 
 def restarted() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
-from caldera.kernels import cpu, native, reference
+from caldera.kernels import native, reference  # noqa: F401 - these register kernels
 from caldera.kernels.channels import wants_channels_last
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE, Kernel
@@ -21,7 +21,6 @@ from caldera.memory import device as find_device
 from caldera.passes.pipeline import optimise
 from caldera.plan.plan import Plan
 
-_KERNEL_ROOMS = (reference, cpu, native)
 REMEMBERED = 256
 """Plans kept for the next time the same graph is asked for."""
 

@@ -8,7 +8,8 @@ import threading
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import DeviceError
-from caldera.memory.cuda import PACKAGE, CudaDevice, card_count
+from caldera.memory.cards import PACKAGE, card_count, own_card
+from caldera.memory.cuda import CudaDevice
 from caldera.memory.host import HostDevice
 from caldera.memory.interface import Device
 from caldera.memory.loopback import LoopbackDevice
@@ -23,7 +24,8 @@ def device(spec: Device | str | int | None = None) -> Device:
     """The device that `spec` stands for.
 
     None is the default device, a number n is accelerator n of `settings.accelerator`, and a name
-    is "cpu", "loopback", "loopback:1" or "cuda:0". A device stands for itself.
+    is "cpu", "loopback", "loopback:1" or "cuda:0". None and "cuda" are this rank's own card, where
+    several ranks were started together on a machine with cards. A device stands for itself.
 
     >>> import caldera as cd
     >>> cd.device("loopback") is cd.device("loopback:0")
@@ -33,7 +35,7 @@ def device(spec: Device | str | int | None = None) -> Device:
     <device loopback:1>
     """
     if spec is None:
-        return _numbered(0)
+        return _numbered(None)
     # The same question as the next, asked in a tenth of the time: every tensor comes through here.
     if type(spec) is HostDevice or isinstance(spec, Device):
         return spec
@@ -70,10 +72,13 @@ def _row(name: str, *columns: str) -> str:
     return f"{name:<16}" + "".join(f"{column:>12} " for column in columns).rstrip()
 
 
-def _numbered(index: int) -> Device:
+def _numbered(index: int | None) -> Device:
+    """Accelerator number `index`, or the default one."""
     accelerator = settings.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if card_count() else "cpu"
+    if index is None:
+        index = own_card() if accelerator == "cuda" else 0
     if accelerator == "cpu":
         if index == 0:
             return _cpu
@@ -95,7 +100,7 @@ def _named(name: str) -> Device:
         if kind == "loopback":
             return _loopback(int(number or 0))
         if kind == "cuda":
-            return _card(int(number or 0))
+            return _card(int(number) if number else own_card())
     close = difflib.get_close_matches(kind, _KINDS, n=1)
     raise DeviceError.build(
         f"device {name!r}",

@@ -1,6 +1,7 @@
 """What a device is: memory, streams that run work in order, events, capture and replay.
 
-`host.py` and `loopback.py` implement it; everything above knows devices only through this file.
+`host.py`, `loopback.py` and `cuda.py` implement it; everything above knows devices only through
+this file.
 
 Work is launched on a stream and may run later; work on one stream runs in order, work on two
 streams does not unless one waits for an event of the other. Copies between host and device are

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DeviceError
-from caldera.memory.interface import CapturedGraph, Device, Moment, Stream, TransferCounters
+from caldera.memory.capture import CapturingStream
+from caldera.memory.interface import CapturedGraph, Device, Moment, Stream
 from caldera.memory.pool import Block, host_view
-from caldera.memory.repeats import Repeats, Times
 
 _BYTE = np.dtype(np.uint8)
 
@@ -52,33 +52,12 @@ class RecordedGraph(CapturedGraph):
             self._stream.launch(call)
 
 
-class RecordingStream(Stream):
+class RecordingStream(CapturingStream):
     """A stream whose capture keeps the calls themselves; how they run is up to the child."""
-
-    def __init__(self, device_name: str, counters: TransferCounters) -> None:
-        self._device_name = device_name
-        self._counters = counters
-        self._recorded: list[Callable[[], object]] | None = None
-        self._repeats = Repeats()
 
     @abstractmethod
     def _run(self, call: Callable[[], object]) -> None:
         """Run a call in stream order."""
-
-    @property
-    def capturing(self) -> bool:
-        return self._recorded is not None
-
-    def launch(self, call: Callable[[], object]) -> None:
-        self._settle()
-        self._launch(call)
-
-    def repeat(self, times: Times) -> None:
-        self._repeats.add(times, self._launch)
-
-    def _settle(self) -> None:
-        """Launch what was held back."""
-        self._repeats.settle(self._launch)
 
     def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is None:
@@ -90,39 +69,8 @@ class RecordingStream(Stream):
         self._before_waiting("moment")
         return WallClock(self)
 
-    def begin_capture(self) -> None:
-        self._settle()
-        if self._recorded is not None:
-            raise DeviceError.build(
-                f"begin_capture on {self._device_name}",
-                expected="a stream that is not capturing",
-                got="a capture that has begun already",
-                hint="call end_capture first",
-            )
-        self._recorded = []
-
     def end_capture(self) -> CapturedGraph:
-        self._settle()
-        if self._recorded is None:
-            raise DeviceError.build(
-                f"end_capture on {self._device_name}",
-                expected="a stream that is capturing",
-                got="none",
-                hint="call begin_capture first",
-            )
-        recorded, self._recorded = self._recorded, None
-        return RecordedGraph(self, tuple(recorded))
-
-    def _before_waiting(self, what: str) -> None:
-        """What was held back is launched; nothing may wait while the stream captures."""
-        self._settle()
-        if self._recorded is not None:
-            raise DeviceError.build(
-                f"{what} on {self._device_name}",
-                expected="a stream that is not capturing",
-                got="a capture in progress, in which nothing may wait",
-                hint="do this before begin_capture or after end_capture",
-            )
+        return RecordedGraph(self, tuple(self._end_recording()))
 
 
 class SoftwareDevice(Device):

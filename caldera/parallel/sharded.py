@@ -123,7 +123,9 @@ class Sharded(DataParallel):
         """The whole of each parameter, by the node that stands for it."""
         wholes = list(self._part)
         found: dict[Node, Node] = {}
-        for bucket in buckets(wholes, range(len(wholes)), self.bucket_bytes):
+        # The other way round than gradients: who waits for the first has nothing to do either.
+        last_first = range(len(wholes))[::-1]
+        for bucket in reversed(buckets(wholes, last_first, self.bucket_bytes)):
             chosen = [wholes[index] for index in bucket]
             parts = [self._part[each].node for each in chosen]
             message = self._message("gather", ahead)

@@ -61,12 +61,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `plan.explain()` found; `str()` of it is the table.
+    """What `plan.explain()` found; printed, or as the last line of a notebook's cell, a table.
 
     >>> import caldera as cd
     >>> from caldera import op
     >>> x = op.var("x", (2, 2), fill=cd.identity())
-    >>> found = cd.compile([x @ x]).explain(time=False)  # doctest: +ELLIPSIS
+    >>> found = cd.compile([x @ x]).explain(time=False)
+    >>> print(found)
     step  op ...
     >>> [(row.op, row.flops) for row in found.rows]
     [('matmul', 16)]
@@ -89,8 +90,7 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join([*_table(self), "", *_footer(self)])
 
-    def __repr__(self) -> str:
-        return f"<explanation of {sum(row.step is not None for row in self.rows)} steps>"
+    __repr__ = __str__
 
 
 def explained(

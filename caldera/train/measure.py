@@ -136,7 +136,7 @@ def _batches(model: Model, data: Dataset) -> Iterator[tuple[np.ndarray, np.ndarr
 
 def _profiled(model: Model, data: Dataset) -> tuple[ProfileFacts, Plan]:
     plan, feeds = training_step(model, data.train, model.batch_size)
-    found = plan.explain(feeds, show=False)
+    found = plan.explain(feeds)
     assert found.seconds is not None
     profile = ProfileFacts(
         batch_size=len(next(iter(feeds.values()))),

@@ -64,7 +64,7 @@ def test_messages_of_several_ranks(
     if direct:
         # Between real cards NCCL does this, one rank a card.
         if not isinstance(card, EmulatedCard):
-            pytest.skip("ranks of one process share the card")
+            pytest.skip("NCCL takes one rank a card, and the ranks of one process share one")
         monkeypatch.setattr(collective, "_between_cards", lambda communicator, message: True)
     numbers = np.random.default_rng(0).normal(size=(3, 7, 3)).astype("float32")
 

@@ -18,7 +18,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.slices import fitting
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from tests.card.candidates import FLOATS, LAYOUTS, check, compare, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn

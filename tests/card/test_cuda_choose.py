@@ -25,7 +25,7 @@ from caldera.kernels.measure import tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.tensor.dtype import BY_NAME, float16, float32, int64
 from tests.card.test_convolution import nodes_of
 from tests.unit.ops.cases.convolution import Setting
@@ -91,7 +91,7 @@ def _kernels(**binds: Any) -> KernelTable:
 def real(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The way in which a real card is measured; its clock and its memory are those of the host."""
     if card_count():
-        pytest.skip("kernels of these tests run on the host")
+        pytest.skip("the kernels that are measured here are functions of the host")
 
     class Event:
         def record(self) -> None:
@@ -235,7 +235,7 @@ def test_how_far_off_a_result_may_be() -> None:
 
 def test_long_products_are_not_measured_where_the_card_is_played(card: Device) -> None:
     if card_count():
-        pytest.skip("a real card is fast")
+        pytest.skip("a real card is fast enough to measure everything")
     a, b = (parameter(i, Spec((4000, 4000), float32)) for i in (0, 1))
     table = KernelTable()
     for name in ("tiles", "other"):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import caldera.kernels.cuda
-from caldera.graph import catalogue
+import caldera.kernels.cuda  # noqa: F401 - registers them
 from caldera.graph.opdef import OPS
 from caldera.kernels.table import TABLE
 from caldera.passes.lower import without_kernel
-
-assert caldera.kernels.cuda
-assert catalogue
 
 BY_PLANS = frozenset({"scan", "broadcast_to", "flip", "slice", "transpose"})
 """What plans do by themselves, whatever the device: a loop is the calls of its body, and some ops

@@ -19,13 +19,13 @@ from caldera.kernels.cuda.grouping import Touched, grouped, needed_before
 from caldera.kernels.table import Call
 from caldera.kernels.whole import Piece
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.memory.interface import LaneCall
 from caldera.memory.loopback import LoopbackStream
 from caldera.op.functions import exp
 from caldera.plan import plan
 from caldera.plan.lanes import in_lanes
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 CELLS = 12
 _part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
@@ -177,7 +177,7 @@ def test_a_network_learns_the_same_in_any_order(
         assert used > 1
 
 
-@pytest.mark.skipif(card_count() > 0, reason="a card chooses the order itself")
+@pytest.mark.skipif(card_count() > 0, reason="a real card chooses the order itself")
 def test_an_order_that_was_forgotten_is_seen(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(calls: Sequence[LaneCall]) -> Sequence[LaneCall]:
         """The last lane first, as nobody waits for anybody."""

@@ -119,7 +119,7 @@ def test_assignments(card: Device) -> None:
 def test_a_chain_is_one_launch(card: Device) -> None:
     here = driver()
     if not isinstance(here, EmulatedDriver):
-        pytest.skip("only the emulated driver counts")
+        pytest.skip("only the emulated driver counts launches")
     x = op.input("x", (100, 12))
     plan = cd.compile([op.sum(op.exp(x * 2.0) + 1.0, axis=0)], device=card)
     plan.run({"x": np.zeros((100, 12), "float32")})

@@ -11,7 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.memory.device_array import DeviceArray
 from caldera.testing.communicators import CONTRACT, Check
 

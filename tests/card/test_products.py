@@ -224,12 +224,12 @@ def test_what_is_multiplied_by_0_is_not_looked_at(
 
 
 def test_accumulation_in_place(card: Device) -> None:
+    if not isinstance(card, EmulatedCard):
+        pytest.skip("the host looks at the result where it lies, which a real card does not allow")
     node = _accumulation(33, 20, 100, "float32", ta=True)
     c, a, b = numbers((33, 20), (100, 33), (100, 20))
     scales = tuple(np.array(x, "float32") for x in (-0.25, 0.5))
     (right,) = evaluate(node, (c, a, b, *scales))
-    if not isinstance(card, EmulatedCard):
-        pytest.skip("looks at the result where it lies")
     for kernel in TABLE.candidates(node, "cuda"):
         assert kernel.in_place(node)
         there = placed(card, c.copy())

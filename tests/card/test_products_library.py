@@ -20,7 +20,7 @@ from caldera.kernels.cuda.blas import WORKSPACE_ALIGNMENT
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
-from caldera.memory.cuda import card_count
+from caldera.memory.cards import card_count
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import FLOATS, LAYOUTS, compare, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt

@@ -39,7 +39,7 @@ from caldera.config import settings
 from caldera.data import ArrayData, Loader
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import device as find_device
-from caldera.memory.cuda import cupy
+from caldera.memory.cards import cupy
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(

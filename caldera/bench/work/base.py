@@ -70,7 +70,6 @@ class TrainingCase(Case):
     rule: Rule = Rule("sgd", 0.01)
     shape: tuple[int, ...] = ()
     """Of one sample."""
-    target_shape: tuple[int, ...] = ()
     classes: int = 10
     words: int = 0
     """The size of the vocabulary, if samples are words; else they are real numbers."""

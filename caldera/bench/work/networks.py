@@ -83,11 +83,11 @@ _SINGLE = {
     ),
     "ResNet-50, 224 pixels": _images("resnet50", nn.models.resnet50, 16, 224, 0.01),
     "LSTM, 256 units, 128 steps": TrainingCase(
-        "lstm", layers=_lstm, batch=64, shape=(_STEPS,), target_shape=(_STEPS,), classes=WORDS,
+        "lstm", layers=_lstm, batch=64, shape=(_STEPS,), classes=WORDS,
         words=WORDS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
     ),
     "GPT, 4 layers, 256 wide, 128 tokens": TrainingCase(
-        "gpt", layers=_gpt, batch=16, shape=(_STEPS,), target_shape=(_STEPS,), classes=_LETTERS,
+        "gpt", layers=_gpt, batch=16, shape=(_STEPS,), classes=_LETTERS,
         words=_LETTERS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
         attention=True, precisions=("bfloat16",),
     ),

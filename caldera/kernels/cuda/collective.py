@@ -29,7 +29,8 @@ from caldera.kernels.collective import (
 from caldera.kernels.cuda.copying import copy_calls
 from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.cards import cupy
+from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,7 +18,7 @@ from caldera.kernels.cuda import libraries
 from caldera.kernels.cuda.product import Multiplication
 from caldera.kernels.native.matrix import Matrices, as_matrices
 from caldera.kernels.table import Array
-from caldera.memory.cuda import launching_stream
+from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import float64
 

@@ -28,7 +28,7 @@ from caldera.kernels.cuda.launch import CudaRunner
 from caldera.kernels.cuda.product import NOTHING
 from caldera.kernels.native.finish import Finish
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.cuda import launching_lane, launching_stream
+from caldera.memory.cuda_stream import launching_lane, launching_stream
 from caldera.memory.device_array import address_of
 
 RANKS = 3

@@ -30,7 +30,7 @@ from caldera.kernels.cuda.launch import Argument, CudaRunner, Launch
 from caldera.kernels.cuda.libraries import current_card
 from caldera.kernels.cuda.walk import blocks_for
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.cuda import PACKAGE, card_count
+from caldera.memory.cards import PACKAGE, card_count
 from caldera.optional import optional_import
 
 _THREADS = 256

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.memory.cuda import cupy
+from caldera.memory.cards import cupy
 from caldera.memory.device_array import address_of
 
 

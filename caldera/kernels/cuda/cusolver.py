@@ -16,7 +16,7 @@ from caldera.graph.node import Node
 from caldera.kernels.cuda.cupy_arrays import cupy_array
 from caldera.kernels.reference.linalg import ABOUT_EQUAL, named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.cuda import PACKAGE, card_count, cupy
+from caldera.memory.cards import PACKAGE, card_count, cupy
 from caldera.optional import optional_import
 from caldera.tensor.dtype import float32, float64
 

@@ -19,7 +19,8 @@ from typing import Any
 from caldera.config import settings
 from caldera.kernels.cuda import nvrtc
 from caldera.kernels.filecache import read_kept, write_kept
-from caldera.memory.cuda import cupy, launching_stream
+from caldera.memory.cards import cupy
+from caldera.memory.cuda_stream import launching_stream
 
 Size = tuple[int, int, int]
 COMPILERS = 8

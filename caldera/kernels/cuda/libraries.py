@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from caldera.config import settings
-from caldera.memory.cuda import PACKAGE, card_count, cupy
+from caldera.memory.cards import PACKAGE, card_count, cupy
 from caldera.optional import optional_import
 
 

@@ -36,7 +36,8 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.remember import FACTS
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.memory import Block, Device, device
-from caldera.memory.cuda import card_count, cupy, launching_stream
+from caldera.memory.cards import card_count, cupy
+from caldera.memory.cuda_stream import launching_stream
 from caldera.tensor.dtype import DType
 
 OWN = frozenset({"tiles", "direct"})

@@ -1,5 +1,7 @@
 """The operators of ONNX, by family. Importing this fills the table `OPERATORS`."""
 
+# ruff: noqa: F401 - families are imported for what they register
+
 from __future__ import annotations
 
 from caldera.onnx.operators import (
@@ -31,32 +33,4 @@ from caldera.onnx.operators import (
 )
 from caldera.onnx.operators.registry import OPERATORS
 
-FAMILIES = (
-    activation,
-    arithmetic,
-    attention,
-    casting,
-    control,
-    convolution,
-    detection,
-    functions,
-    indexing,
-    learning,
-    logic,
-    loss,
-    movement,
-    normalisation,
-    pooling,
-    product,
-    quantise,
-    recurrent,
-    reduction,
-    resizing,
-    sampling,
-    sequence,
-    shape,
-    signal,
-    text,
-)
-
-__all__ = ["FAMILIES", "OPERATORS"]
+__all__ = ["OPERATORS"]

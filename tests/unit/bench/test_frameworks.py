@@ -35,7 +35,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tensorflow": {},
 }
 PEERS = [
-    pytest.param(name, marks=pytest.mark.skipif(not find_spec(name), reason=f"{name} is missing"))
+    pytest.param(
+        name, marks=pytest.mark.skipif(not find_spec(name), reason=f"{name} is not installed")
+    )
     for name in ("torch", "jax")
 ]
 CONVOLUTION: dict[str, Any] = {

@@ -99,6 +99,9 @@ class Runtime:
     def pointerGetAttributes(self, address: int) -> Any:
         return SimpleNamespace(device=0)
 
+    def deviceGetPCIBusId(self, card: int) -> str:
+        return f"0000:{card:02x}:00.0"
+
 
 def fake_cupy(runtime: Runtime) -> Any:
     cuda = SimpleNamespace(

@@ -3,6 +3,7 @@ where it can; the results are those of buffers on the host."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import ml_dtypes
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess, run_virtual_ranks
+from caldera.comm import between_cards as choosing
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT, Check
 
-from .fake_card import Runtime, fake_card, on_card, seen_from_card
+from .fake_card import Runtime, fake_card, fake_cupy, on_card, seen_from_card
 
 __all__ = ["fake_card"]
 Make = Callable[[Communicator], Communicator]
@@ -154,3 +156,40 @@ def test_nccl_refuses_buffers_in_two_places() -> None:
     own = NcclCommunicator(SingleProcess(), card=0)
     with pytest.raises(CommError, match="one on each"):
         own.Allreduce(on_card(np.ones(2)), np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("cards", "found", "carried_by"),
+    [
+        ([0, 1, 2], True, "NCCL"),
+        ([0, 1, 0], True, "threads"),
+        ([0, 1, 2], False, "threads"),
+    ],
+    ids=["a card each", "a shared card", "no NCCL"],
+)
+def test_ranks_with_a_card_each_take_nccl(
+    cards: list[int],
+    found: bool,
+    carried_by: str,
+    fake_card: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = threading.local()
+    monkeypatch.setattr(choosing, "cupy", lambda: fake_cupy(fake_card))
+    monkeypatch.setattr(choosing, "card_count", lambda: 3)
+    monkeypatch.setattr(choosing, "own_card", lambda: taken.card)
+    monkeypatch.setattr(choosing, "find_spec", lambda name: object() if found else None)
+
+    def work(comm: Communicator) -> tuple[str, list[float]]:
+        taken.card = cards[comm.rank]
+        chosen = choosing.between_cards(comm)
+        total = on_card(np.zeros(2))
+        chosen.Allreduce(on_card(np.array([1.0, comm.rank])), total)
+        return chosen.name, seen_from_card(total).tolist()
+
+    assert run_virtual_ranks(3, work) == [(carried_by, [3.0, 3.0])] * 3
+
+
+def test_who_cannot_go_on_without_a_rank_says_so() -> None:
+    with pytest.raises(CommError, match="goes on when a rank dies"):
+        SingleProcess().Shrink()

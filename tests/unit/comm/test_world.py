@@ -10,8 +10,8 @@ import pytest
 
 from caldera.comm import SingleProcess, restarted, world
 from caldera.comm.launch import launch
-from caldera.comm.world import ranks_started
 from caldera.errors import ConfigError
+from caldera.launchers import rank_on_machine, ranks_started
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ from caldera.errors import ConfigError
 )
 def test_launchers_are_recognised(environment: dict[str, str], ranks: int) -> None:
     assert ranks_started(environment) == ranks
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({"PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}, 3),
+        ({"SLURM_NTASKS": "8", "SLURM_LOCALID": "3"}, 0),
+        # A launcher that says how many there are, but not which of them are here.
+        ({"PMI_SIZE": "3"}, 0),
+    ],
+)
+def test_which_rank_of_a_machine_it_is(environment: dict[str, str], rank: int) -> None:
+    assert rank_on_machine(environment) == rank
 
 
 def test_alone_there_is_one_process_and_no_mpi() -> None:

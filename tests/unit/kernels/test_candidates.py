@@ -22,7 +22,6 @@ from caldera.graph.ops.control import fused, items
 from caldera.graph.ops.elementwise import add, exp, mul
 from caldera.graph.order import NHWC, laid_out
 from caldera.graph.program import Program
-from caldera.kernels import cpu
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr, lift
@@ -33,7 +32,6 @@ from tests.unit.ops.case import Case
 from tests.unit.ops.cases import ALL
 from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 
-assert cpu
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 ELSEWHERE = frozenset({

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from caldera.memory import cuda
+from caldera.memory import cards, cuda_stream
+from caldera.memory.cards import Card
+from caldera.memory.cuda_stream import CudaStream, launching_lane, launching_stream
 from caldera.memory.interface import LaneCall, TransferCounters
 
 
@@ -57,7 +59,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
 
     FakeStream.made = []
     parts = SimpleNamespace(Stream=FakeStream, Event=FakeEvent, Device=chosen)
-    monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=parts))
+    for module in (cards, cuda_stream):
+        monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=parts))
     return FakeStream.made
 
 
@@ -68,7 +71,7 @@ def _launched(streams: list[FakeStream], seen: list[Any], what: Any) -> Callable
         seen.append(what)
         return True
 
-    return lambda: streams[cuda.launching_stream() - 1].queue.append(put)
+    return lambda: streams[launching_stream() - 1].queue.append(put)
 
 
 def _run(streams: list[FakeStream], seed: int) -> None:
@@ -89,7 +92,7 @@ def _run(streams: list[FakeStream], seed: int) -> None:
 def test_lanes_begin_after_what_came_before_and_end_before_what_comes_later(
     streams: list[FakeStream], seed: int
 ) -> None:
-    stream = cuda.CudaStream(cuda.Card(0), TransferCounters())
+    stream = CudaStream(Card(0), TransferCounters())
     seen: list[Any] = []
 
     def call(what: Any) -> Callable[[], None]:
@@ -110,9 +113,9 @@ def test_lanes_begin_after_what_came_before_and_end_before_what_comes_later(
 
 
 def test_a_call_knows_its_lane(streams: list[FakeStream]) -> None:
-    stream = cuda.CudaStream(cuda.Card(0), TransferCounters())
+    stream = CudaStream(Card(0), TransferCounters())
     lanes: list[int] = []
-    calls = [LaneCall(lambda: lanes.append(cuda.launching_lane()), lane) for lane in (0, 2, 1)]
+    calls = [LaneCall(lambda: lanes.append(launching_lane()), lane) for lane in (0, 2, 1)]
     stream.launch_in_lanes(calls)
-    stream.launch(lambda: lanes.append(cuda.launching_lane()))
+    stream.launch(lambda: lanes.append(launching_lane()))
     assert lanes == [0, 2, 1, 0]

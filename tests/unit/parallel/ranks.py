@@ -83,6 +83,11 @@ class Trained:
         )
 
 
+def strategies_of(kind: Callable[..., Strategy]) -> Callable[..., MakeStrategy]:
+    """What takes the arguments of a strategy, and gives what makes it for a rank."""
+    return lambda *first, **options: lambda comm: kind(*first, communicator=comm, **options)
+
+
 def trained(
     ranks: int,
     make: Callable[[], cd.Model],
@@ -113,11 +118,13 @@ def alone(make: Callable[[], cd.Model], data: tuple[np.ndarray, ...], **how: Any
     return Trained([model], [model.fit(data, verbose=0, **how)])
 
 
-def assert_close(found: Trained, expected: Trained, tolerance: float) -> None:
+def assert_close(found: Trained, expected: Trained, tolerance: float | None = None) -> None:
     """The same parameters, statistics, optimizer state and history, but for rounding."""
     there = values(expected.models[0])
     here = values(found.models[0])
     assert here.keys() == there.keys()
+    if tolerance is None:
+        tolerance = TOLERANCE[found.models[0].parameters()[0].numpy().dtype.name]
     for name, value in here.items():
         np.testing.assert_allclose(value, there[name], rtol=tolerance, atol=tolerance, err_msg=name)
     for column in expected.histories[0]:
@@ -125,3 +132,10 @@ def assert_close(found: Trained, expected: Trained, tolerance: float) -> None:
             np.testing.assert_allclose(
                 found.histories[0][column], expected.histories[0][column], rtol=tolerance
             )
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """The same `values`, to the bit."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name

@@ -14,8 +14,7 @@ from caldera.compress import TopK
 from caldera.errors import CheckpointError
 from caldera.parallel import DataParallel, ElasticAveraging, Ensemble, Gossip, LocalSGD
 from caldera.train.folder import CheckpointFolder
-from tests.unit.parallel.ranks import Trained, network, samples, trained, values
-from tests.unit.parallel.test_local_sgd import assert_same
+from tests.unit.parallel.ranks import Trained, assert_same, network, samples, trained, values
 
 DATA = samples(24)
 STRATEGIES: dict[str, Any] = {

@@ -18,19 +18,16 @@ from caldera.parallel.buckets import buckets
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
     network,
     samples,
+    strategies_of,
     trained,
 )
 
-
-def data_parallel(**options: Any) -> Any:
-    """What makes the strategy of a rank."""
-    return lambda comm: DataParallel(communicator=comm, **options)
+data_parallel = strategies_of(DataParallel)
 
 
 @cache
@@ -56,7 +53,7 @@ def test_it_equals_one_process_on_the_whole_batch(
         ranks, partial(network, dtype=dtype), data_parallel(**options), samples(count, dtype)
     )
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(dtype, count))
 
 
 def plain(**more: Any) -> cd.NeuralNetwork:

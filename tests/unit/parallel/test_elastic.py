@@ -17,21 +17,21 @@ from tests.unit.parallel.ranks import (
     FEATURES,
     Trained,
     Watch,
+    assert_same,
     network,
     samples,
+    strategies_of,
     trained,
     values,
 )
-from tests.unit.parallel.test_local_sgd import assert_same, bytes_sent
+from tests.unit.parallel.test_local_sgd import bytes_sent
+
+elastic = strategies_of(ElasticAveraging)
 
 
 def small(**more: Any) -> cd.NeuralNetwork:
     layers = [nn.Input((FEATURES,)), nn.Dense(4), nn.BatchNorm(), nn.Dense(CLASSES)]
     return network("momentum", layers=layers, **more)
-
-
-def elastic(**options: Any) -> Any:
-    return lambda comm: ElasticAveraging(communicator=comm, **options)
 
 
 def own_samples(rank: int, ranks: int, size: int, count: int) -> tuple[np.ndarray, ...]:

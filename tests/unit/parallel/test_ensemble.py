@@ -19,18 +19,17 @@ from tests.unit.parallel.ranks import (
     FEATURES,
     Trained,
     alone,
+    assert_same,
     network,
     samples,
+    strategies_of,
     trained,
     values,
 )
-from tests.unit.parallel.test_local_sgd import assert_same
+
+ensemble = strategies_of(Ensemble)
 
 DATA = samples(33)
-
-
-def ensemble(**options: Any) -> Any:
-    return lambda comm: Ensemble(communicator=comm, **options)
 
 
 def members(ranks: int, **how: Any) -> Trained:

@@ -13,7 +13,6 @@ from caldera.parallel import DataParallel
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     alone,
     assert_close,
     network,
@@ -43,7 +42,7 @@ def test_it_equals_one_process(dtype: str, count: int, ranks: int, positions: bo
 
     found = trained(ranks, make, strategy, samples(count, dtype))
     assert found.same_on_all_ranks()
-    assert_close(found, alone(make, samples(count, dtype)), TOLERANCE[dtype])
+    assert_close(found, alone(make, samples(count, dtype)))
 
 
 def _bytes_sent(factors: bool) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,13 +9,11 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.parallel import Gossip
 from caldera.parallel.mixing import PATTERNS
-from tests.unit.parallel.ranks import samples, trained
+from tests.unit.parallel.ranks import samples, strategies_of, trained
 from tests.unit.parallel.test_elastic import small
 from tests.unit.parallel.test_local_sgd import bytes_sent
 
-
-def gossip(**options: Any) -> Any:
-    return lambda comm: Gossip(communicator=comm, **options)
+gossip = strategies_of(Gossip)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

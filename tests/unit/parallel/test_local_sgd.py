@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -14,28 +13,23 @@ from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError, ConfigError, NonFiniteError
 from caldera.parallel import DataParallel, ElasticAveraging, Gossip, LocalSGD
-from caldera.strategy import Strategy
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
+    MakeStrategy,
     Trained,
     alone,
     assert_close,
+    assert_same,
     network,
     samples,
+    strategies_of,
     trained,
     values,
 )
 
-Make = Callable[[Communicator], Strategy]
-
-
-def local(**options: Any) -> Make:
-    return lambda comm: LocalSGD(communicator=comm, **options)
-
-
-AVERAGED: dict[str, Make] = {
+local = strategies_of(LocalSGD)
+AVERAGED: dict[str, MakeStrategy] = {
     "local": local(every=2),
     "elastic": lambda comm: ElasticAveraging(every=2, communicator=comm),
     "ring": lambda comm: Gossip(communicator=comm),
@@ -70,7 +64,7 @@ def test_a_mean_after_every_step_is_data_parallel(optimizer: str, dtype: str, co
         3, partial(plain, optimizer, dtype=dtype), local(every=1), samples(count, dtype)
     )
     assert found.same_on_all_ranks()
-    assert_close(found, synchronous(optimizer, dtype, count), TOLERANCE[dtype])
+    assert_close(found, synchronous(optimizer, dtype, count))
 
 
 @pytest.mark.parametrize("batch_size", [4, 5])
@@ -162,12 +156,6 @@ def test_what_the_optimizer_keeps_may_stay_with_its_rank() -> None:
         # When the run is over they are the same in any case.
         assert_same(values(models[0]), values(models[1]))
     assert seen == {"average": [False, True] * 2, "keep": [False] * 4}
-
-
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert value.tobytes() == other[name].tobytes(), name
 
 
 def test_batch_normalisation_is_by_rank_and_its_statistics_are_averaged() -> None:
@@ -279,7 +267,7 @@ def test_a_rank_whose_loss_is_no_number_ends_all_of_them() -> None:
         run_virtual_ranks(2, work)
 
 
-def bytes_sent(ranks: int, make: Make, **how: Any) -> list[tuple[int, int]]:
+def bytes_sent(ranks: int, make: MakeStrategy, **how: Any) -> list[tuple[int, int]]:
     """What plans have sent on each rank, and how large the parameters are."""
     models = [plain("momentum", dtype="float32") for _ in range(ranks)]
 

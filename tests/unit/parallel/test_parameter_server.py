@@ -26,14 +26,16 @@ from caldera.train.folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
     network,
     samples,
+    strategies_of,
     trained,
 )
+
+servers = strategies_of(ParameterServer)
 
 HEAD_BYTES, REPLY_BYTES = 64, 24
 """What a push and a reply have beside gradients and parameters."""
@@ -44,11 +46,6 @@ OPTIMIZERS = {
     "accumulated": lambda: optim.SGD(0.1, momentum=0.9, accumulate=2),
     "groups": lambda: optim.SGD(0.1, weight_decay=0.1, groups=[optim.Group("1-*", 2.0, 0.0)]),
 }
-
-
-def servers(count: int = 1, **options: Any) -> Any:
-    """What makes the strategy of a rank."""
-    return lambda comm: ParameterServer(count, communicator=comm, **options)
 
 
 def plain(optimizer: Any = "momentum", **more: Any) -> cd.NeuralNetwork:
@@ -89,7 +86,7 @@ def test_synchronous_equals_one_process_on_the_whole_batch(
     made = partial(network, dtype=dtype)
     found = trained(ranks, made, servers(count_of_servers), samples(count, dtype))
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(dtype, count))
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))

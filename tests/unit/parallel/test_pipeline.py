@@ -21,20 +21,17 @@ from caldera.plan.plan import Plan
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
     network,
     samples,
+    strategies_of,
     trained,
     values,
 )
 
-
-def pipeline(**options: Any) -> Any:
-    """What makes the strategy of a rank."""
-    return lambda comm: PipelineParallel(communicator=comm, **options)
+pipeline = strategies_of(PipelineParallel)
 
 
 def dense(**more: Any) -> cd.NeuralNetwork:
@@ -83,7 +80,7 @@ def test_it_equals_one_process_on_the_whole_batch(
         watch=False, validation=samples(7, dtype),
     )  # fmt: skip
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(dtype, count))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from caldera.parallel import PipelineParallel
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
@@ -69,7 +68,7 @@ def test_it_equals_one_process_on_the_whole_batch(
         samples(count, dtype), watch=False, validation=samples(7, dtype),
     )  # fmt: skip
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(kind, dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(kind, dtype, count))
 
 
 def test_lengths_are_those_of_whole_parameters_of_all_stages() -> None:

