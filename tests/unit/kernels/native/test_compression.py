@@ -65,12 +65,27 @@ def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int
             found = largest_in_blocks(vector, count, block)
             np.testing.assert_array_equal(found, _largest(vector, count, block))
             half = vector * np.float32(0.5)
-            places, taken = take_largest_in_blocks(half, half.copy(), count, block)
+            places, taken = take_largest_in_blocks(half, [half.copy()], count, block)
             np.testing.assert_array_equal(places, found)
             np.testing.assert_array_equal(taken, vector[found])
             rest = vector.copy()
             rest[found] = 0
             np.testing.assert_array_equal(half, rest)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_largest_of_every_block_of_several_vectors(threads: int) -> None:
+    vectors = [_vectors(n)[0] for n in (40_000, 0, 7, 1000)]
+    values = np.zeros(sum(vector.size for vector in vectors), np.float32)
+    with cd.settings.override(threads=threads):
+        places, taken = take_largest_in_blocks(values, vectors, 16, 512)
+    begins = np.cumsum([0, *(vector.size for vector in vectors)])
+    expected = [_largest(v, 16, 512) + begin for v, begin in zip(vectors, begins, strict=False)]
+    np.testing.assert_array_equal(places, np.concatenate(expected))
+    whole = np.concatenate(vectors)
+    np.testing.assert_array_equal(taken, whole[places])
+    whole[places] = 0
+    np.testing.assert_array_equal(values, whole)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 11, 20, 31, 32])
