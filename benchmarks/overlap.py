@@ -123,14 +123,17 @@ def step_times(network: str, batch: int, steps: int, strategy: Strategy) -> list
 
 def batch_for(case: Case) -> int:
     """A batch that takes the ranks so many times as long as the links take."""
-    trial = 32 * case.ranks
     _, layers = layers_of(case.network)
-    model = cd.NeuralNetwork(layers)
-    nbytes = sum(each.node.spec.nbytes for each in model.parameters())
+    parameters = cd.NeuralNetwork(layers).parameters()
+    nbytes = sum(each.node.spec.nbytes for each in parameters)
     wire = 2 * (case.ranks - 1) / case.ranks * nbytes * 8 / BITS[case.rate]
-    step = statistics.median(step_times(case.network, trial, STEPS, OwnGradients()))
-    rows = round(trial * LONGER * wire / step / (8 * case.ranks)) * 8
-    return int(world().bcast_object(case.ranks * max(8, rows)))
+    rows = 32
+    for _ in range(2):
+        # Large batches take less time for a sample.
+        times = step_times(case.network, rows * case.ranks, STEPS, OwnGradients())
+        wanted = rows * LONGER * wire / statistics.median(times)
+        rows = int(world().bcast_object(max(8, round(wanted / 8) * 8)))
+    return rows * case.ranks
 
 
 def measured(case: Case, batch: int) -> list[float]:

@@ -146,8 +146,8 @@ class DataParallel(Strategy):
     def _is_cut(self, last: Expr) -> bool:
         """Whether the last gradient is sent bit by bit while the rest of it is computed: nothing
         else is left to hide it behind."""
-        alone = last.node.spec.nbytes >= self.bucket_bytes
-        return self.overlap and self.compression is None and alone and has_rows(last)
+        plain = self.overlap and self.compression is None and self.shards is None
+        return plain and last.node.spec.nbytes >= self.bucket_bytes and has_rows(last)
 
     def _has_factors(self, gradient: Expr) -> bool:
         share = self._share
