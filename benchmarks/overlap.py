@@ -39,7 +39,7 @@ LONGER = 2.0
 """How many times as long as the exchange computing takes."""
 STEPS, UNTIMED = 6, 2
 """Steps of a turn that count, and those before them, in which kernels are chosen."""
-TURNS = {"1gbit": 3, "100mbit": 2}
+TURNS = {"1gbit": 3, "100mbit": 1}
 BUCKET_BYTES = 1 << 20
 
 
@@ -167,10 +167,10 @@ def row(case: Case, name: str, batch: int, rounds: Sequence[Sequence[float]]) ->
     return f"| {what} | {times} | {hidden:.1%} |"
 
 
-def main(case: Case, cores: int, rounds: int, peer: bool) -> None:
+def main(case: Case, cores: int, batch: int, rounds: int, peer: bool) -> None:
     """Print the row of a case, and of torch."""
     with Links(case.ranks, case.rate) as links:
-        batch, found = 0, []
+        found = []
         for _ in range(rounds):
             words = [*asdict(case).values(), "--cores", cores, "--batch", batch]
             batch, times = json.loads(links.run([__file__, "--worker", *map(str, words)]))
@@ -198,7 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action="store_true", help="torch as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=0, help="of all ranks; found without")
     given = parser.parse_args()
     if given.case:
         network, rate, ranks, way = given.case
@@ -209,4 +209,4 @@ if __name__ == "__main__":
         worker(chosen[0], given.cores, given.batch)
     else:
         for case in chosen:
-            main(case, given.cores, given.rounds, given.peer)
+            main(case, given.cores, given.batch, given.rounds, given.peer)
