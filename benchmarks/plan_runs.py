@@ -15,9 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from caldera.comm.mpi import MpiCommunicator
 from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
 from caldera.planner.coding import timed, usual_codes
 from caldera.planner.compute import measured
+from caldera.planner.link import measured_turn
 from caldera.planner.making import strategy_of
 from caldera.planner.prediction import Way
 from caldera.planner.ranking import all_ways
@@ -141,13 +143,18 @@ def link() -> dict[str, Any]:
     return asdict(measured_wire(world()))
 
 
+def turn(wire: str) -> float:
+    """What a message waits for where ranks share cores."""
+    return measured_turn(world(), Wire(**json.loads(wire)), len(os.sched_getaffinity(0)))
+
+
 def strategies(place: str, wire: str) -> dict[str, list[float]]:
     """Each strategy: seconds and bytes of a step, of the slowest and the busiest rank."""
     found = {}
     for way in the_ways(world().size, place, Wire(**json.loads(wire))):
         every = EVERY if "every" in way.maker[1] else 1
         strategy = strategy_of(way, world().size, world())
-        for each in MpiCommunicator.relatives():
+        for each in MpiCommunicator.relatives() if place != SHARED else ():
             # To try all algorithms takes longer than to train over a slow link.
             each.algorithm = "ring" if each.algorithm == "auto" else each.algorithm
         own = trained(strategy, STEPS[place], every)
@@ -156,7 +163,9 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     return found
 
 
-JOBS = {"compute": compute, "encoding": encoding, "link": link, "strategies": strategies}
+JOBS: dict[str, Callable[..., Any]] = {
+    "compute": compute, "encoding": encoding, "link": link, "turn": turn, "strategies": strategies
+}  # fmt: skip
 
 
 # --- what starts jobs
@@ -188,6 +197,7 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     """Measure what is asked for and not in the file yet."""
     facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     cores = facts["cores"] = len(os.sched_getaffinity(0))
+    facts["machine"] = platform.machine()
 
     def measure(key: str, place: str, ranks: int, *words: str) -> None:
         if key not in facts:
@@ -199,6 +209,9 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
     for count in sorted({min(each, cores) for each in counts}):
         measure(f"compute, {count}", SHARED, count, "compute")
     measure("encoding", SHARED, 1, "encoding")
+    if max(counts) > cores:
+        measure(f"link, {SHARED}", SHARED, 2, "link")
+        measure("turn", SHARED, 2 * cores, "turn", json.dumps(facts[f"link, {SHARED}"]))
     for place in places:
         # Cores must not be what is measured.
         measure(f"link, {place}", place, 2 if place == SHARED else 4, "link")

@@ -52,10 +52,11 @@ class Wire:
             return self
         return replace(self, bandwidth=self.bandwidth / ways, meeting=self.meeting / ways)
 
-    def crowded(self, slowdown: float) -> Wire:
-        """The same between ranks whose cores have so many times as much to do."""
-        latency, adding = self.latency * slowdown, self.adding / slowdown
-        return replace(self, latency=latency, adding=adding)
+    def crowded(self, slowdown: float, turn: float) -> Wire:
+        """The same between ranks whose cores have so many times as much to do, and of which each
+        waits so long until another that shares its core lets it have it."""
+        latency = self.latency + turn * (slowdown - 1)
+        return replace(self, latency=latency, adding=self.adding / slowdown)
 
     def in_background(self) -> Wire:
         """The same for messages that nobody waits for at once."""
@@ -69,6 +70,8 @@ class Cluster:
     - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
     - `at_full_speed`: how many ranks of a machine compute as fast as one that has it to itself;
       more of them share its cores. Messages within a machine are carried by these cores as well.
+    - `turn`: seconds that a message waits until its rank is given a core, for each other rank that
+      has to do with the same one.
     - `memory`: the bytes that a rank may use; None for any number.
 
     >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
@@ -81,6 +84,7 @@ class Cluster:
     per_node: int = 1
     at_full_speed: float = math.inf
     memory: float | None = None
+    turn: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.per_node < 1 or not self.at_full_speed > 0:
@@ -129,7 +133,8 @@ class Cluster:
         them do.
         """
         if ranks * stride <= self.per_node:
-            return (self.inside or self.wire).crowded(self.slowdown).shared(self.slowdown)
+            wire = (self.inside or self.wire).crowded(self.slowdown, self.turn)
+            return wire.shared(self.slowdown)
         groups = min(stride, self.per_node)
         members = 1 if neighbours else max(1, self.per_node // stride)
-        return self.wire.crowded(self.slowdown).shared(groups * members)
+        return self.wire.crowded(self.slowdown, self.turn).shared(groups * members)

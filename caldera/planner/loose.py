@@ -55,11 +55,14 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples) + setting.handing_over()
-    wire = setting.cluster.in_background().between(ranks, neighbours=False).met()
+    # Gradients are packed and added up, parameters packed and unpacked.
+    computing = setting.seconds(samples) + 4 * setting.handing_over()
+    wire = setting.cluster.in_background().between(ranks, neighbours=False)
+    wire = wire.met() if ranks > 2 else wire
+    shares = _shares(sizes, servers)
+    kept = max(shares)
     # A rank's gradients in as many parts as there are servers, a server's from all others.
-    own = wire.seconds(workload.trained, servers)
-    kept = _largest_share(sizes, servers)
+    own = wire.seconds(workload.trained - (min(shares) if servers == ranks else 0), servers)
     carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
@@ -76,16 +79,16 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     )  # fmt: skip
 
 
-def _largest_share(tensors: Sequence[float], servers: int) -> float:
-    """Bytes of the server that has most: whole parameters are dealt out, the largest first.
+def _shares(sizes: Sequence[float], servers: int) -> list[float]:
+    """Bytes of each server: whole parameters are dealt out, the largest first.
 
-    >>> _largest_share([6.0, 5.0, 2.0], 2)
-    7.0
+    >>> _shares([6.0, 5.0, 2.0], 2)
+    [6.0, 7.0]
     """
     loads = [0.0] * servers
-    for nbytes in sorted(tensors, reverse=True):
+    for nbytes in sorted(sizes, reverse=True):
         loads[loads.index(min(loads))] += nbytes
-    return max(loads)
+    return loads
 
 
 def _hogwild(setting: Setting) -> Prediction:
@@ -119,7 +122,9 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
     if reason:
         return refuse(setting, reason)
     whole = allreduce("auto", nbytes, ranks, setting.cluster.in_background())
-    return _after_each_step(setting, whole.times(1 / setting.every), more_memory)
+    # What is sent is weighed before, and the sum after.
+    cost = whole + Cost(2 * setting.handing_over())
+    return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
 
 
 def _gossip(setting: Setting, partners: int) -> Prediction:
@@ -131,7 +136,9 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     reason = too_many(setting, setting.ranks)
     if reason:
         return refuse(setting, reason)
-    cost = Cost(wire.seconds(partners * nbytes, partners), partners * nbytes)
+    # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
+    mixing = (partners + 3) * setting.handing_over()
+    cost = Cost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -94,7 +94,7 @@ def _maker(mix: Mix) -> tuple[str, dict[str, Any]]:
 def mixed(setting: Setting, mix: Mix) -> Prediction:
     """What a step costs with so many ranks along each axis."""
     samples = share(setting, mix.data)
-    micro = math.ceil(samples / mix.micro)
+    micro = samples / mix.micro
     widest = setting.workload.widest
     stages = _cut(setting.workload, mix.pipeline)
     reason = too_many(setting, mix.data)
@@ -106,11 +106,17 @@ def mixed(setting: Setting, mix: Mix) -> Prediction:
         reason = f"{mix.micro} micro-batches would share {samples} samples"
     if reason or stages is None:
         return refuse(setting, reason)
-    whole = setting.seconds(micro)
+    whole = setting.seconds(math.ceil(micro))
     times = [whole * stage.split(mix.model) for stage in stages]
     split = [_split_cost(stage.layers, micro, mix, setting) for stage in stages]
     handed = [_handed_on(stage, micro, mix, setting) for stage in stages[:-1]]
-    busy = [own + cost.seconds for own, cost in zip(times, split, strict=True)]
+    # Gradients of micro-batches are added up: half of what it takes to hand them over.
+    adding = setting.handing_over() / (2 * mix.model) if mix.micro > 1 else 0.0
+    parts = [stage.trained / (setting.workload.trained or 1.0) for stage in stages]
+    busy = [
+        own + cost.seconds + adding * part
+        for own, cost, part in zip(times, split, parts, strict=True)
+    ]
     # A stage sends outputs there and gradients back.
     moved = [there + back for there, back in pairwise([Cost(), *handed, Cost()])]
     # They travel while it computes the next; where that takes longer, it waits.
@@ -120,9 +126,7 @@ def mixed(setting: Setting, mix: Mix) -> Prediction:
     # Stages finish one after the other; what the slowest still has to send is waited for.
     after = max(left for left, _ in reduced)
     now = status(mix.data, setting, mix.pipeline * mix.model)
-    # The largest share of the gradients is written down and read again.
-    largest = max(stage.trained for stage in stages) / (setting.workload.trained or 1.0)
-    after += setting.handing_over() * largest / mix.model
+    after += setting.handing_over() * max(parts) / mix.model
     seconds = first + (mix.micro - 1) * slot + after + now.seconds
     exchanges = [
         (own + other).times(mix.micro) + gradients + now
@@ -146,30 +150,25 @@ def _cut(workload: Workload, count: int) -> list[Stage] | None:
 def _split_cost(layers: Sequence[LayerCost], samples: float, mix: Mix, setting: Setting) -> Cost:
     """Split layers in pairs: the first by its outputs, the second by its inputs.
 
-    Between the two nothing is sent. After the second its outputs are summed, and on the way back
-    what the first gives to the layer before it. A layer that is too small to be split takes the
-    part of the second if it gives less than it takes. One without a partner gathers its outputs.
+    Between the two nothing is sent. The outputs of the second are summed, and on the way back their
+    gradients. A layer that is too small to be split takes the part of the second if it gives less
+    than it takes. One without a partner gathers its outputs, and scatters their gradients.
     """
     if mix.model == 1:
         return Cost()
     wire = setting.cluster.between(mix.model)
     found = Cost()
     first: LayerCost | None = None
-
-    def summed(nbytes: float) -> Cost:
-        return allreduce("auto", nbytes * samples, mix.model, setting.cluster)
-
-    def back(layer: LayerCost) -> Cost:
-        return summed(layer.given) if layer.passes_back else Cost()
-
     for layer in layers:
         if first is not None and (layer.units >= mix.model or layer.narrows):
-            found += summed(layer.output) + back(first)
+            nbytes = layer.output * samples
+            found += allreduce("auto", nbytes, mix.model, setting.cluster).times(2)
             first = None
         elif first is None and layer.units >= mix.model:
             first = layer
     if first is not None:
-        found += allgather(first.output * samples, mix.model, wire) + back(first)
+        nbytes = first.output * samples
+        found += allgather(nbytes, mix.model, wire) + reduce_scatter(nbytes, mix.model, wire)
     return found
 
 
@@ -181,23 +180,29 @@ def _handed_on(stage: Stage, samples: float, mix: Mix, setting: Setting) -> Cost
 
 
 def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[float, Cost]:
-    """Gradients over the data axis: the time that is left after the last backward pass, and all."""
-    if mix.data == 1:
-        return 0.0, Cost()
+    """Gradients over the data axis, and over the model axis those of layers that are not split: the
+    time that is left after the last backward pass, and all."""
     stride = mix.pipeline * mix.model
-
     cluster = setting.cluster.in_background()
+    whole = sum(layer.trained for layer in stage.layers if layer.units < mix.model)
+    found = Cost()
+    if mix.model > 1:
+        found = allreduce("auto", whole, mix.data * mix.model, cluster, mix.pipeline)
+    if mix.data == 1:
+        return found.seconds, found
 
     def cost(nbytes: float) -> Cost:
         return allreduce("auto", nbytes / mix.model, mix.data, cluster, stride)
 
+    split = [e if e.units >= mix.model else replace(e, trained=0.0) for e in stage.layers[::-1]]
     backward = seconds * (1 - setting.compute.forward)
     share_of_all = stage.weight or 1.0
-    work = pieces(stage.layers[::-1], backward / share_of_all, BUCKET_BYTES * mix.model)
+    work = pieces(split, backward / share_of_all, BUCKET_BYTES * mix.model)
     exchange = total(work, cost)
     if not setting.cluster.hides(mix.data, stride):
-        return exchange.seconds, exchange
-    return sent_behind(work, cost) - sum(piece.seconds for piece in work), exchange
+        return found.seconds + exchange.seconds, found + exchange
+    left = sent_behind(work, cost) - sum(piece.seconds for piece in work)
+    return found.seconds + left, found + exchange
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:

@@ -36,7 +36,10 @@ LATENCY = 2e-6
 """Seconds of a message where nobody says, as in a cluster's network."""
 BEHIND = 5e-5
 """Seconds that a message in the background takes longer where the link was not measured: about what
-it was between ranks of one machine, and over links of 100 Mbit/s."""
+it was between ranks of one machine, and over links of 100 Mbit/s. Cards need no thread for it."""
+TURN = 2.5e-4
+"""Seconds that a message waits for each other rank on its core: about what it was with 4 and with 8
+ranks on two cores."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,8 @@ def plan(
             "plan", expected="batch_size and batch_per_rank of at least 1", got=f"{batch}, {each}"
         )
     # Ranks are like this one, or like nothing that can be measured here.
-    adding = adding_speed() if speed is None else math.inf
-    wire = _wire(link, latency, adding, "link")
+    behind, adding = (BEHIND, adding_speed()) if speed is None else (0.0, math.inf)
+    wire = _wire(link, latency, behind, adding, "link")
     workload = workload_of(model)
     at_full_speed = math.inf
     if speed is None:
@@ -166,9 +169,9 @@ def plan(
     else:
         flops = flops_of(speed) if isinstance(speed, str) else speed
         compute = Compute.at_speed(workload, flops)
-    within = None if inside is None else _wire(inside, latency, adding, "inside")
+    within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
     room = bytes_of(memory) if isinstance(memory, str) else memory
-    cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room)
+    cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room, TURN)
     codes = {name: timed(code) for name, code in usual_codes(wire, workload).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
@@ -215,7 +218,9 @@ def _check(ranks: int, per_node: int, every: int) -> None:
         )  # fmt: skip
 
 
-def _wire(given: str | Wire | None, latency: str | float, adding: float, where: str) -> Wire:
+def _wire(
+    given: str | Wire | None, latency: str | float, behind: float, adding: float, where: str
+) -> Wire:
     if isinstance(given, Wire):
         return given
     if given is None:
@@ -227,7 +232,7 @@ def _wire(given: str | Wire | None, latency: str | float, adding: float, where: 
             )  # fmt: skip
         return measured_wire(everyone)
     seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
-    return Wire(seconds, rate_of(given, where), adding, behind=seconds + BEHIND)
+    return Wire(seconds, rate_of(given, where), adding, behind=seconds + behind)
 
 
 def _cores() -> int:

@@ -32,7 +32,6 @@ class LayerCost:
     - `weight`: its part of the time of a step; those of all layers add up to 1. `operations` is
       its part of those of the forward pass, by which `PipelineParallel` cuts a model.
     - `parameters`, `trained`: bytes; `output`, `given`: bytes of what it makes and of its input.
-    - `passes_back`: whether the layer before it needs the gradient of its input.
     - `units`: over how many ranks it can be split at the most; 1 if it cannot.
     - `synchronised`: channels whose statistics are summed over ranks, for batch normalisation.
     """
@@ -46,7 +45,6 @@ class LayerCost:
     trained: float
     output: float
     given: float
-    passes_back: bool = True
     units: int = 1
     synchronised: int = 0
 
@@ -179,11 +177,10 @@ def _layers(rows: Sequence[Row], value: float) -> tuple[LayerCost, ...]:
             trained=row.trainable * value,
             output=row.nbytes,
             given=before,
-            passes_back=further,
             units=_units(row),
             synchronised=row.trainable // 2 if row.kind == "BatchNorm" else 0,
         )
-        for row, work, before, further in zip(rows, works, given, back, strict=True)
+        for row, work, before in zip(rows, works, given, strict=True)
     )
 
 
