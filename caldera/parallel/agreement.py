@@ -133,6 +133,20 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
     )  # fmt: skip
 
 
+def same_options(communicator: Communicator, strategy: object, **options: object) -> None:
+    """Raise on all ranks unless all of them make the same strategy.
+
+    The first thing a strategy asks of its communicator: what it is made of takes messages.
+
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.agreement import same_options
+    >>> same_options(SingleProcess(), "any", stages=2)
+    """
+    name = type(strategy).__name__
+    written = [f"{option}={value}" for option, value in options.items()]
+    check_same(communicator, f"parallel.{name}", [name, *written])
+
+
 def same_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
     """Every rank gets the values of rank 0, and the variables must be the same ones."""
     known = list(variables)

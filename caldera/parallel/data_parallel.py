@@ -17,9 +17,9 @@ from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
-from caldera.parallel.agreement import check_same, same_plan, same_values
+from caldera.parallel.agreement import check_same, same_options, same_plan, same_values
 from caldera.parallel.buckets import buckets, in_backward_order
-from caldera.parallel.compression import Compression, by_rank, of_all_ranks
+from caldera.parallel.compression import Compression, by_rank, in_words, of_all_ranks
 from caldera.parallel.factors import by_factors, has_factors
 from caldera.parallel.virtual_shards import joined, shards_of
 from caldera.plan.plan import Plan
@@ -89,6 +89,10 @@ class DataParallel(Strategy):
                 expected=f"at least one shard for each of {given.size} ranks, and whole gradients",
                 got=f"shards={shards}, compression={compression}, factors={factors}",
             )  # fmt: skip
+        same_options(
+            given, self, bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
+            compression=in_words(compression), factors=factors, shards=shards,
+        )  # fmt: skip
         # Nothing that others send through theirs is ever received here.
         self.communicator, self.in_plans = given.Dup(), given.Dup()
         self.in_plans.algorithm = algorithm
