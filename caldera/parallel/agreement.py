@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.errors import CommError
+from caldera.errors import CommError, ConfigError
 from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
 from caldera.lazy import Variable
@@ -143,6 +143,11 @@ def same_options(communicator: Communicator, strategy: object, **options: object
     >>> same_options(SingleProcess(), "any", stages=2)
     """
     name = type(strategy).__name__
+    if not isinstance(communicator, Communicator):
+        raise ConfigError.build(
+            f"parallel.{name}", expected="a communicator of caldera.comm", got=repr(communicator),
+            hint="comm.world() has all ranks, and is taken if none is given",
+        )  # fmt: skip
     written = [f"{option}={value}" for option, value in options.items()]
     check_same(communicator, f"parallel.{name}", [name, *written])
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable, compile
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.buckets import buckets
 from caldera.parallel.compression import State
+from caldera.parallel.counts import check_counts
 from caldera.parallel.data_parallel import BUCKET_BYTES
 from caldera.parallel.replicas import Replicas
 from caldera.parallel.sums import OfAllRanks, mean_over_ranks
@@ -36,10 +36,7 @@ class Averaged(Replicas):
     """
 
     def __init__(self, every: int, communicator: Communicator | None, algorithm: str) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ConfigError.build(
-                type(self).__name__, expected="every >= 1, a number of steps", got=repr(every)
-            )
+        check_counts(type(self).__name__, every=every)
         super().__init__(communicator, algorithm)
         self.every = every
         self._steps = 0

@@ -4,7 +4,7 @@ that in checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ State = Mapping[str, np.ndarray]
 _RANK = "rank"
 
 
+@runtime_checkable
 class Compression(Protocol):
     """A way to sum gradients over ranks; `caldera.compress` has several.
 

@@ -20,6 +20,7 @@ from caldera.optim import Optimizer
 from caldera.parallel.agreement import check_same, same_options, same_plan, same_values
 from caldera.parallel.buckets import buckets, in_backward_order
 from caldera.parallel.compression import Compression, by_rank, in_words, of_all_ranks
+from caldera.parallel.counts import check_counts
 from caldera.parallel.factors import by_factors, has_factors
 from caldera.parallel.virtual_shards import joined, shards_of
 from caldera.plan.plan import Plan
@@ -72,11 +73,13 @@ class DataParallel(Strategy):
         shards: int | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        if bucket_bytes < 1:
-            raise ConfigError.build(
-                "DataParallel", expected="bucket_bytes >= 1", got=f"{bucket_bytes}"
-            )
+        check_counts(type(self).__name__, bucket_bytes=bucket_bytes, shards=shards)
         given = world() if communicator is None else communicator
+        if compression is not None and not isinstance(compression, Compression):
+            raise ConfigError.build(
+                "DataParallel", expected="an object as compression", got=repr(compression),
+                hint="make one of caldera.compress, as in compression=compress.TopK(0.01)",
+            )  # fmt: skip
         if compression is not None and compression.mean:
             raise ConfigError.build(
                 "DataParallel", expected="a compression that takes sums", got=repr(compression),

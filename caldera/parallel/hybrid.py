@@ -80,9 +80,9 @@ class Hybrid(DataParallel):
         communicator: Communicator | None = None,
     ) -> None:
         where = type(self).__name__
-        if not axes or not set(axes) <= {"data", AXIS}:
+        if not isinstance(axes, Mapping) or not axes or not set(axes) <= {"data", AXIS}:
             raise ConfigError.build(
-                where, expected='lengths of the axes "data" and "model"', got=repr(dict(axes)),
+                where, expected='lengths of the axes "data" and "model"', got=repr(axes),
                 hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
             )  # fmt: skip
         if samples not in ("data", EVERYONE):

@@ -19,6 +19,7 @@ from caldera.optim import Optimizer
 from caldera.parallel.agreement import same_options
 from caldera.parallel.at_servers import AtServer, ServerStep, owners, written
 from caldera.parallel.compression import by_rank, in_words, of_all_ranks
+from caldera.parallel.counts import check_counts
 from caldera.parallel.lines import LEAVE, MEET, PUSH, Desk, Line, Push, RemoteLine, Reply, replies
 from caldera.parallel.meeting import NOTHING
 from caldera.parallel.own_pace import OwnPace
@@ -86,13 +87,14 @@ class ParameterServer(OwnPace):
         communicator: Communicator | None = None,
     ) -> None:
         _check(mode, bound)
+        check_counts("ParameterServer", servers=servers)
         given = world() if communicator is None else communicator
         same_options(
             given, self, servers=servers, mode=mode, bound=bound, compression=in_words(compression)
         )
         super().__init__(given, lockstep=mode == "synchronous")
         everyone = self.communicator
-        if not 1 <= servers <= everyone.size:
+        if servers > everyone.size:
             raise ConfigError.build(
                 "ParameterServer", expected=f"from 1 to {everyone.size} servers, one a rank",
                 got=f"servers={servers}",

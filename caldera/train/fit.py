@@ -100,7 +100,7 @@ def fit(
     pipeline = Pipeline.of(data)
     weights = Weights.of(pipeline, sample_weights, class_weights)
     model.ensure_built(sample_of(pipeline))
-    strategy = usual_strategy() if parallel is None else parallel
+    strategy = usual_strategy() if parallel is None else _checked(parallel)
     held_out = None if validation is None else Pipeline.of(validation)
     strategy.agree({
         "samples": _length(pipeline), "epochs": epochs, "batch_size": batch_size,
@@ -159,13 +159,22 @@ def evaluate(
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     pipeline = Pipeline.of(data)
-    strategy = Alone() if parallel is None else parallel.evaluating()
+    strategy = Alone() if parallel is None else _checked(parallel).evaluating()
     if parallel is None:
         steps = model.evaluation_steps(pipeline)
     else:
         model.ensure_built(sample_of(pipeline))
         steps = make_steps(model, pipeline, strategy)
     return steps.evaluated(loader_for(strategy, pipeline, batch_size, shuffle=False))
+
+
+def _checked(parallel: Strategy) -> Strategy:
+    if not isinstance(parallel, Strategy):
+        raise ConfigError.build(
+            "parallel", expected="a strategy", got=repr(parallel),
+            hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
+        )  # fmt: skip
+    return parallel
 
 
 def _length(data: Pipeline | None) -> str:
