@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import caldera as cd
 from caldera import data, nn
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.errors import DataError
-from caldera.parallel import DataParallel
+from caldera.errors import CommError, DataError
+from caldera.parallel import DataParallel, LocalSGD
 from tests.unit.parallel.ranks import FEATURES, network, samples, values
 
 COUNT, BATCH = 23, 10
@@ -122,6 +122,18 @@ def test_streams_that_end_elsewhere_are_told() -> None:
         models[comm.rank].fit(streamed(COUNT + 10 * comm.rank), parallel=strategy, verbose=0)
 
     with pytest.raises(DataError, match="batch 2 of 3, 10 samples"):
+        run_virtual_ranks(2, work)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_where_ranks_meet_seldom_it_is_told_then(every: int) -> None:
+    models = [network(batch_size=BATCH) for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        strategy = LocalSGD(every=every, communicator=comm)
+        models[comm.rank].fit(streamed(COUNT + 10 * comm.rank), parallel=strategy, verbose=0)
+
+    with pytest.raises(CommError, match="is the end of an epoch on rank 0, got an exchange on"):
         run_virtual_ranks(2, work)
 
 
