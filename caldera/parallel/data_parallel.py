@@ -17,9 +17,10 @@ from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
-from caldera.parallel.agreement import check_same, same_plan, same_values
+from caldera.parallel.agreement import check_same, same_options, same_plan, same_values
 from caldera.parallel.buckets import buckets, in_backward_order
-from caldera.parallel.compression import Compression, by_rank, of_all_ranks
+from caldera.parallel.compression import Compression, by_rank, in_words, of_all_ranks
+from caldera.parallel.counts import check_counts
 from caldera.parallel.factors import by_factors, has_factors
 from caldera.parallel.rows import has_rows, in_rows
 from caldera.parallel.virtual_shards import joined, shards_of
@@ -73,11 +74,13 @@ class DataParallel(Strategy):
         shards: int | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        if bucket_bytes < 1:
-            raise ConfigError.build(
-                "DataParallel", expected="bucket_bytes >= 1", got=f"{bucket_bytes}"
-            )
+        check_counts(type(self).__name__, bucket_bytes=bucket_bytes, shards=shards)
         given = world() if communicator is None else communicator
+        if compression is not None and not isinstance(compression, Compression):
+            raise ConfigError.build(
+                "DataParallel", expected="an object as compression", got=repr(compression),
+                hint="make one of caldera.compress, as in compression=compress.TopK(0.01)",
+            )  # fmt: skip
         if compression is not None and compression.mean:
             raise ConfigError.build(
                 "DataParallel", expected="a compression that takes sums", got=repr(compression),
@@ -90,6 +93,10 @@ class DataParallel(Strategy):
                 expected=f"at least one shard for each of {given.size} ranks, and whole gradients",
                 got=f"shards={shards}, compression={compression}, factors={factors}",
             )  # fmt: skip
+        same_options(
+            given, self, bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
+            compression=in_words(compression), factors=factors, shards=shards,
+        )  # fmt: skip
         # Nothing that others send through theirs is ever received here.
         self.communicator, self.in_plans = given.Dup(), given.Dup()
         self.in_plans.algorithm = algorithm

@@ -161,7 +161,9 @@ def test_ranks_with_different_models_are_told_so() -> None:
     def work(comm: Communicator) -> None:
         models[comm.rank].fit(samples(10), parallel=DataParallel(communicator=comm), verbose=0)
 
-    with pytest.raises(CommError, match=r"variables of the model: .* on rank 0, got .* on rank 1"):
+    with pytest.raises(
+        CommError, match=r"layer 1-Dense=.* on rank 0, got layer 1-Dense=.* on rank 1"
+    ):
         run_virtual_ranks(2, work)
 
 
