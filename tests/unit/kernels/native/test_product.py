@@ -17,8 +17,7 @@ from caldera.kernels.native.machine import machine
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME, float32
-from tests.unit.kernels.test_candidates import DTYPES, LAYOUTS
-from tests.unit.kernels.test_candidates import _check as check_kernel
+from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
 
 SHAPES: list[Any] = [
     ((3, 4), (4, 5), False, False),
