@@ -147,6 +147,7 @@ def measured(case: Case, batch: int) -> list[float]:
 
 def worker(case: Case, cores: int, batch: int) -> None:
     """What a rank runs."""
+    cd.settings.update(accelerator="cpu")
     take_cores(world().rank, case.ranks, cores)
     batch = batch or batch_for(case)
     times = measured(case, batch)

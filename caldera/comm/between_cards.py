@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from caldera.comm.interface import Communicator
 from caldera.comm.nccl import NcclCommunicator
+from caldera.config import settings
 from caldera.memory.cards import card_count, cupy, own_card
 
 
@@ -20,7 +21,8 @@ def between_cards(host: Communicator) -> Communicator:
     >>> run_virtual_ranks(2, lambda comm: between_cards(comm) is comm)   # one card or none
     [True, True]
     """
-    usable = card_count() > 0 and find_spec("cupy.cuda.nccl") is not None
+    wanted = settings.accelerator != "cpu" and card_count() > 0
+    usable = wanted and find_spec("cupy.cuda.nccl") is not None
     mine = cupy().cuda.runtime.deviceGetPCIBusId(own_card()) if usable else None
     everyone = host.gather_objects(mine)
     cards = set(zip(host.nodes, everyone, strict=True))

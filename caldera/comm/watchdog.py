@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm.mpi import MpiCommunicator, mpi
+from caldera.comm.interface import ANY_SOURCE
+from caldera.comm.mpi import PATIENCE, MpiCommunicator, mpi
 from caldera.comm.places import place_of_thread
 from caldera.config import settings
 
@@ -25,8 +26,6 @@ LOOKS_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 3.0
 GRACE_S = 2.0
 """How long a rank may be stuck after another one has left before that is taken for the reason."""
-PATIENCE = 10
-"""After so many times `settings.stall_s` a job is given up."""
 _ASK, _ANSWER, _LEFT = 1, 2, 3
 
 
@@ -82,7 +81,7 @@ class Watchdog:
         if blocked is None:
             return
         stuck = time.monotonic() - blocked
-        if communicator.operation and stuck > GRACE_S:
+        if stuck > GRACE_S:
             self._check_for_leavers(communicator)
         if stuck > settings.stall_s and self._reported.get(communicator.label) != blocked:
             self._reported[communicator.label] = blocked
@@ -92,18 +91,25 @@ class Watchdog:
             self._give_up()
 
     def _check_for_leavers(self, communicator: MpiCommunicator) -> None:
-        gone = [
-            rank
-            for rank in communicator.world_ranks()
-            if rank in self._left
-            and self._left[rank].get(communicator.label, 0) < communicator.collectives
-        ]
+        members = communicator.world_ranks()
+        gone = [rank for rank in members if rank in self._left]
+        if communicator.operation:
+            begun = communicator.collectives
+            gone = [rank for rank in gone if self._left[rank].get(communicator.label, 0) < begun]
+            hint = "every rank must call the same collectives"
+        elif communicator.peer == ANY_SOURCE:
+            # Any of those who are left may still send it.
+            gone = gone if len(gone) == communicator.size - 1 else []
+            hint = "every receive needs a send"
+        else:
+            gone = [rank for rank in gone if rank == members[communicator.peer]]
+            hint = "every receive needs a send"
         if gone:
             names = ", ".join(f"rank {rank}" for rank in gone)
             _say(
-                f"{_who(communicator)} waits in {communicator.operation} at "
+                f"{_who(communicator)} waits in {communicator.operation or 'a message'} at "
                 f"{place_of_thread(self._main)}, but {names} has come to the end of the program; "
-                "every rank must call the same collectives"
+                f"{hint}"
             )
             self._give_up()
 

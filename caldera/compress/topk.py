@@ -15,8 +15,8 @@ from caldera.compress import selection
 from caldera.compress._base import Compressor, Options, compressors
 from caldera.compress.codes import Code, Levels, Plain
 from caldera.compress.draws import Chance
-from caldera.compress.joined import Joined
-from caldera.compress.sparse import ALGORITHMS, Coding, Link, sum_sparse
+from caldera.compress.sparse import ALGORITHMS, Coding, Link, SparseVector, sum_sparse
+from caldera.compress.written import write_sum
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import take_out
 
@@ -76,18 +76,18 @@ class TopK(Compressor):
     def _exchange(
         self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
     ) -> None:
+        waiting = self._kept.together("residual", gradients)
         residuals = [self._kept.like("residual", n, g) for n, g in gradients.items()]
         added = [self._velocity(name, gradient) for name, gradient in gradients.items()]
         taken = self.take(residuals, added, chance)
         if self.momentum:
             for velocity, (places, _) in zip(added, taken, strict=True):
                 velocity[places] = 0
-        waiting = Joined(residuals)
-        vector = waiting.sparse(taken)
+        vector = SparseVector.joined(taken, [residual.size for residual in residuals])
         if not np.isfinite(vector.values).all():
             self._forget_what_is_no_number(gradients)
         code: Code = self.quantiser or Plain(vector.values.dtype)
-        coding = Coding(code, chance, communicator.rank, waiting.add)
+        coding = Coding(code, chance, communicator.rank, waiting)
         total = sum_sparse(
             vector, communicator, coding, self._expected(residuals), self.algorithm, self.link
         )
@@ -95,7 +95,7 @@ class TopK(Compressor):
             total = self._scaled(total, communicator.size)
         else:
             total = replace(total, values=self._scaled(total.values, communicator.size))
-        Joined([gradient.reshape(-1) for gradient in gradients.values()]).write(total)
+        write_sum(total, list(gradients.values()))
 
     def _velocity(self, name: str, gradient: np.ndarray) -> np.ndarray:
         """What is added to the residual: the gradient, or with momentum what it has become."""

@@ -145,10 +145,13 @@ def allreduce_algorithms(comm: Communicator) -> None:
         rough = np.random.default_rng(comm.rank).normal(size=1001).astype("float32")
         comm.Allreduce(rough, rough, "mean")
         _same_everywhere(comm, rough, name)
-        half = np.full(9, 1.0 if comm.rank == 0 else 2.0**-11, np.float16)
-        comm.Allreduce(half, half)
-        exact = 1 + (comm.size - 1) * 2.0**-11
-        np.testing.assert_array_equal(half, np.full(9, exact, np.float16), err_msg=name)
+        for dtype in HALVES:
+            # One that is too small to count alone, but not together with others.
+            least = float(ml_dtypes.finfo(dtype).eps) / 2
+            half = np.full(9, 1.0 if comm.rank == 0 else least, dtype)
+            comm.Allreduce(half, half)
+            exact = np.full(9, 1 + (comm.size - 1) * least).astype(np.float32).astype(dtype)
+            np.testing.assert_array_equal(half, exact, err_msg=name)
     comm.algorithm = before
 
 
@@ -179,6 +182,26 @@ def sums_of_halves(comm: Communicator) -> None:
         np.testing.assert_array_equal(mine, np.full(mine.shape, comm.size, dtype))
         comm.Allreduce(parts[comm.rank].copy(), total, "max")
         np.testing.assert_array_equal(total, parts.max(0))
+        at_root = np.empty(33, dtype) if comm.rank == 0 else None
+        comm.Reduce(parts[comm.rank].copy(), at_root, 0)
+        if at_root is not None:
+            np.testing.assert_array_equal(at_root, exact.astype(np.float32).astype(dtype))
+
+
+@_check
+def halves_that_move(comm: Communicator) -> None:
+    """float16 and bfloat16 arrive bit for bit, NaNs and infinities included."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for dtype in HALVES:
+        patterns = np.arange(7 * comm.size, dtype=np.uint16) * 9001
+        mine = (patterns + comm.rank).view(dtype)
+        arrived = np.empty_like(mine)
+        comm.Sendrecv(mine, right, arrived, left)
+        np.testing.assert_array_equal(arrived.view(np.uint16), patterns + left)
+        comm.Alltoall(mine, arrived)
+        own = slice(7 * comm.rank, 7 * comm.rank + 7)
+        expected = [patterns[own] + rank for rank in range(comm.size)]
+        np.testing.assert_array_equal(arrived.view(np.uint16), np.concatenate(expected))
 
 
 @_check
@@ -234,6 +257,22 @@ def everybody_to_everybody(comm: Communicator) -> None:
     comm.Alltoall(send, receive, counts, counts)
     expected = np.repeat(100.0 * np.arange(comm.size) + comm.rank, counts)
     np.testing.assert_array_equal(receive, expected)
+
+
+@_check
+def messages_of_unknown_length(comm: Communicator) -> None:
+    """Rank a sends rank b a message of a + 2 b bytes, to itself as well."""
+    everybody = range(comm.size)
+    leaving = {b: np.full(comm.rank + 2 * b, comm.rank, np.uint8) for b in everybody}
+    arrived = comm.exchange_messages(leaving, dict.fromkeys(everybody, 3 * comm.size))
+    for rank, message in arrived.items():
+        np.testing.assert_array_equal(message, np.full(rank + 2 * comm.rank, rank, np.uint8))
+    before = comm.traffic.mark()
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    found = comm.exchange_messages({right: np.ones(70_000, np.uint8)}, {left: 80_000})[left]
+    np.testing.assert_array_equal(found, np.ones(70_000, np.uint8))
+    count = comm.traffic.since(before)["exchange_messages"]
+    assert (count.messages, count.bytes_sent, count.bytes_received) == (1, 70_000, 70_000)
 
 
 @_check
@@ -322,8 +361,17 @@ def counted(comm: Communicator) -> None:
 def refused(comm: Communicator) -> None:
     """Wrong buffers are errors before anything is sent."""
     good = np.zeros(comm.size)
+    gaps, dense = np.zeros(4 * comm.size)[::2], np.zeros(2 * comm.size)
     wrong: list[Callable[[], object]] = [
-        lambda: comm.Send(np.zeros((2, 2)).T, 0),
+        lambda: comm.Send(gaps, 0),
+        lambda: comm.Recv(gaps, 0),
+        lambda: comm.Bcast(gaps),
+        lambda: comm.Reduce(gaps, dense),
+        lambda: comm.Allreduce(gaps, dense),
+        lambda: comm.Allreduce(dense, gaps),
+        lambda: comm.ReduceScatter(gaps, np.zeros(2)),
+        lambda: comm.Allgather(np.zeros(2), gaps),
+        lambda: comm.Alltoall(dense, gaps),
         lambda: comm.Send(good, comm.size),
         lambda: comm.Send(good, 0, tag=-1),
         lambda: comm.Allreduce(good, np.zeros(comm.size + 1)),

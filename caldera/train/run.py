@@ -10,6 +10,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.data import Batch, Loader, Pipeline, Share
+from caldera.errors import CommError
 from caldera.memory import Reading
 from caldera.strategy import Strategy
 from caldera.train.ahead import Ahead
@@ -134,6 +135,10 @@ class Run:
             if self.communicator.size > 1:
                 raise
             self.stop("interrupted")
+        except SystemExit as left:
+            if self.communicator.size > 1:
+                raise _left_alone(self.communicator, left) from left
+            raise
         finally:
             self._tell("run_ends")
         self.history.stopped = self.stopped
@@ -216,6 +221,14 @@ class Run:
     def _tell(self, event: str) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self)
+
+
+def _left_alone(communicator: Communicator, left: SystemExit) -> CommError:
+    """Others would wait for this rank, and nobody is told of a rank that just ends."""
+    return CommError.build(
+        "fit", expected=f"rank {communicator.rank} of {communicator.size} to train with the others",
+        got=f"its end, by {left!r}", hint="run.stop(reason) ends the run on all ranks",
+    )  # fmt: skip
 
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:

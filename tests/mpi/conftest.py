@@ -18,6 +18,8 @@ JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 300
 """A job that takes longer hangs: the longest takes a few seconds on an idle machine."""
+MOST_S = 10
+"""From the failure of a rank to the end of all of them."""
 
 Job = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -48,9 +49,7 @@ def sparse_allreduce(
     """
     counts = np.array([vector.places.size], np.int64)
     communicator.Allreduce(counts.copy(), counts, op="max")
-    coding = Coding(
-        Plain(vector.values.dtype), Chance(0, 0, ""), communicator.rank, lambda places, lost: None
-    )
+    coding = Coding(Plain(vector.values.dtype), Chance(0, 0, ""), communicator.rank, None)
     total = sum_sparse(vector, communicator, coding, int(counts[0]), algorithm, link)
     return total if isinstance(total, np.ndarray) else total.dense()
 
@@ -66,7 +65,12 @@ def sum_sparse(
     """As `sparse_allreduce` with any coding; all ranks expect the same number of places."""
     if algorithm == "auto":
         bits = coding.code.bits(expected)
-        times = predicted_seconds(vector.length, expected, communicator.size, bits, link)
-        algorithm = min(times, key=lambda name: times[name])
+        algorithm = _fastest(vector.length, expected, communicator.size, bits, link)
     chosen = ALGORITHMS[algorithm]
     return vector if communicator.size == 1 else chosen(communicator, vector, coding)
+
+
+@cache
+def _fastest(length: int, expected: int, ranks: int, bits: float, link: Link | None) -> str:
+    times = predicted_seconds(length, expected, ranks, bits, link)
+    return min(times, key=lambda name: times[name])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from caldera.errors import ShapeError
-from caldera.kernels.native.compression import merge_sorted
+from caldera.kernels.native.compression import merge_sorted, not_zero
 
 LONGEST = 2**31 - 1
 
@@ -39,10 +41,20 @@ class SparseVector:
             )  # fmt: skip
 
     @classmethod
-    def of(cls, dense: np.ndarray) -> SparseVector:
-        """The elements of a vector that are not zero."""
-        places = np.flatnonzero(dense != 0).astype(np.int32)
-        return cls(dense.size, places, dense[places])
+    def of(cls, dense: np.ndarray, begin: int = 0, length: int | None = None) -> SparseVector:
+        """The elements of a vector that are not zero; it may be a part that begins somewhere."""
+        places, values = not_zero(dense, begin)
+        return cls(dense.size if length is None else length, places, values)
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[tuple[np.ndarray, np.ndarray]], lengths: Sequence[int]
+    ) -> SparseVector:
+        """Places and values of vectors that lie one after the other."""
+        begins = accumulate(lengths, initial=0)
+        places = [each + np.int32(b) for (each, _), b in zip(parts, begins, strict=False)]
+        values = [each for _, each in parts]
+        return cls(sum(lengths), np.concatenate(places), np.concatenate(values))
 
     def __add__(self, other: SparseVector) -> SparseVector:
         places, values = merge_sorted((self.places, self.values), (other.places, other.values))
@@ -53,9 +65,3 @@ class SparseVector:
         whole = np.zeros(self.length, self.values.dtype)
         whole[self.places] = self.values
         return whole
-
-    def between(self, begin: int, end: int) -> SparseVector:
-        """The elements from `begin` to `end`, as a vector of that length."""
-        low, high = np.searchsorted(self.places, (begin, end))
-        places = self.places[low:high] - np.int32(begin)
-        return SparseVector(end - begin, places, self.values[low:high])

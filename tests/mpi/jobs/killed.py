@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ class Kill(cd.Callback):
 
     def batch_ends(self, run: cd.Run) -> None:
         if run.communicator.rank == self.rank and run.epoch == 2 and not restarted():
-            print(f"rank {self.rank} is killed", flush=True)
+            print(f"rank {self.rank} is killed at {time.time()}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run_begins(self, run: cd.Run) -> None:
@@ -38,7 +39,7 @@ def main(mode: str, victim: int) -> None:
     generator = np.random.default_rng(1)
     data = generator.normal(size=(60, 6)), generator.integers(0, 3, 60)
     model = cd.NeuralNetwork([nn.Input((6,)), nn.Dense(3)], batch_size=10, dtype="float64")
-    strategy = parallel.ParameterServer(mode=mode)
+    strategy = parallel.ParameterServer(mode=mode, bound=1 if mode == "stale" else None)
     history = model.fit(
         data, parallel=strategy, epochs=EPOCHS, verbose=0, callbacks=[Kill(victim)],
         checkpoint=Path("saved"), resume=restarted(),

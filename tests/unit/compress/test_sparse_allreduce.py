@@ -90,11 +90,8 @@ def _quantised(algorithm: str, vectors: np.ndarray) -> tuple[list[np.ndarray], n
     kept = np.zeros_like(vectors)
 
     def work(comm: Communicator) -> np.ndarray:
-        def keep(places: np.ndarray, lost: np.ndarray) -> None:
-            np.add.at(kept[comm.rank], places, lost)
-
         mine = SparseVector.of(vectors[comm.rank])
-        coding = Coding(Levels(4), Chance(1, 2, "w"), comm.rank, keep)
+        coding = Coding(Levels(4), Chance(1, 2, "w"), comm.rank, kept[comm.rank])
         total = sum_sparse(mine, comm, coding, mine.places.size, algorithm)
         return total if isinstance(total, np.ndarray) else total.dense()
 

@@ -11,7 +11,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.errors import NonFiniteError
+from caldera.errors import CommError, NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.parallel import DataParallel, Sharded
 from caldera.strategy import Strategy
@@ -74,6 +74,24 @@ def test_a_wish_at_the_end_of_an_epoch_stops_all_of_them() -> None:
         return history.stopped, history.epochs
 
     assert run_virtual_ranks(3, work) == [("enough", [0])] * 3
+
+
+def test_a_rank_does_not_just_end() -> None:
+    """Others would wait for it, and `sys.exit` is no error that anybody is told of."""
+
+    class Ends(cd.Callback):
+        def batch_ends(self, run: cd.Run) -> None:
+            if run.communicator.rank == 1:
+                raise SystemExit(3)
+
+    models = [small() for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        how = {"parallel": data_parallel(comm), "verbose": 0, "callbacks": [Ends()]}
+        models[comm.rank].fit(samples(20), **how)
+
+    with pytest.raises(CommError, match=r"rank 1 of 2 .* got its end, by SystemExit\(3\)"):
+        run_virtual_ranks(2, work)
 
 
 @pytest.mark.parametrize("strategy", [data_parallel, lambda comm: Sharded(3, communicator=comm)])

@@ -9,9 +9,8 @@ from caldera.kernels.native.compression.largest import (
 )
 from caldera.kernels.native.compression.levels import from_levels, to_levels
 from caldera.kernels.native.compression.merge import merge_sorted
-from caldera.kernels.native.compression.rice import rice_read, rice_sizes, rice_write
 from caldera.kernels.native.compression.rounding import FORMATS, round_by_chance
-from caldera.kernels.native.compression.scatter import add_at, put, take_out
+from caldera.kernels.native.compression.scatter import add_at, not_zero, put_only, take_out
 
 __all__ = [
     "FORMATS",
@@ -19,11 +18,9 @@ __all__ = [
     "from_levels",
     "largest_in_blocks",
     "merge_sorted",
+    "not_zero",
     "pack_bits",
-    "put",
-    "rice_read",
-    "rice_sizes",
-    "rice_write",
+    "put_only",
     "round_by_chance",
     "take_largest_in_blocks",
     "take_out",
