@@ -35,7 +35,7 @@ def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
     naps: list[float] = []
     patience = SimpleNamespace(is_over=False, sleep=naps.append)
     owner: Any = SimpleNamespace(patience=patience, pace=1e-3 / size, blocked=None)
-    subject._MpiRequest(owner, socket, np.zeros(size, np.int8), -1).wait()
+    subject._MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
     return owner, naps
 
 
@@ -61,7 +61,7 @@ def test_nobody_sleeps_while_somebody_waits() -> None:
     never = SimpleNamespace(Test=lambda status: False, Wait=lambda: waited.append(None))
     thread = BackgroundThread("example")
     owner: Any = SimpleNamespace(patience=thread.patience, pace=1.0, blocked=None)
-    request = subject._MpiRequest(owner, never, np.zeros(10**6, np.int8), -1)
+    request = subject._MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
     # Without that, this would take its naps for ever.
     thread.start(request.wait).wait()
     assert waited
