@@ -14,7 +14,7 @@ from caldera import op
 def test_nobody_launches_into_the_capture_of_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = cd.device("loopback:5")
+    here = cd.device("loopback:9")
     x = op.var("x", (3,), fill=np.arange(3.0), device=here)
     doubled = cd.compile([x * 2.0], device=here)
     increased = cd.compile([x + 1.0], device=here)
