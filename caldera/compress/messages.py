@@ -11,7 +11,7 @@ from caldera.comm import Communicator
 from caldera.kernels.native.compression.draws import ALIGNED
 
 EMPTY = np.empty(0, np.uint8)
-_AT_ONCE = 1 << 20
+AT_ONCE = 1 << 20
 """Bytes up to which everybody sends to everybody at once. More would meet in front of one link."""
 
 
@@ -41,7 +41,7 @@ def allgather_messages(
     communicator: Communicator, message: np.ndarray, longest: Sequence[int]
 ) -> list[np.ndarray]:
     """The messages of all ranks, on every rank; that of rank r has at most `longest[r]` bytes."""
-    if sum(longest) <= _AT_ONCE:
+    if sum(longest) <= AT_ONCE:
         others = [rank for rank in range(communicator.size) if rank != communicator.rank]
         arrived = communicator.exchange_messages(
             dict.fromkeys(others, message), {rank: longest[rank] for rank in others}

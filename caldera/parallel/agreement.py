@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.errors import CommError
+from caldera.errors import CommError, ConfigError
 from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
 from caldera.lazy import Variable
@@ -131,6 +131,25 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
         got=f"{got} on rank {other}",
         hint="all ranks must make the same model and call fit in the same way",
     )  # fmt: skip
+
+
+def same_options(communicator: Communicator, strategy: object, **options: object) -> None:
+    """Raise on all ranks unless all of them make the same strategy.
+
+    The first thing a strategy asks of its communicator: what it is made of takes messages.
+
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.agreement import same_options
+    >>> same_options(SingleProcess(), "any", stages=2)
+    """
+    name = type(strategy).__name__
+    if not isinstance(communicator, Communicator):
+        raise ConfigError.build(
+            f"parallel.{name}", expected="a communicator of caldera.comm", got=repr(communicator),
+            hint="comm.world() has all ranks, and is taken if none is given",
+        )  # fmt: skip
+    written = [f"{option}={value}" for option, value in options.items()]
+    check_same(communicator, f"parallel.{name}", [name, *written])
 
 
 def same_values(communicator: Communicator, variables: Iterable[Variable]) -> None:

@@ -9,13 +9,14 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable, compile
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
+from caldera.parallel.agreement import check_same
 from caldera.parallel.buckets import buckets
 from caldera.parallel.compression import State
+from caldera.parallel.counts import check_counts
 from caldera.parallel.data_parallel import BUCKET_BYTES
 from caldera.parallel.replicas import Replicas
 from caldera.parallel.sums import OfAllRanks, mean_over_ranks
@@ -36,10 +37,7 @@ class Averaged(Replicas):
     """
 
     def __init__(self, every: int, communicator: Communicator | None, algorithm: str) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ConfigError.build(
-                type(self).__name__, expected="every >= 1, a number of steps", got=repr(every)
-            )
+        check_counts(type(self).__name__, every=every)
         super().__init__(communicator, algorithm)
         self.every = every
         self._steps = 0
@@ -103,9 +101,14 @@ class Averaged(Replicas):
         if self._steps < self.every:
             return None
         if not self.is_whole:
+            self._meet("an exchange")
             self._exchange()
         self._steps = 0
         return self.told(wishes)
+
+    def _meet(self, here: str) -> None:
+        """Ranks that read streams of their own may come to an end while others go on."""
+        check_same(self.communicator, "where ranks meet", [here])
 
     def _exchange(self) -> None:
         if self._plan is None:
@@ -130,6 +133,7 @@ class Averaged(Replicas):
         self._own = {}
 
     def make_whole(self) -> None:
+        self._meet("the end of an epoch")
         if self.is_whole:
             return
         self._own = {each: each.numpy() for each in self.averaged()}

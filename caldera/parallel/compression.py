@@ -4,16 +4,18 @@ that in checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.configurable import Configurable
 
 State = Mapping[str, np.ndarray]
 _RANK = "rank"
 
 
+@runtime_checkable
 class Compression(Protocol):
     """A way to sum gradients over ranks; `caldera.compress` has several.
 
@@ -34,6 +36,19 @@ class Compression(Protocol):
 
     def restore(self, state: State) -> None:
         """Take up what `state` gave."""
+
+
+def in_words(compression: Compression | None) -> str:
+    """What it was made with, if it says so.
+
+    >>> from caldera.compress import QSGD
+    >>> from caldera.parallel.compression import in_words
+    >>> in_words(QSGD(4))
+    'QSGD(4)'
+    """
+    if compression is None or isinstance(compression, Configurable):
+        return repr(compression)
+    return type(compression).__name__
 
 
 def of_all_ranks(communicator: Communicator, own: State) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.spread import spread
+from caldera.parallel.agreement import same_options
 from caldera.parallel.batch_sums import over_axis
 from caldera.parallel.buckets import buckets, in_backward_order
 from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
@@ -79,9 +80,9 @@ class Hybrid(DataParallel):
         communicator: Communicator | None = None,
     ) -> None:
         where = type(self).__name__
-        if not axes or not set(axes) <= {"data", AXIS}:
+        if not isinstance(axes, Mapping) or not axes or not set(axes) <= {"data", AXIS}:
             raise ConfigError.build(
-                where, expected='lengths of the axes "data" and "model"', got=repr(dict(axes)),
+                where, expected='lengths of the axes "data" and "model"', got=repr(axes),
                 hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
             )  # fmt: skip
         if samples not in ("data", EVERYONE):
@@ -91,6 +92,7 @@ class Hybrid(DataParallel):
             communicator=communicator,
         )  # fmt: skip
         lengths = {"data": 1, AXIS: 1} | dict(axes)
+        same_options(self.communicator, self, axes=lengths, samples=samples, least=least)
         self.mesh = Mesh(self.communicator, lengths)
         self.communicator.axes = self.mesh.axes
         self.in_plans.axes = Mesh(self.in_plans, lengths).axes

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.comm import Communicator, Request
+from caldera.comm import Communicator, Request, world
 from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
+from caldera.parallel.agreement import same_options
 from caldera.parallel.at_servers import AtServer, ServerStep, owners, written
-from caldera.parallel.compression import by_rank, of_all_ranks
+from caldera.parallel.compression import by_rank, in_words, of_all_ranks
+from caldera.parallel.counts import check_counts
 from caldera.parallel.lines import LEAVE, MEET, PUSH, Desk, Line, Push, RemoteLine, Reply, replies
 from caldera.parallel.meeting import NOTHING
 from caldera.parallel.own_pace import OwnPace
@@ -85,9 +87,14 @@ class ParameterServer(OwnPace):
         communicator: Communicator | None = None,
     ) -> None:
         _check(mode, bound)
-        super().__init__(communicator, lockstep=mode == "synchronous")
+        check_counts("ParameterServer", servers=servers)
+        given = world() if communicator is None else communicator
+        same_options(
+            given, self, servers=servers, mode=mode, bound=bound, compression=in_words(compression)
+        )
+        super().__init__(given, lockstep=mode == "synchronous")
         everyone = self.communicator
-        if not 1 <= servers <= everyone.size:
+        if servers > everyone.size:
             raise ConfigError.build(
                 "ParameterServer", expected=f"from 1 to {everyone.size} servers, one a rank",
                 got=f"servers={servers}",

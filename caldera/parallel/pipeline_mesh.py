@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from caldera.comm import Communicator, Mesh, world
 from caldera.errors import ConfigError
+from caldera.parallel.agreement import same_options
 from caldera.parallel.placement import AXIS as MODEL
 from caldera.parallel.stage_program import AXIS as PIPELINE
 
@@ -33,6 +34,7 @@ class PipelineMesh(Mesh):
         communicator: Communicator | None,
     ) -> None:
         axes, given = _axes(stages, data, model, mesh, communicator)
+        same_options(given, self, axes=axes)
         # Nothing that others send through theirs is ever received here.
         super().__init__(given.Dup(), axes)
         self.communicator.axes = self.axes

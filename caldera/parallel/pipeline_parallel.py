@@ -30,6 +30,7 @@ from caldera.parallel.batch_sums import (
     zero,
 )
 from caldera.parallel.buckets import buckets
+from caldera.parallel.counts import check_counts
 from caldera.parallel.cutting import Costs, check_begins, chosen, flops_of_units
 from caldera.parallel.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.owned import Owned, let_go, made_whole
@@ -103,12 +104,13 @@ class PipelineParallel(Strategy):
         mesh: Mesh | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        if micro_batches < 1 or schedule not in SCHEDULES or balance not in BALANCES:
+        check_counts("PipelineParallel", micro_batches=micro_batches, data=data, model=model)
+        if schedule not in SCHEDULES or balance not in BALANCES:
             raise ConfigError.build(
                 "PipelineParallel",
-                expected="micro_batches >= 1, schedule " + " or ".join(map(repr, SCHEDULES))
+                expected="schedule " + " or ".join(map(repr, SCHEDULES))
                 + ", and balance " + " or ".join(map(repr, BALANCES)),
-                got=f"micro_batches={micro_batches}, schedule={schedule!r}, balance={balance!r}",
+                got=f"schedule={schedule!r}, balance={balance!r}",
             )  # fmt: skip
         self.mesh = PipelineMesh(stages, data, model, mesh, communicator)
         self.communicator, self.in_plans = self.mesh.communicator, self.mesh.in_plans

@@ -114,10 +114,8 @@ class Largest(PushedCode):
         self, shard: Shard, gradient: np.ndarray, residual: np.ndarray | None, chance: Chance
     ) -> np.ndarray:
         assert residual is not None
-        waiting = [part.reshape(-1) for part in shard.parts(residual).values()]
         added = [part.reshape(-1) for part in shard.parts(gradient).values()]
-        taken = self._compressor.take(waiting, added, chance)
-        vector = SparseVector.joined(taken, [part.size for part in waiting])
+        vector = self._compressor.take(residual, added, chance)
         coding = Coding(self._code(vector.values.dtype), chance, self._rank, residual)
         (message,) = coding.encode(vector, [(0, vector.length)], stage=0, owner=self._rank)
         return message

@@ -33,6 +33,11 @@ class SplitLayers:
     def __init__(
         self, where: str, along: Communicator, wanted: Mapping[str, str] | None, least: int
     ) -> None:
+        if wanted is not None and not isinstance(wanted, Mapping):
+            raise ConfigError.build(
+                where, expected='splits by the names of layers, as in {"1-Dense": "outputs"}',
+                got=repr(wanted), hint="model.summary() shows the names",
+            )  # fmt: skip
         if unknown := sorted(set((wanted or {}).values()) - set(WAYS)):
             raise ConfigError.build(
                 where, expected="splits by " + ", ".join(WAYS), got=", ".join(map(repr, unknown))

@@ -15,6 +15,7 @@ import numpy as np
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
 from caldera.compress.dense import DenseCompressor
+from caldera.compress.sparse.cost import fastest
 from caldera.compress.topk import TopK
 from caldera.errors import ConfigError
 from caldera.planner.cluster import Cluster, Wire
@@ -125,8 +126,7 @@ def _sparse(topk: TopK, elements: int, ranks: int, wire: Wire) -> Cost:
     # What is chosen is chosen for the link that the compression was told of.
     chosen = topk.algorithm
     if chosen == "auto":
-        expected = predicted_seconds(elements, count, ranks, bits, topk.link)
-        chosen = min(expected, key=lambda name: expected[name])
+        chosen = fastest(elements, count, ranks, bits, topk.link)
     sizes = predicted_seconds(elements, count, ranks, bits, Link(0.0, 1.0))
     return Cost(times[chosen], sizes[chosen])
 

@@ -15,6 +15,7 @@ from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
 from caldera.parallel.data_parallel import DataParallel
 from caldera.strategy import Alone, Strategy
+from caldera.train.alike import how_it_learns
 from caldera.train.callbacks import Callback
 from caldera.train.checkpoint import Checkpointer
 from caldera.train.diagnose import StopAtNonFinite
@@ -99,15 +100,16 @@ def fit(
     pipeline = Pipeline.of(data)
     weights = Weights.of(pipeline, sample_weights, class_weights)
     model.ensure_built(sample_of(pipeline))
-    strategy = usual_strategy() if parallel is None else parallel
-    length = None if pipeline.is_stream else len(pipeline)
+    strategy = usual_strategy() if parallel is None else _checked(parallel)
+    held_out = None if validation is None else Pipeline.of(validation)
     strategy.agree({
-        "samples": length, "epochs": epochs, "batch_size": batch_size, "shuffle": shuffle,
-        "weights": weights is not None, "validation": validation is not None,
+        "samples": _length(pipeline), "epochs": epochs, "batch_size": batch_size,
+        "shuffle": shuffle, "weights": weights is not None, "validation": _length(held_out),
         "checkpoint": checkpoint is not None, "resume": resume, "precision": model.precision,
         "device": model.device.kernels,
         # These put together what ranks have parts of.
         "checkpointers": sum(isinstance(each, Checkpointer) for each in callbacks),
+        **(how_it_learns(model) if strategy.communicator.size > 1 else {}),
     })  # fmt: skip
     # The order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
@@ -133,7 +135,6 @@ def fit(
         watchers.append(saver)
     # One rank speaks for all.
     watchers.append(Progress(verbose if strategy.communicator.rank == 0 else 0))
-    held_out = None if validation is None else Pipeline.of(validation)
     run = Run(
         model,
         steps,
@@ -158,13 +159,29 @@ def evaluate(
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     pipeline = Pipeline.of(data)
-    strategy = Alone() if parallel is None else parallel.evaluating()
+    strategy = Alone() if parallel is None else _checked(parallel).evaluating()
     if parallel is None:
         steps = model.evaluation_steps(pipeline)
     else:
         model.ensure_built(sample_of(pipeline))
         steps = make_steps(model, pipeline, strategy)
     return steps.evaluated(loader_for(strategy, pipeline, batch_size, shuffle=False))
+
+
+def _checked(parallel: Strategy) -> Strategy:
+    if not isinstance(parallel, Strategy):
+        raise ConfigError.build(
+            "parallel", expected="a strategy", got=repr(parallel),
+            hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
+        )  # fmt: skip
+    return parallel
+
+
+def _length(data: Pipeline | None) -> str:
+    """How many samples data have, in words."""
+    if data is None:
+        return "none"
+    return "a stream" if data.is_stream else f"{len(data)}"
 
 
 def _fed(model: Model, pipeline: Pipeline, weights: Weights | None, strategy: Strategy) -> Fed:

@@ -150,7 +150,7 @@ class Run:
             self.steps.training_totals.reset()
         self._tell("epoch_begins")
         self.steps.strategy.take_apart()
-        for batch in self.steps.source.epoch(self.loader):
+        for batch in self.steps.batches(self.loader):
             wishes = (float(bool(self._wish)), float(self._wants_save))
             self.steps.train(batch, self.weights_of(batch), wishes)
             told = self.steps.strategy.after_step(wishes)

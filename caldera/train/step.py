@@ -11,7 +11,7 @@ replayed: a step is one launch that nobody waits for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from caldera.nn.metrics import Metric
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
 from caldera.strategy import WISHES, Alone, Strategy
+from caldera.train.in_step import in_step
 from caldera.train.source import Fed, Source, Values, drawn
 from caldera.train.totals import Totals
 
@@ -127,10 +128,17 @@ class Steps:
         # A rank that computes only a part of the network may not need all of it.
         self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
+    def batches(self, loader: Loader) -> Iterator[Batch | Share]:
+        """The rest of the loader's epoch."""
+        found = self.source.epoch(loader)
+        if loader.data.is_stream and self.strategy.several:
+            return in_step(found, self.strategy.communicator)
+        return found
+
     def evaluated(self, loader: Loader) -> dict[str, Any]:
         """The loss and the metrics of an epoch."""
         self.evaluation_totals.reset()
-        for batch in self.source.epoch(loader):
+        for batch in self.batches(loader):
             self._evaluate(batch)
         return self.evaluation_totals.results()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from caldera.comm import Communicator
 from caldera.compress.codes import Plain
 from caldera.compress.draws import Chance
 from caldera.compress.sparse.coding import Coding
-from caldera.compress.sparse.cost import Link, predicted_seconds
+from caldera.compress.sparse.cost import Link, fastest
 from caldera.compress.sparse.recursive_doubling import recursive_doubling
 from caldera.compress.sparse.split import dense_switching, split_allgather
 from caldera.compress.sparse.vector import SparseVector
@@ -65,12 +64,6 @@ def sum_sparse(
     """As `sparse_allreduce` with any coding; all ranks expect the same number of places."""
     if algorithm == "auto":
         bits = coding.code.bits(expected)
-        algorithm = _fastest(vector.length, expected, communicator.size, bits, link)
+        algorithm = fastest(vector.length, expected, communicator.size, bits, link)
     chosen = ALGORITHMS[algorithm]
     return vector if communicator.size == 1 else chosen(communicator, vector, coding)
-
-
-@cache
-def _fastest(length: int, expected: int, ranks: int, bits: float, link: Link | None) -> str:
-    times = predicted_seconds(length, expected, ranks, bits, link)
-    return min(times, key=lambda name: times[name])

@@ -36,8 +36,7 @@ class Coding:
 
         `owner` is the rank by whose draws of this stage they are rounded, and who keeps the loss.
         """
-        cuts = np.searchsorted(vector.places, parts).tolist()
-        spans = [(low, high) for low, high in cuts]
+        spans = [vector.span(part) for part in parts]
         free = [self._size(high - low) for low, high in spans]
         messages = pack(vector.places, spans, parts, free)
         behind = [each[each.size - size :] for each, size in zip(messages, free, strict=True)]

@@ -62,7 +62,7 @@ def _sum_of_part(
     before = sum(counts[:rank])
     add_at(total, places[:before], values[:before], mine[0])
     # What stays here does not travel, and is not rounded.
-    low, high = np.searchsorted(vector.places, mine).tolist()
+    low, high = vector.span(mine)
     add_at(total, vector.places[low:high], vector.values[low:high], mine[0])
     add_at(total, places[before:], values[before:], mine[0])
     return parts, total

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -46,19 +44,14 @@ class SparseVector:
         places, values = not_zero(dense, begin)
         return cls(dense.size if length is None else length, places, values)
 
-    @classmethod
-    def joined(
-        cls, parts: Sequence[tuple[np.ndarray, np.ndarray]], lengths: Sequence[int]
-    ) -> SparseVector:
-        """Places and values of vectors that lie one after the other."""
-        begins = accumulate(lengths, initial=0)
-        places = [each + np.int32(b) for (each, _), b in zip(parts, begins, strict=False)]
-        values = [each for _, each in parts]
-        return cls(sum(lengths), np.concatenate(places), np.concatenate(values))
-
     def __add__(self, other: SparseVector) -> SparseVector:
         places, values = merge_sorted((self.places, self.values), (other.places, other.values))
         return SparseVector(self.length, places, values)
+
+    def span(self, part: tuple[int, int]) -> tuple[int, int]:
+        """From where to where among the places lie those of a part."""
+        low, high = np.searchsorted(self.places, np.array(part, np.int32))
+        return int(low), int(high)
 
     def dense(self) -> np.ndarray:
         """All elements."""

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import caldera as cd
 from caldera import data, nn
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.parallel import DataParallel
+from caldera.errors import CommError, DataError
+from caldera.parallel import DataParallel, LocalSGD
 from tests.unit.parallel.ranks import FEATURES, network, samples, values
 
 COUNT, BATCH = 23, 10
@@ -104,3 +106,48 @@ def test_fit_takes_an_array_that_no_memory_holds(tmp_path: Path) -> None:
         return str(history.stopped)
 
     assert run_virtual_ranks(2, work) == ["two steps are enough"] * 2
+
+
+def streamed(count: int) -> data.IterableData:
+    x, y = samples(count)
+    return data.IterableData(lambda: zip(x, y, strict=True))
+
+
+def test_streams_that_end_elsewhere_are_told() -> None:
+    """Rank 0 has three batches, of which the last is short; rank 1 has four."""
+    models = [network(batch_size=BATCH) for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        strategy = DataParallel(communicator=comm)
+        models[comm.rank].fit(streamed(COUNT + 10 * comm.rank), parallel=strategy, verbose=0)
+
+    with pytest.raises(DataError, match="batch 2 of 3, 10 samples"):
+        run_virtual_ranks(2, work)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_where_ranks_meet_seldom_it_is_told_then(every: int) -> None:
+    models = [network(batch_size=BATCH) for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        strategy = LocalSGD(every=every, communicator=comm)
+        models[comm.rank].fit(streamed(COUNT + 10 * comm.rank), parallel=strategy, verbose=0)
+
+    with pytest.raises(CommError, match="is the end of an epoch on rank 0, got an exchange on"):
+        run_virtual_ranks(2, work)
+
+
+def test_streams_that_are_the_same_equal_one_process() -> None:
+    models = [network(batch_size=BATCH) for _ in range(3)]
+
+    def work(comm: Communicator) -> None:
+        strategy = DataParallel(communicator=comm)
+        models[comm.rank].fit(
+            streamed(COUNT), validation=streamed(7), epochs=2, parallel=strategy, verbose=0
+        )
+
+    run_virtual_ranks(3, work)
+    alone = network(batch_size=BATCH)
+    alone.fit(streamed(COUNT), epochs=2, verbose=0)
+    for name, value in values(alone).items():
+        np.testing.assert_allclose(values(models[0])[name], value, rtol=1e-12, atol=1e-12)

@@ -10,13 +10,15 @@ magnitudes those that come first are taken. Zeros never are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.native.compression.run import kernel, run
+from caldera.kernels.native.compression.run import addresses_of, kernel, run
 from caldera.kernels.native.emit import (
     F32,
     I1,
@@ -50,52 +52,64 @@ def largest_in_blocks(values: np.ndarray, count: int, block: int) -> np.ndarray:
     >>> largest_in_blocks(np.array([1, -5, 3, 0, 0, 0, 0, 2], np.float32), count=2, block=4)
     array([1, 2, 7], dtype=int32)
     """
-    return _largest_of(values, None, count, block)[0]
+    return _largest_of(values, [values.size], None, count, block)[0]
 
 
 def take_largest_in_blocks(
-    values: np.ndarray, added: np.ndarray, count: int, block: int
+    values: np.ndarray, added: Sequence[np.ndarray], count: int, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add to float32 values, and take the largest of every block out: their places, and what they
-    were; in `values` they are zero after that. Block by block, so that memory is read once.
+    """Add float32 vectors, one behind the other, to float32 values, and take the largest of every
+    block of each vector out: their places, and what they were; in `values` they are zero after
+    that. Block by block, so that memory is read once.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import take_largest_in_blocks
-    >>> values = np.array([1, 1, 1, 1], np.float32)
-    >>> take_largest_in_blocks(values, np.array([0, 2, 0, 0], np.float32), count=1, block=4)
-    (array([1], dtype=int32), array([3.], dtype=float32))
+    >>> values, added = np.ones(5, np.float32), [np.float32([0, 2, 0]), np.float32([0, 1])]
+    >>> take_largest_in_blocks(values, added, count=1, block=4)
+    (array([1, 4], dtype=int32), array([3., 2.], dtype=float32))
     >>> values
-    array([1., 0., 1., 1.], dtype=float32)
+    array([1., 0., 1., 1., 0.], dtype=float32)
     """
-    places, taken = _largest_of(values, added, count, block)
+    places, taken = _largest_of(values, [each.size for each in added], added, count, block)
     assert taken is not None
     return places, taken
 
 
 def _largest_of(
-    values: np.ndarray, added: np.ndarray | None, count: int, block: int
+    values: np.ndarray,
+    sizes: Sequence[int],
+    added: Sequence[np.ndarray] | None,
+    count: int,
+    block: int,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    blocks = -(-values.size // block)
     parts = settings.threads if values.size >= _WORTH_SPLITTING else 1
     padded = -(-block // _AT_ONCE) * _AT_ONCE
     # Each part writes one place beyond its last, before it knows whether it is taken.
-    found = np.empty(blocks * count + parts, np.int32)
-    taken = None if added is None else np.empty(found.size, np.float32)
-    ends = np.zeros(parts, np.int64)
+    most = sum(ceil(ceil(size / block) / parts) * count for size in sizes) + 1
+    found = np.empty((parts, most), np.int32)
+    taken = None if added is None else np.empty((parts, most), np.float32)
+    ends = np.zeros((parts, len(sizes) + 1), np.int64)
     room = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
+    edges = np.array([0, *accumulate(sizes)], np.int64)
     address = kernel(_build, groups=_groups(count, padded), takes=taken is not None)
-    also = () if added is None or taken is None else (added, taken)
+    also = [] if taken is None else [addresses_of(added or []), taken]
     run(
-        address, values, values.size, count, block, padded, found, ends, room, room[0].size, *also,
-        size=values.size, worth=_WORTH_SPLITTING,
+        address, values, edges, len(sizes), count, block, padded, found, most, ends, room,
+        room[0].size, *also, size=values.size, worth=_WORTH_SPLITTING,
     )  # fmt: skip
-    starts = [blocks * part // parts * count + part for part in range(parts)]
-    reach = [slice(start, end) for start, end in zip(starts, ends.tolist(), strict=True)]
+    reach = [
+        (part, slice(*span))
+        for number in range(len(sizes))
+        for part, span in enumerate(ends[:, number : number + 2].tolist())
+    ]
     return _kept(found, reach), None if taken is None else _kept(taken, reach)
 
 
-def _kept(array: np.ndarray, reach: list[slice]) -> np.ndarray:
-    return array[reach[0]] if len(reach) == 1 else np.concatenate([array[each] for each in reach])
+def _kept(array: np.ndarray, reach: Sequence[tuple[int, slice]]) -> np.ndarray:
+    """What was written, in the order of the vectors and in each of the parts."""
+    if len(array) == 1:
+        return array[0, : reach[-1][1].stop]
+    return np.concatenate([array[part, span] for part, span in reach])
 
 
 def _groups(count: int, padded: int) -> int:
@@ -107,25 +121,31 @@ def _groups(count: int, padded: int) -> int:
 
 
 def _build(k: Emitter, groups: int, takes: bool) -> None:
-    """Slots: values, size, count, block, padded, found, ends, room, room of a part; with `takes`
-    also what is added, and where those go that are taken out."""
-    values, found, ends = k.pointer(0, I32), k.pointer(5, I32), k.pointer(6, I64)
-    size, count, block, padded = (k.integer(slot) for slot in (1, 2, 3, 4))
-    room = k.pointer(7, I32).at(k.integer(8) * k.part)
+    """Slots: values, edges, vectors, count, block, padded, found, how many of a part, ends, room,
+    room of a part; with `takes` also what is added, and where those go that are taken out."""
+    values, edges = k.pointer(0, I32), k.pointer(1, I64)
+    vectors, count, block, padded = (k.integer(slot) for slot in (2, 3, 4, 5))
+    found = k.pointer(6, I32).at(k.integer(7) * k.part)
+    taken_out = k.pointer(12, I32).at(k.integer(7) * k.part) if takes else None
+    ends = k.pointer(8, I64).at((vectors + 1) * k.part)
+    room = k.pointer(9, I32).at(k.integer(10) * k.part)
     whole = padded + _AT_ONCE
     aside, places, magnitudes = room, room.at(whole), room.at(whole * 2)
     maxima = k.stack(I32, max(groups, 1))
     # What bounds one block is often near what bounds the next; and so is what is reached.
     near, reached = k.variable(1, I32), k.variable(1, I32)
-    begin, end = k.share((size + block - 1) // block)
-    out = k.variable(begin * count + k.part)
-    with k.loop(begin, end) as number:
-        first = number * block
-        length = k.minimum(size - first, block)
+    out = k.variable(0, I64)
+
+    def take(vector: Value, number: Value) -> None:
+        begin = edges.load(vector)
+        first = begin + number * block
+        length = k.minimum(edges.load(vector + 1) - first, block)
         # Equal to `count` for a whole block.
         wanted = (count * length + block - 1) // block
         mine = values.at(first)
-        added = k.pointer(9, F32).at(first) if takes else None
+        added = None
+        if takes:
+            added = k.at_address(k.pointer(11, I64).load(vector), F32).at(number * block)
         at = k.variable(k.address(mine))
         with k.either(length.equals(padded)) as (whole_block, short_block):
             with whole_block:
@@ -148,17 +168,23 @@ def _build(k: Emitter, groups: int, takes: bool) -> None:
         found_here = _candidates(k, source, padded, bound, places, magnitudes)
         candidates = _Candidates(places, magnitudes, found_here)
 
-        def keep(place: Value, taken: Value, first: Value = first) -> None:
+        def keep(place: Value, taken: Value) -> None:
             at = first + k.convert(place, I64)
             found.store(out.value, k.convert(at, I32))
-            if takes:
+            if taken_out is not None:
                 value = values.load(at)
-                k.pointer(10, I32).store(out.value, value)
+                taken_out.store(out.value, value)
                 values.store(at, k.select(taken, 0, value))
             out.value = out.value + k.convert(taken, I64)
 
         _keep_largest(k, candidates, wanted, bound, reached, keep)
-    ends.store(k.part, out.value)
+
+    with k.loop(0, vectors) as vector:
+        size = edges.load(vector + 1) - edges.load(vector)
+        begin, end = k.share((size + block - 1) // block)
+        with k.loop(begin, end) as number:
+            take(vector, number)
+        ends.store(vector + 1, out.value)
 
 
 def _look(

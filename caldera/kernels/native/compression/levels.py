@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.kernels.native.compression.draws import ALIGNED, Draws, draws_of, with_draws
-from caldera.kernels.native.compression.run import address_of, kernel, run
+from caldera.kernels.native.compression.run import addresses_of, kernel, run
 from caldera.kernels.native.emit import (
     F32,
     I8,
@@ -63,7 +63,7 @@ def to_levels(
     whole = spans == [(0, values.size)]
     lost = np.empty(values.size, np.float32) if whole else np.zeros(values.size, np.float32)
     address = kernel(_build_to, levels=levels, width=width)
-    work = (values, lost, np.array(spans, np.int64), _addresses(messages), len(messages), bucket)
+    work = (values, lost, np.array(spans, np.int64), addresses_of(messages), len(messages), bucket)
     run(address, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
     return lost
 
@@ -80,13 +80,9 @@ def from_levels(
     total = sum(counts)
     values = np.empty(total, np.float32)
     address = kernel(_build_from, levels=levels, width=width)
-    work = (_addresses(messages), np.array(counts, np.int64), len(messages), values, bucket)
+    work = (addresses_of(messages), np.array(counts, np.int64), len(messages), values, bucket)
     run(address, *work, size=total, worth=_WORTH_SPLITTING)
     return values
-
-
-def _addresses(messages: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([address_of(each) for each in messages], np.int64)
 
 
 def _build_to(k: Emitter, levels: int, width: int) -> None:

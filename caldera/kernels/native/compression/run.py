@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -29,6 +29,11 @@ def run(address: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 
         *[address_of(given) if isinstance(given, np.ndarray) else given for given in arguments]
     )
     _function(address)(slots, 0, 1)
+
+
+def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Where arrays begin, for a kernel that works on several."""
+    return np.array([address_of(each) for each in arrays], np.int64)
 
 
 def address_of(array: np.ndarray) -> int:

@@ -1,0 +1,120 @@
+"""Ranks that were not given the same are told so at once: none of them waits, or trains alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import caldera as cd
+from caldera import compress, nn, optim, parallel
+from caldera.comm import Communicator, run_virtual_ranks
+from caldera.errors import CommError
+from caldera.strategy import Strategy
+from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
+
+FAMILIES: dict[str, Callable[[Communicator], Strategy]] = {
+    "data": lambda comm: parallel.DataParallel(communicator=comm),
+    "compressed": lambda c: parallel.DataParallel(compression=compress.TopK(0.1), communicator=c),
+    "sharded": lambda comm: parallel.Sharded(3, communicator=comm),
+    "layers": lambda comm: parallel.TensorParallel(least=1, communicator=comm),
+    "pipeline": lambda comm: parallel.PipelineParallel(communicator=comm),
+    "server": lambda comm: parallel.ParameterServer(communicator=comm),
+    "stale": lambda c: parallel.ParameterServer(mode="stale", bound=1, communicator=c),
+    "asynchronous": lambda c: parallel.ParameterServer(mode="asynchronous", communicator=c),
+    "hogwild": lambda comm: parallel.Hogwild(communicator=comm),
+    "local": lambda comm: parallel.LocalSGD(every=2, communicator=comm),
+    "elastic": lambda comm: parallel.ElasticAveraging(communicator=comm),
+    "gossip": lambda comm: parallel.Gossip("random pairs", communicator=comm),
+    "ensemble": lambda comm: parallel.Ensemble(communicator=comm),
+}
+
+
+def small(drop: float = 0.1, **more: Any) -> cd.NeuralNetwork:
+    layers = [nn.Input((FEATURES,)), nn.Dense(8), nn.Dropout(drop), nn.Dense(8), nn.Dense(CLASSES)]
+    return network(layers=layers, **more)
+
+
+class Broken(cd.Callback):
+    """Of one rank, after a few steps."""
+
+    def batch_ends(self, run: cd.Run) -> None:
+        if run.communicator.rank == 1 and run.step == 3:
+            raise ValueError("rank 1 has a problem")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_rank_that_raises_ends_all(name: str) -> None:
+    models = [small() for _ in range(3)]
+
+    def work(comm: Communicator) -> None:
+        how = {"parallel": FAMILIES[name](comm), "verbose": 0, "callbacks": [Broken()]}
+        models[comm.rank].fit(samples(60), **how)
+
+    with pytest.raises(ValueError, match="rank 1 has a problem"):
+        run_virtual_ranks(3, work)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_held_out_samples_are_as_many_on_all_ranks(name: str) -> None:
+    models = [small() for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        held_out = samples(7 + 13 * comm.rank)
+        models[comm.rank].fit(
+            samples(20), validation=held_out, parallel=FAMILIES[name](comm), verbose=0
+        )
+
+    with pytest.raises(CommError, match="validation=7 on rank 0, got validation=20 on rank 1"):
+        run_virtual_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda rank: small(optimizer=optim.SGD(0.1 + rank)), r"optimizer=.*0\.1.* got .*1\.1"),
+        (lambda rank: small(optimizer=["sgd", "adam"][rank]), "optimizer=.*sgd.* got .*adam"),
+        (lambda rank: small(drop=0.1 + 0.2 * rank), r"layer 2-Dropout=.*0\.1.*got .*0\.3"),
+        (
+            lambda rank: small(loss=["cross_entropy", "mse"][rank]),
+            "loss output=.*cross_entropy.*got",
+        ),
+        (
+            lambda rank: small(batch_size=optim.GrowingBatch(5, factor=2 + rank)),
+            "batch sizes=.*2.* got .*3",
+        ),
+    ],
+    ids=["rates", "optimizers", "layers", "losses", "batches"],
+)
+def test_models_learn_alike(make: Callable[[int], cd.NeuralNetwork], said: str) -> None:
+    """Their parameters have the same shapes: nothing else would tell them apart."""
+    models = [make(rank) for rank in range(2)]
+
+    def work(comm: Communicator) -> None:
+        models[comm.rank].fit(samples(20), parallel=FAMILIES["data"](comm), verbose=0)
+
+    with pytest.raises(CommError, match=said):
+        run_virtual_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: parallel.DataParallel(algorithm=["ring", "torus"][c.rank], communicator=c),
+        lambda c: parallel.DataParallel(
+            compression=compress.TopK(0.1 + 0.1 * c.rank), communicator=c
+        ),
+        lambda c: parallel.ParameterServer(1 + c.rank, communicator=c),
+        lambda c: parallel.ParameterServer(
+            mode=["synchronous", "asynchronous"][c.rank], communicator=c
+        ),
+        lambda c: [parallel.DataParallel, parallel.PipelineParallel][c.rank](communicator=c),
+        lambda c: parallel.PipelineParallel(data=1 + c.rank, communicator=c),
+        lambda c: parallel.Hybrid({"data": 1 + c.rank, "model": 2 - c.rank}, communicator=c),
+    ],
+    ids=["algorithms", "compressors", "servers", "modes", "strategies", "pipelines", "meshes"],
+)
+def test_strategies_are_made_alike(make: Callable[[Communicator], Strategy]) -> None:
+    with pytest.raises(CommError, match=r"parallel\.\w+: expected the same on all ranks"):
+        run_virtual_ranks(2, make)
