@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native.compression.bits import pack_bits, unpack_bits
 from caldera.kernels.native.compression.largest import (
     largest_in_blocks,
     take_largest_in_blocks,
@@ -19,11 +18,9 @@ __all__ = [
     "largest_in_blocks",
     "merge_sorted",
     "not_zero",
-    "pack_bits",
     "put_only",
     "round_by_chance",
     "take_largest_in_blocks",
     "take_out",
     "to_levels",
-    "unpack_bits",
 ]

@@ -18,13 +18,11 @@ from caldera.kernels.native.compression import (
     largest_in_blocks,
     merge_sorted,
     not_zero,
-    pack_bits,
     put_only,
     round_by_chance,
     take_largest_in_blocks,
     take_out,
     to_levels,
-    unpack_bits,
 )
 from caldera.kernels.native.compression.draws import Draws
 from caldera.kernels.native.compression.rice import HEADER, Span, pack, unpack
@@ -88,24 +86,9 @@ def test_the_largest_of_every_block_of_several_vectors(threads: int) -> None:
     np.testing.assert_array_equal(values, whole)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 11, 20, 31, 32])
-def test_bits_are_packed_without_a_gap(width: int) -> None:
-    rng = np.random.default_rng(width)
-    for count in (0, 1, 31, 32, 33, 1000, 70_000):
-        words = rng.integers(0, 1 << width, size=count).astype(np.uint32)
-        bits = (words[:, None] >> np.arange(width, dtype=np.uint32)) & 1
-        expected = np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
-        kinds = [words.view(np.int32)] + [words.astype(np.uint8)] * (width <= 8)
-        for integers in kinds:
-            packed = pack_bits(integers, width)
-            np.testing.assert_array_equal(packed, expected)
-            again = unpack_bits(packed, count, width, integers.dtype.name)
-            np.testing.assert_array_equal(again, integers)
-
-
-def test_too_few_bytes_are_refused() -> None:
-    with pytest.raises(cd.DataError, match="expected 4 bytes, got 3"):
-        unpack_bits(np.zeros(3, np.uint8), 8, 4)
+def _packed(codes: np.ndarray, width: int) -> np.ndarray:
+    bits = (codes[:, None] >> np.arange(width, dtype=np.uint8)) & 1
+    return np.packbits(bits.reshape(-1), bitorder="little")
 
 
 @pytest.mark.parametrize("levels", [1, 7, 127])
@@ -127,7 +110,7 @@ def test_levels_are_drawn_by_the_definition_of_random_numbers(levels: int, threa
         unit = np.repeat(scales / np.float32(levels), bucket)[:size]
         rounded = (codes.astype(np.float32) - levels) * unit
         for width in {1: (2, 4, 8), 7: (4, 8), 127: (8,)}[levels]:
-            packed = pack_bits(codes, width)
+            packed = _packed(codes, width)
             message = np.empty(scales.nbytes + packed.size, np.uint8)
             form = {"levels": levels, "width": width, "bucket": bucket}
             with cd.settings.override(threads=threads):
