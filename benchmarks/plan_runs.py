@@ -42,7 +42,7 @@ from caldera.strategy import Strategy
 
 BATCH, EVERY = 256, 4
 SHARED = "shared memory"
-STEPS = {SHARED: 16, "1gbit": 6, "100mbit": 3}
+STEPS = {SHARED: 16, "1gbit": 6, "100mbit": 2}
 """Steps of a run, several times as many for local SGD; one more before, which makes plans."""
 RANKS = (2, 4, 8)
 

@@ -206,13 +206,16 @@ def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:
-    """Bytes of a rank: its part of the parameters, and the micro-batches that are on their way."""
+    """Bytes of a rank: its part of layers that are split, all of the others, and the micro-batches
+    that are on their way."""
     workload = setting.workload
     part = stage.trained / (workload.trained or 1.0)
     whole = stage.parameters + part * (workload.optimizer + workload.room)
+    able = sum(layer.trained for layer in stage.layers if layer.units >= mix.model)
+    split = able / (stage.trained or 1.0) * (1 - 1 / mix.model)
     flying = mix.micro if mix.schedule == FILL_DRAIN else min(mix.micro, mix.pipeline - index)
     outputs = workload.outputs or 1.0
-    return whole / mix.model + flying * samples * workload.activations * stage.output / outputs
+    return whole * (1 - split) + flying * samples * workload.activations * stage.output / outputs
 
 
 def dense_layers_split(setting: Setting) -> Prediction:
