@@ -21,7 +21,7 @@ from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.memory.trace import Span, recorded
 from caldera.train.callbacks import Callback
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 
 

@@ -39,7 +39,7 @@ LONGER = 2.0
 """How many times as long as the exchange computing takes."""
 STEPS, UNTIMED = 6, 2
 """Steps of a turn that count, and those before them, in which kernels are chosen."""
-TURNS = {"1gbit": 3, "100mbit": 2}
+TURNS = {"1gbit": 3, "100mbit": 1}
 BUCKET_BYTES = 1 << 20
 
 
@@ -123,14 +123,17 @@ def step_times(network: str, batch: int, steps: int, strategy: Strategy) -> list
 
 def batch_for(case: Case) -> int:
     """A batch that takes the ranks so many times as long as the links take."""
-    trial = 32 * case.ranks
     _, layers = layers_of(case.network)
-    model = cd.NeuralNetwork(layers)
-    nbytes = sum(each.node.spec.nbytes for each in model.parameters())
+    parameters = cd.NeuralNetwork(layers).parameters()
+    nbytes = sum(each.node.spec.nbytes for each in parameters)
     wire = 2 * (case.ranks - 1) / case.ranks * nbytes * 8 / BITS[case.rate]
-    step = statistics.median(step_times(case.network, trial, STEPS, OwnGradients()))
-    rows = round(trial * LONGER * wire / step / (8 * case.ranks)) * 8
-    return int(world().bcast_object(case.ranks * max(8, rows)))
+    rows = 32
+    for _ in range(2):
+        # Large batches take less time for a sample.
+        times = step_times(case.network, rows * case.ranks, STEPS, OwnGradients())
+        wanted = rows * LONGER * wire / statistics.median(times)
+        rows = int(world().bcast_object(max(8, round(wanted / 8) * 8)))
+    return rows * case.ranks
 
 
 def measured(case: Case, batch: int) -> list[float]:
@@ -147,6 +150,7 @@ def measured(case: Case, batch: int) -> list[float]:
 
 def worker(case: Case, cores: int, batch: int) -> None:
     """What a rank runs."""
+    cd.settings.update(accelerator="cpu")
     take_cores(world().rank, case.ranks, cores)
     batch = batch or batch_for(case)
     times = measured(case, batch)
@@ -163,10 +167,10 @@ def row(case: Case, name: str, batch: int, rounds: Sequence[Sequence[float]]) ->
     return f"| {what} | {times} | {hidden:.1%} |"
 
 
-def main(case: Case, cores: int, rounds: int, peer: bool) -> None:
+def main(case: Case, cores: int, batch: int, rounds: int, peer: bool) -> None:
     """Print the row of a case, and of torch."""
     with Links(case.ranks, case.rate) as links:
-        batch, found = 0, []
+        found = []
         for _ in range(rounds):
             words = [*asdict(case).values(), "--cores", cores, "--batch", batch]
             batch, times = json.loads(links.run([__file__, "--worker", *map(str, words)]))
@@ -194,7 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action="store_true", help="torch as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=0, help="of all ranks; found without")
     given = parser.parse_args()
     if given.case:
         network, rate, ranks, way = given.case
@@ -205,4 +209,4 @@ if __name__ == "__main__":
         worker(chosen[0], given.cores, given.batch)
     else:
         for case in chosen:
-            main(case, given.cores, given.rounds, given.peer)
+            main(case, given.cores, given.batch, given.rounds, given.peer)

@@ -22,7 +22,7 @@ from caldera import nn
 from caldera.data import ArrayData
 from caldera.train.fit import make_steps
 from caldera.train.history import History
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.progress import Progress
 
 STEP_S = 1e-3

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from caldera.train.load import load_model as load
     from caldera.train.low_precision import RoundWeights
     from caldera.train.lr_find import LearningRates
-    from caldera.train.model import Model, NeuralNetwork
+    from caldera.train.model import Model
+    from caldera.train.neural_network import NeuralNetwork
     from caldera.train.run import Run
     from caldera.train.runfolder import RunFolder
     from caldera.train.tensorboard import TensorBoard
@@ -79,7 +80,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "KeepBest": ("caldera.train.callbacks", "KeepBest"),
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
     "Model": ("caldera.train.model", "Model"),
-    "NeuralNetwork": ("caldera.train.model", "NeuralNetwork"),
+    "NeuralNetwork": ("caldera.train.neural_network", "NeuralNetwork"),
     "RoundWeights": ("caldera.train.low_precision", "RoundWeights"),
     "Run": ("caldera.train.run", "Run"),
     "RunFolder": ("caldera.train.runfolder", "RunFolder"),

@@ -16,7 +16,7 @@ from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 _RATE_ARGUMENTS = ("initial", "peak", "then")
 """What schedules call the learning rate they are made with."""

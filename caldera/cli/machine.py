@@ -45,7 +45,6 @@ PACKAGES = (
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
-    Package("optuna", ("optuna",), "hyper-parameter search", "pip install optuna"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", MPI),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",

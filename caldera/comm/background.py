@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from caldera.comm.request import Request
 
@@ -16,9 +17,50 @@ IDLE_S = 5.0
 """A thread that had nothing to do for so long ends; the next work starts another."""
 
 
+class Patience:
+    """Lets what runs in the background sleep while others compute, but not while somebody waits
+    for it: who waits has nothing to compute.
+
+    >>> patience = Patience()
+    >>> patience.sleep(1e-3)
+    >>> with patience.tried():
+    ...     patience.sleep(1e3)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._waiting = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody waits."""
+        return self._waiting > 0
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until that time has passed or somebody begins to wait."""
+        if not self._waiting:
+            self._bell.acquire(timeout=seconds)
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """While somebody waits."""
+        with self._lock:
+            self._waiting += 1
+            if self._bell.locked():
+                self._bell.release()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+
 class _Work(Request):
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], object], patience: Patience) -> None:
         self._call = call
+        self._patience = patience
         self._ended = threading.Event()
         self._error: BaseException | None = None
 
@@ -33,7 +75,9 @@ class _Work(Request):
             self._ended.set()
 
     def wait(self) -> None:
-        self._ended.wait()
+        if not self._ended.is_set():
+            with self._patience.tried():
+                self._ended.wait()
         if self._error is not None:
             raise self._error
 
@@ -56,6 +100,7 @@ class BackgroundThread:
     """
 
     def __init__(self, name: str) -> None:
+        self.patience = Patience()
         self._name = name
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[_Work] = queue.SimpleQueue()
@@ -63,7 +108,7 @@ class BackgroundThread:
 
     def start(self, call: Callable[[], object]) -> Request:
         """Run `call` after everything that was started before it."""
-        work = _Work(call)
+        work = _Work(call, self.patience)
         with self._lock:
             self._waiting.put(work)
             if not self._running:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, usual
 from caldera.comm.algorithms.parts import SEGMENT_BYTES
-from caldera.comm.background import BackgroundThread
+from caldera.comm.background import BackgroundThread, Patience
 from caldera.comm.checks import (
     check_alike,
     check_buffer,
@@ -78,6 +78,7 @@ class Communicator(ABC):
         self.collectives = 0
         self.operation = ""
         self._algorithm = "auto"
+        self.patience: Patience | None = None
         self._thread: BackgroundThread | None = None
 
     def __repr__(self) -> str:
@@ -137,6 +138,26 @@ class Communicator(ABC):
             leaving = self.Isend(send, dest, tag)
             arriving.wait()
             leaving.wait()
+
+    def exchange_messages(
+        self, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
+    ) -> dict[int, np.ndarray]:
+        """Send bytes to some ranks, and take a message from each of others, all at once.
+
+        `longest` says from whom, and how many bytes there are at most: how many there are, only
+        the sender needs to know.
+
+        >>> import numpy as np
+        >>> from caldera.comm import run_virtual_ranks
+        >>> def work(comm):
+        ...     other = 1 - comm.rank
+        ...     message = np.arange(2 + comm.rank, dtype=np.uint8)
+        ...     return comm.exchange_messages({other: message}, {other: 100})[other].tolist()
+        >>> run_virtual_ranks(2, work)
+        [[0, 1, 2], [0, 1]]
+        """
+        with self.traffic.operation("exchange_messages"):
+            return algorithms.exchange_messages(self, leaving, longest)
 
     # --- collectives
 
@@ -321,7 +342,13 @@ class Communicator(ABC):
             self._thread = BackgroundThread(f"communication of rank {self.rank}")
         twin = self._twin()
         twin.algorithm = self.algorithm
+        twin.patience = self._thread.patience
         return self._thread.start(lambda: work(twin))
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """While the caller has nothing to compute: what is under way in the background does not
+        spare the cores then."""
+        return nullcontext() if self._thread is None else self._thread.patience.tried()
 
     @property
     def algorithm(self) -> str:
@@ -344,8 +371,11 @@ class Communicator(ABC):
         """Begin to send."""
 
     @abstractmethod
-    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
-        """Begin to receive a message of exactly the buffer's bytes."""
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        """Begin to receive a message of exactly the buffer's bytes; if it may be `shorter`, the
+        request says how many came."""
 
     @abstractmethod
     def _split(self, color: int | None, key: int) -> Communicator | None:

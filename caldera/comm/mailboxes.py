@@ -42,11 +42,12 @@ class _Receive(Request):
     """A message that somebody is waiting for."""
 
     def __init__(
-        self, owner: Mailboxes, rank: int, buffer: np.ndarray, source: int, tag: int
+        self, owner: Mailboxes, rank: int, buffer: np.ndarray, source: int, tag: int, shorter: bool
     ) -> None:
         self.buffer = buffer
         self.wanted = source
         self.tag = tag
+        self.shorter = shorter
         self.done = False
         self.error: CommError | None = None
         self._owner = owner
@@ -58,9 +59,10 @@ class _Receive(Request):
 
     def take(self, source: int, payload: np.ndarray) -> None:
         """Put a message into the buffer; a wrong length is the receiver's error."""
-        self.source = source
-        if payload.nbytes == self.buffer.nbytes:
-            _bytes_of(self.buffer)[:] = payload
+        self.source, self.received = source, payload.nbytes
+        room = self.buffer.nbytes
+        if payload.nbytes == room or (self.shorter and payload.nbytes < room):
+            _bytes_of(self.buffer)[: payload.nbytes] = payload
         else:
             self.error = CommError.build(
                 f"rank {self._rank} receiving from rank {source} with tag {self.tag}",
@@ -112,10 +114,12 @@ class Mailboxes:
             self._unread[dest].append((source, tag, payload.copy()))
         return Done()
 
-    def receive(self, rank: int, buffer: np.ndarray, source: int, tag: int) -> Request:
+    def receive(
+        self, rank: int, buffer: np.ndarray, source: int, tag: int, shorter: bool
+    ) -> Request:
         """A message from the box, or a place in the queue of those who wait."""
         self.check()
-        request = _Receive(self, rank, buffer, source, tag)
+        request = _Receive(self, rank, buffer, source, tag, shorter)
         with self._doors[rank]:
             for index, (sender, its_tag, payload) in enumerate(self._unread[rank]):
                 if request.matches(sender, its_tag):

@@ -89,8 +89,10 @@ class NcclCommunicator(Communicator):
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
         return self.host._start_send(buffer, dest, tag)
 
-    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
-        return self.host._start_receive(buffer, source, tag)
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        return self.host._start_receive(buffer, source, tag, shorter)
 
     def _barrier(self) -> None:
         self.host._barrier()

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 class Request(ABC):
     """What a nonblocking call returns. Its buffers belong to it until it is done.
 
-    `source` is the rank that a received message came from, once it is there.
+    `source` is the rank that a received message came from, once it is there, and `received` its
+    bytes.
 
     >>> import numpy as np
     >>> from caldera.comm import SingleProcess
@@ -22,6 +23,7 @@ class Request(ABC):
     """
 
     source: int = -1
+    received: int = 0
 
     @abstractmethod
     def wait(self) -> None:

@@ -32,8 +32,10 @@ class SingleProcess(Communicator):
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
         return self._boxes.send(0, dest, tag, buffer)
 
-    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
-        return self._boxes.receive(0, buffer, source, tag)
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        return self._boxes.receive(0, buffer, source, tag, shorter)
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         return None if color is None else SingleProcess()

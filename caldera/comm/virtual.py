@@ -81,8 +81,10 @@ class VirtualRank(Communicator):
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
         return self._group.boxes.send(self.rank, dest, tag, buffer)
 
-    def _start_receive(self, buffer: np.ndarray, source: int, tag: int) -> Request:
-        return self._group.boxes.receive(self.rank, buffer, source, tag)
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        return self._group.boxes.receive(self.rank, buffer, source, tag, shorter)
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1

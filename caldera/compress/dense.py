@@ -75,14 +75,13 @@ def sum_encoded(
         EMPTY if other == rank else code.encode(part, chance.of(rank, _SUMMANDS, edges[other]))
         for other, part in enumerate(parts)
     ]
-    known = [0 if other == rank else code.size(mine.size) for other in range(size)]
-    arriving = alltoall_messages(communicator, leaving, known)
+    arriving = alltoall_messages(communicator, leaving, code.longest(mine.size, vector.dtype))
     total = np.zeros_like(mine)
     for other, message in enumerate(arriving):
         total += mine if other == rank else code.decode(message, mine.size, vector.dtype)
     sums = code_of_sums.encode(total, chance.of(rank, _SUMS))
-    known = [code_of_sums.size(part.size) for part in parts]
-    gathered = allgather_messages(communicator, sums, known)
+    longest = [code_of_sums.longest(part.size, vector.dtype) for part in parts]
+    gathered = allgather_messages(communicator, sums, longest)
     result = np.concatenate([
         code_of_sums.decode(message, part.size, vector.dtype)
         for message, part in zip(gathered, parts, strict=True)

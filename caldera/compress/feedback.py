@@ -8,6 +8,7 @@ some ranks to another number of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, str], np.ndarray] = {}
+        self._joined: dict[tuple[str, ...], np.ndarray] = {}
 
     def take(self, kind: str, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """The array of a parameter, to be changed in place; made if there is none yet."""
@@ -45,6 +47,18 @@ class Kept:
                 got=f"{gradient.size}", hint="names of parameters must be unique",
             )  # fmt: skip
         return found
+
+    def together(self, kind: str, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+        """As `like` for several parameters, whose numbers lie one after the other in one vector."""
+        found = [self.like(kind, name, gradient) for name, gradient in gradients.items()]
+        key = (kind, *gradients)
+        whole = self._joined.get(key)
+        if whole is None or any(each.base is not whole for each in found):
+            whole = self._joined[key] = np.concatenate(found)
+            edges = accumulate((each.size for each in found), initial=0)
+            for name, (begin, end) in zip(gradients, pairwise(edges), strict=True):
+                self.put(kind, name, whole[begin:end])
+        return whole
 
     def put(self, kind: str, name: str, array: np.ndarray) -> None:
         """Keep another array."""

@@ -1,4 +1,4 @@
-"""Messages whose length only their sender knows: the lengths travel first."""
+"""Messages whose length only their sender knows, but for a bound: they need not be announced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from caldera.comm import Communicator
 from caldera.kernels.native.compression.draws import ALIGNED
 
 EMPTY = np.empty(0, np.uint8)
-Sizes = Sequence[int | None]
+AT_ONCE = 1 << 20
+"""Bytes up to which everybody sends to everybody at once. More would meet in front of one link."""
 
 
 def bounds(length: int, parts: int) -> list[int]:
@@ -25,63 +26,31 @@ def bounds(length: int, parts: int) -> list[int]:
 
 
 def alltoall_messages(
-    communicator: Communicator, leaving: Sequence[np.ndarray], known: Sizes
+    communicator: Communicator, leaving: Sequence[np.ndarray], longest: int
 ) -> list[np.ndarray]:
-    """Message r goes to rank r; those that came, by rank. `known` are the sizes of these, if a
-    rule gives them (then for all ranks)."""
-    lengths = _complete(known)
-    if lengths is None:
-        everyone = np.empty((communicator.size, communicator.size), np.int64)
-        communicator.Allgather(np.array([each.size for each in leaving], np.int64), everyone)
-        lengths = everyone[:, communicator.rank]
-    received = np.empty(int(lengths.sum()), np.uint8)
-    sent = [message.size for message in leaving]
-    communicator.Alltoall(np.concatenate(leaving), received, sent, lengths.tolist())
-    return _cut(received, lengths)
+    """Message r goes to rank r; those that came, by rank, none of more bytes than `longest`. What
+    a rank has for itself is left out: nothing is in its place."""
+    others = [rank for rank in range(communicator.size) if rank != communicator.rank]
+    arrived = communicator.exchange_messages(
+        {rank: leaving[rank] for rank in others}, dict.fromkeys(others, longest)
+    )
+    return [arrived.get(rank, EMPTY) for rank in range(communicator.size)]
 
 
 def allgather_messages(
-    communicator: Communicator, message: np.ndarray, known: Sizes
+    communicator: Communicator, message: np.ndarray, longest: Sequence[int]
 ) -> list[np.ndarray]:
-    """The messages of all ranks, on every rank."""
-    lengths = _complete(known)
-    if lengths is None:
-        lengths = np.empty(communicator.size, np.int64)
-        communicator.Allgather(np.array([message.size], np.int64), lengths)
+    """The messages of all ranks, on every rank; that of rank r has at most `longest[r]` bytes."""
+    if sum(longest) <= AT_ONCE:
+        others = [rank for rank in range(communicator.size) if rank != communicator.rank]
+        arrived = communicator.exchange_messages(
+            dict.fromkeys(others, message), {rank: longest[rank] for rank in others}
+        )
+        return [arrived.get(rank, message) for rank in range(communicator.size)]
+    # What goes around the ring has to be announced.
+    lengths = np.empty(communicator.size, np.int64)
+    communicator.Allgather(np.array([message.size], np.int64), lengths)
     received = np.empty(int(lengths.sum()), np.uint8)
     communicator.Allgather(message, received, lengths.tolist())
-    return _cut(received, lengths)
-
-
-def swap_messages(communicator: Communicator, message: np.ndarray, other: int) -> np.ndarray:
-    """Give a message to another rank, and take its own."""
-    length = np.empty(1, np.int64)
-    communicator.Sendrecv(np.array([message.size], np.int64), other, length, other)
-    received = np.empty(int(length[0]), np.uint8)
-    communicator.Sendrecv(message, other, received, other)
-    return received
-
-
-def send_message(communicator: Communicator, message: np.ndarray, other: int) -> None:
-    """A message for `receive_message`."""
-    communicator.Send(np.array([message.size], np.int64), other)
-    communicator.Send(message, other)
-
-
-def receive_message(communicator: Communicator, other: int) -> np.ndarray:
-    """The next message of another rank."""
-    length = np.empty(1, np.int64)
-    communicator.Recv(length, other)
-    message = np.empty(int(length[0]), np.uint8)
-    communicator.Recv(message, other)
-    return message
-
-
-def _complete(known: Sizes) -> np.ndarray | None:
-    sizes = [size for size in known if size is not None]
-    return np.array(sizes, np.int64) if len(sizes) == len(known) else None
-
-
-def _cut(received: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     edges = [0, *np.cumsum(lengths).tolist()]
     return [received[begin:end] for begin, end in pairwise(edges)]

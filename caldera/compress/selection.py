@@ -11,11 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.kernels.native.compression import (
-    largest_in_blocks,
-    take_largest_in_blocks,
-    take_out,
-)
+from caldera.kernels.native.compression import largest_in_blocks
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SAMPLE = 4096
@@ -24,15 +20,9 @@ _TOO_MANY = 1.5
 """If a sampled threshold selects so many times what was wanted, the largest of them are taken."""
 
 
-def take_in_blocks(
-    waiting: np.ndarray, added: np.ndarray, count: int, block: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Add to what waits, and take the `count` largest of every `block` out: places and values."""
-    if waiting.dtype == np.float32:
-        return take_largest_in_blocks(waiting, added.astype(np.float32, copy=False), count, block)
-    waiting += added
-    places = largest_in_blocks(waiting.astype(np.float32), count, block)
-    return places, take_out(waiting, places)
+def in_blocks(vectors: Sequence[np.ndarray], count: int, block: int) -> list[np.ndarray]:
+    """For each vector, the places of the `count` largest of every `block` elements."""
+    return [largest_in_blocks(vector.astype(np.float32), count, block) for vector in vectors]
 
 
 def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import Unpack
 
@@ -15,10 +16,10 @@ from caldera.compress import selection
 from caldera.compress._base import Compressor, Options, compressors
 from caldera.compress.codes import Code, Levels, Plain
 from caldera.compress.draws import Chance
-from caldera.compress.joined import Joined
-from caldera.compress.sparse import ALGORITHMS, Coding, Link, sum_sparse
+from caldera.compress.sparse import ALGORITHMS, Coding, Link, SparseVector, sum_sparse
+from caldera.compress.written import write_sum
 from caldera.errors import ConfigError
-from caldera.kernels.native.compression import take_out
+from caldera.kernels.native.compression import take_largest_in_blocks, take_out
 
 
 @compressors.register("topk")
@@ -76,56 +77,61 @@ class TopK(Compressor):
     def _exchange(
         self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
     ) -> None:
-        residuals = [self._kept.like("residual", n, g) for n, g in gradients.items()]
-        added = [self._velocity(name, gradient) for name, gradient in gradients.items()]
-        taken = self.take(residuals, added, chance)
+        waiting = self._kept.together("residual", gradients)
+        added = [gradient.reshape(-1) for gradient in gradients.values()]
         if self.momentum:
-            for velocity, (places, _) in zip(added, taken, strict=True):
-                velocity[places] = 0
-        waiting = Joined(residuals)
-        vector = waiting.sparse(taken)
+            velocity = self._kept.together("velocity", gradients)
+            velocity *= velocity.dtype.type(self.momentum)
+            parts = np.split(velocity, np.cumsum([each.size for each in added])[:-1])
+            for part, gradient in zip(parts, added, strict=True):
+                part += gradient
+            vector = self.take(waiting, parts, chance)
+            velocity[vector.places] = 0
+        else:
+            vector = self.take(waiting, added, chance)
         if not np.isfinite(vector.values).all():
             self._forget_what_is_no_number(gradients)
         code: Code = self.quantiser or Plain(vector.values.dtype)
-        coding = Coding(code, chance, communicator.rank, waiting.add)
+        coding = Coding(code, chance, communicator.rank, waiting)
         total = sum_sparse(
-            vector, communicator, coding, self._expected(residuals), self.algorithm, self.link
+            vector, communicator, coding, self._expected(added), self.algorithm, self.link
         )
         if isinstance(total, np.ndarray):
             total = self._scaled(total, communicator.size)
         else:
             total = replace(total, values=self._scaled(total.values, communicator.size))
-        Joined([gradient.reshape(-1) for gradient in gradients.values()]).write(total)
-
-    def _velocity(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        """What is added to the residual: the gradient, or with momentum what it has become."""
-        if not self.momentum:
-            return gradient.reshape(-1)
-        velocity = self._kept.like("velocity", name, gradient)
-        velocity *= velocity.dtype.type(self.momentum)
-        velocity += gradient.reshape(-1)
-        return velocity
+        write_sum(total, list(gradients.values()))
 
     def take(
-        self, residuals: Sequence[np.ndarray], added: Sequence[np.ndarray], chance: Chance
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Places and values of what is sent now, for each parameter, where what has been `added` is
-        due as well; residuals keep the rest."""
-        pairs = list(zip(residuals, added, strict=True))
+        self, waiting: np.ndarray, added: Sequence[np.ndarray], chance: Chance
+    ) -> SparseVector:
+        """What is sent now, where what has been `added` of each parameter is due as well; of what
+        waits, the rest is left."""
+        if self.block is not None and waiting.dtype == np.float32:
+            new = [each.astype(np.float32, copy=False) for each in added]
+            found = take_largest_in_blocks(waiting, new, int(self.k), self.block)
+            return SparseVector(waiting.size, *found)
+        edges = list(accumulate((each.size for each in added), initial=0))
+        residuals = [waiting[begin:end] for begin, end in pairwise(edges)]
+        for residual, each in zip(residuals, added, strict=True):
+            residual += each
+        chosen = self._largest(residuals, chance)
+        shifted = [places + np.int32(edge) for places, edge in zip(chosen, edges, strict=False)]
+        places = np.concatenate(shifted)
+        return SparseVector(waiting.size, places, take_out(waiting, places))
+
+    def _largest(self, residuals: Sequence[np.ndarray], chance: Chance) -> list[np.ndarray]:
+        """The places of what is sent, in each residual."""
         if self.block is not None:
-            k = int(self.k)
-            return [selection.take_in_blocks(r, new, k, self.block) for r, new in pairs]
-        for residual, new in pairs:
-            residual += new
-        groups = [residuals] if self.scope == "global" else [[each] for each in residuals]
+            return selection.in_blocks(residuals, int(self.k), self.block)
         chosen: list[np.ndarray] = []
-        for group in groups:
+        for group in [residuals] if self.scope == "global" else [[each] for each in residuals]:
             count = self._count(sum(each.size for each in group))
             if self.sampled:
                 chosen += selection.sampled(group, count, chance.step)
             else:
                 chosen += selection.exact(group, count)
-        return [(p, take_out(r, p)) for p, r in zip(chosen, residuals, strict=True)]
+        return chosen
 
     def _count(self, size: int) -> int:
         """How many of so many elements are sent."""

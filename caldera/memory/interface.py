@@ -255,6 +255,8 @@ class Device(ABC):
     - `touched`: another object after each `touch`.
     - `trace`: where `span` records what runs, if anybody asked for it.
     - `stream`: where kernels run unless told otherwise; `copy_stream`: where prefetches run.
+    - `turn`: held by a thread between whose launches no other thread's may come. The host has none:
+      there threads compute at the same time.
 
     Offsets and sizes are in bytes. A block is handed out only when no launched work can still
     touch its bytes.
@@ -276,6 +278,9 @@ class Device(ABC):
         self.counters = TransferCounters()
         self.touched = object()
         self.trace: Trace | None = None
+        self.turn: AbstractContextManager[Any] = (
+            nullcontext() if self.is_host else threading.RLock()
+        )
         self.stream = self.new_stream()
         self.copy_stream = self.stream if self.is_host else self.new_stream()
 

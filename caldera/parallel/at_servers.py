@@ -24,7 +24,8 @@ class ServerStep:
     """What an optimizer does with the gradients of one shard.
 
     The server has copies of its parameters, since workers still compute with older ones. What the
-    optimizer keeps for them it keeps where it always does, on the server's rank alone.
+    optimizer keeps for them it keeps where it always does, on the server's rank alone. It works on
+    a thread of its own, and takes turns on the device with the worker of its rank.
     """
 
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard], own: Shard) -> None:
@@ -37,10 +38,10 @@ class ServerStep:
                 elsewhere |= {each.node, *(kept.node for kept in optimizer.kept_for(each))}
         roots = [each.node for each in assignments if each.node.inputs[0] not in elsewhere]
         held = {whole.node: copy.node for whole, copy in self._held.items()}
+        device = own.parameters[0].tensor.device
+        self._turn = device.turn
         self._plan = compile(
-            [Expr(node) for node in substitute(roots, held)],
-            device=own.parameters[0].tensor.device,
-            remember=False,
+            [Expr(node) for node in substitute(roots, held)], device=device, remember=False
         )
         known = {_WEIGHT, *(each.name for each in own.parameters)}
         if not known.issuperset(self._plan.inputs):
@@ -57,12 +58,14 @@ class ServerStep:
 
     def current(self) -> np.ndarray:
         """The parameters, as a message."""
-        return self._own.packed(self._held)
+        with self._turn:
+            return self._own.packed(self._held)
 
     def update(self, gradient: np.ndarray, weight: float) -> None:
         """Take a step."""
         feeds: dict[str, Any] = {**self._own.parts(gradient), _WEIGHT: np.float64(weight)}
-        self._plan.run({name: feeds[name] for name in self._plan.inputs})
+        with self._turn:
+            self._plan.run({name: feeds[name] for name in self._plan.inputs})
 
 
 def written(optimizer: Optimizer, shards: Sequence[Shard]) -> list[Expr]:

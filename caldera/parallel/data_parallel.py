@@ -22,6 +22,7 @@ from caldera.parallel.buckets import buckets, in_backward_order
 from caldera.parallel.compression import Compression, by_rank, in_words, of_all_ranks
 from caldera.parallel.counts import check_counts
 from caldera.parallel.factors import by_factors, has_factors
+from caldera.parallel.rows import has_rows, in_rows
 from caldera.parallel.virtual_shards import joined, shards_of
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
@@ -131,15 +132,29 @@ class DataParallel(Strategy):
             factored = [index for index in order if self._has_factors(found[index])]
             exchanged |= {index: self._by_factors(found[index]) for index in factored}
             whole = [index for index in order if index not in factored]
+            last = whole.pop() if whole and self._is_cut(found[whole[-1]]) else None
             for bucket in buckets(found, whole, self.bucket_bytes):
-                message = Message(
-                    "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
-                    names=tuple(parameters[index].name for index in bucket),
-                )  # fmt: skip
-                sums = summed([found[index].node for index in bucket], message)
-                exchanged |= {i: Expr(node) for i, node in zip(bucket, sums, strict=True)}
+                names = tuple(parameters[index].name for index in bucket)
+                sums = self._summed([found[index] for index in bucket], names)
+                exchanged |= dict(zip(bucket, sums, strict=True))
+            if last is not None:
+                pieces = [self._summed([piece])[0] for piece in in_rows(found[last])]
+                exchanged[last] = op.concat(pieces)
         # What is ready first is updated first, while the rest is still on its way.
         return [parameters[index] for index in order], [exchanged[index] for index in order]
+
+    def _summed(self, values: Sequence[Expr], names: tuple[str, ...] = ()) -> list[Expr]:
+        message = Message(
+            "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
+            names=names,
+        )  # fmt: skip
+        return [Expr(node) for node in summed([value.node for value in values], message)]
+
+    def _is_cut(self, last: Expr) -> bool:
+        """Whether the last gradient is sent bit by bit while the rest of it is computed: nothing
+        else is left to hide it behind."""
+        plain = self.overlap and self.compression is None and self.shards is None
+        return plain and last.node.spec.nbytes >= self.bucket_bytes and has_rows(last)
 
     def _has_factors(self, gradient: Expr) -> bool:
         share = self._share

@@ -8,6 +8,7 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, Request
+from caldera.comm.algorithms.messages import start_receive, start_send, wait_all
 from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, next_number, summed
 from caldera.lazy import Expr, Variable
@@ -18,7 +19,6 @@ from caldera.parallel.mixing import PATTERNS
 from caldera.parallel.sums import mean_over_ranks
 
 _TURN = "turn of gossip"
-_TAG = 17
 
 
 class Gossip(Averaged):
@@ -145,10 +145,10 @@ class _Mixer:
         others = [rank for rank in np.flatnonzero(row).tolist() if rank != communicator.rank]
         mine = np.concatenate([each.reshape(-1) for each in values.values()])
         theirs = {rank: np.empty_like(mine) for rank in others}
-        requests = [communicator.Irecv(theirs[rank], rank, _TAG) for rank in others]
-        requests += [communicator.Isend(mine, rank, _TAG) for rank in others]
-        for request in requests:
-            request.wait()
+        # In segments: of two long messages at once each would wait for the other.
+        requests = [r for rank in others for r in start_receive(communicator, theirs[rank], rank)]
+        requests += [r for rank in others for r in start_send(communicator, mine, rank)]
+        wait_all(requests)
         # In the order of the ranks: those who take the mean of the same models get the same bits.
         everyone = {communicator.rank: mine} | theirs
         total = sum(mine.dtype.type(row[rank]) * everyone[rank] for rank in sorted(everyone))

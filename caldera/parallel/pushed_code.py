@@ -11,7 +11,6 @@ from caldera.compress import Compressor, TopK
 from caldera.compress.codes import Code, Plain
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.draws import Chance
-from caldera.compress.joined import Joined
 from caldera.compress.places import unpack_places
 from caldera.compress.sparse import Coding, SparseVector
 from caldera.errors import ConfigError
@@ -115,12 +114,10 @@ class Largest(PushedCode):
         self, shard: Shard, gradient: np.ndarray, residual: np.ndarray | None, chance: Chance
     ) -> np.ndarray:
         assert residual is not None
-        waiting = [part.reshape(-1) for part in shard.parts(residual).values()]
         added = [part.reshape(-1) for part in shard.parts(gradient).values()]
-        kept = Joined(waiting)
-        vector = kept.sparse(self._compressor.take(waiting, added, chance))
-        coding = Coding(self._code(vector.values.dtype), chance, self._rank, kept.add)
-        (message,), _ = coding.encode([vector], [0], stage=0, owner=self._rank)
+        vector = self._compressor.take(residual, added, chance)
+        coding = Coding(self._code(vector.values.dtype), chance, self._rank, residual)
+        (message,) = coding.encode(vector, [(0, vector.length)], stage=0, owner=self._rank)
         return message
 
     def decoded(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:

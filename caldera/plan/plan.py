@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
@@ -92,6 +92,7 @@ class Plan:
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = self._schedule(reuse=True)
+        self._turn = _turn_of(device, self.schedule)
         self.can_capture = not any(_not_capturable(self.schedule))
         """Whether all of its kernels can be captured."""
         self._updated = [symbol for symbol, _ in optimised.updates]
@@ -254,7 +255,7 @@ class Plan:
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
-        with self._lock:
+        with self._lock, self._turn:
             if self._has_run and self._choose_well is not None and not self.is_captured:
                 self._settle()
             self._has_run = True
@@ -292,7 +293,7 @@ class Plan:
                 got=f"{kernel.name!r}, which waits for the device",
                 hint="run the plan without capturing it",
             )  # fmt: skip
-        with self._lock:
+        with self._lock, self.device.turn:
             if self._choose_well is not None and not self._is_joined():
                 self._settle()
             self._block = self._block_to_keep()
@@ -329,6 +330,7 @@ class Plan:
         self._block = None
         self._bound = [_Bound() for _ in self._bound]
         self.schedule = self._schedule(reuse=True)
+        self._turn = _turn_of(self.device, self.schedule)
 
     def _is_joined(self) -> bool:
         """Whether all calls become one launch, for which no kernels need to be chosen."""
@@ -476,6 +478,13 @@ def _not_capturable(schedule: Schedule) -> Iterator[Kernel]:
             yield step.kernel
         if isinstance(step.kernel, LoopKernel):
             yield from _not_capturable(step.kernel.schedule)
+
+
+def _turn_of(device: Device, schedule: Schedule) -> AbstractContextManager[Any]:
+    """What a run holds while it launches. One that waits for other ranks holds nothing: they may be
+    threads that need it."""
+    waits = any(True for _ in _not_capturable(schedule))
+    return nullcontext() if waits else device.turn
 
 
 def _symbol_of(node: Node) -> Symbol | None:

@@ -13,6 +13,10 @@ class Wire:
     """What connects ranks: seconds that a message takes however short it is, bytes a second, and
     the bytes a second that a rank can add up as they come.
 
+    `behind` is the latency of messages behind a rank that computes: their thread sleeps while it
+    waits, and so sees later what has come. `meeting` is the bytes a second of a link on which
+    messages of several ranks meet, where that is less than its bandwidth.
+
     >>> Wire(latency=1e-4, bandwidth=12.5e6).seconds(125)
     0.00011
     """
@@ -20,6 +24,8 @@ class Wire:
     latency: float
     bandwidth: float
     adding: float = math.inf
+    behind: float = 0.0
+    meeting: float = math.inf
 
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and self.bandwidth > 0 and self.adding > 0):
@@ -36,14 +42,25 @@ class Wire:
         """The time of messages whose numbers are added to others as they come."""
         return messages * self.latency + nbytes / min(self.bandwidth, self.adding)
 
+    def met(self) -> Wire:
+        """The same where messages of several ranks meet."""
+        return replace(self, bandwidth=min(self.bandwidth, self.meeting))
+
     def shared(self, ways: float) -> Wire:
         """What is left to each when several use it at once."""
-        return self if ways <= 1 else replace(self, bandwidth=self.bandwidth / ways)
+        if ways <= 1:
+            return self
+        return replace(self, bandwidth=self.bandwidth / ways, meeting=self.meeting / ways)
 
-    def crowded(self, slowdown: float) -> Wire:
-        """The same between ranks whose cores have so many times as much to do."""
-        latency, adding = self.latency * slowdown, self.adding / slowdown
-        return replace(self, latency=latency, adding=adding)
+    def crowded(self, slowdown: float, turn: float) -> Wire:
+        """The same between ranks whose cores have so many times as much to do, and of which each
+        waits so long until another that shares its core lets it have it."""
+        latency = self.latency + turn * (slowdown - 1)
+        return replace(self, latency=latency, adding=self.adding / slowdown)
+
+    def in_background(self) -> Wire:
+        """The same for messages that nobody waits for at once."""
+        return replace(self, latency=max(self.latency, self.behind))
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,8 @@ class Cluster:
     - `wire`: between machines, shared by all ranks of a machine; `inside`: within one.
     - `at_full_speed`: how many ranks of a machine compute as fast as one that has it to itself;
       more of them share its cores. Messages within a machine are carried by these cores as well.
+    - `turn`: seconds that a message waits until its rank is given a core, for each other rank that
+      has to do with the same one.
     - `memory`: the bytes that a rank may use; None for any number.
 
     >>> Cluster(16, Wire(1e-6, 1e9), per_node=4).nodes
@@ -65,6 +84,7 @@ class Cluster:
     per_node: int = 1
     at_full_speed: float = math.inf
     memory: float | None = None
+    turn: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.per_node < 1 or not self.at_full_speed > 0:
@@ -97,6 +117,11 @@ class Cluster:
         by itself, within a machine it takes a core."""
         return ranks * stride > self.per_node or not self.is_full
 
+    def in_background(self) -> Cluster:
+        """The same for messages behind the computing."""
+        inside = self.inside and self.inside.in_background()
+        return replace(self, wire=self.wire.in_background(), inside=inside)
+
     def of_size(self, ranks: int) -> Cluster:
         """The same with another number of ranks."""
         return replace(self, ranks=ranks)
@@ -108,7 +133,8 @@ class Cluster:
         them do.
         """
         if ranks * stride <= self.per_node:
-            return (self.inside or self.wire).crowded(self.slowdown).shared(self.slowdown)
+            wire = (self.inside or self.wire).crowded(self.slowdown, self.turn)
+            return wire.shared(self.slowdown)
         groups = min(stride, self.per_node)
         members = 1 if neighbours else max(1, self.per_node // stride)
-        return self.wire.crowded(self.slowdown).shared(groups * members)
+        return self.wire.crowded(self.slowdown, self.turn).shared(groups * members)

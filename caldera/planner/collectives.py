@@ -79,16 +79,18 @@ def allreduce(name: str, nbytes: float, ranks: int, cluster: Cluster, stride: in
         return Cost()
     near = cluster.between(ranks, stride)
     far = cluster.between(ranks, stride, neighbours=False)
+    # Around a ring a link carries one message at a time.
+    met = far.met() if ranks > 2 else far
     if name == "hierarchical":
         return _hierarchical(nbytes, ranks, cluster, stride)
     if name == "torus":
         return _torus(nbytes, ranks, near, far)
     if name in ("doubling", "halving"):
-        return _doubling(nbytes, ranks, far) if name == "doubling" else _halving(nbytes, ranks, far)
+        return _doubling(nbytes, ranks, met) if name == "doubling" else _halving(nbytes, ranks, met)
     if name == "master":
         sent = (ranks - 1) * nbytes
-        return Cost(far.summed(sent, ranks - 1) + far.seconds(sent, ranks - 1), sent)
-    scatter = reduce_scatter(nbytes, ranks, far if name == "direct" else near)
+        return Cost(met.summed(sent, ranks - 1) + met.seconds(sent, ranks - 1), sent)
+    scatter = reduce_scatter(nbytes, ranks, met if name == "direct" else near)
     return scatter + allgather(nbytes, ranks, near)
 
 

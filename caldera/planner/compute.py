@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import as_data
+from caldera.comm import SingleProcess
+from caldera.data import Pipeline, as_data
 from caldera.errors import ConfigError
+from caldera.parallel.data_parallel import DataParallel
 from caldera.plan.plan import Plan
 from caldera.planner.workload import Workload
+from caldera.strategy import WISHES, Alone, Strategy
 from caldera.train.fit import make_steps
+from caldera.train.run import loader_for
 from caldera.train.snapshot import Snapshot
-from caldera.train.step import Steps
+from caldera.train.step import NO_WISHES, Steps
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -35,7 +39,9 @@ class Compute:
     """Seconds of a step of one rank alone, at some numbers of samples.
 
     `forward` is the forward pass's part of it. Between the points that are known it is a line,
-    beyond them it goes on as at the end.
+    beyond them it goes on as at the end. `handing_over` is what a step takes more, whatever the
+    samples, if its gradients are exchanged: a rank alone may change parameters where it finds
+    gradients, others write them down, pack them and read them again.
 
     >>> Compute(((1, 0.5), (3, 1.0))).seconds(2), Compute(((1, 0.5), (3, 1.0))).seconds(5)
     (0.75, 1.5)
@@ -43,6 +49,7 @@ class Compute:
 
     points: tuple[tuple[float, float], ...]
     forward: float = FORWARD
+    handing_over: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
@@ -78,7 +85,7 @@ class Compute:
     def faster(self, factor: float) -> Compute:
         """That of a machine so many times as fast."""
         points = tuple((size, seconds / factor) for size, seconds in self.points)
-        return dataclasses.replace(self, points=points)
+        return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
 
 
 def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -97,27 +104,39 @@ def measured(
     Larger batches are tried until the budget is spent. The model stays as it was.
     """
     data = _made_up(model, batch)
-    given = model.optimizer
-    trial = dataclasses.replace(
-        make_steps(model, as_data(data)), optimizer=type(given)(**given.arguments())
-    )
+    trial = _trial(model, data, Alone())
     before = Snapshot.of(model)
     began = time.perf_counter()
     points: list[tuple[float, float]] = []
     arenas: list[tuple[int, int]] = []
     try:
         for size in sizes_up_to(batch):
-            plan = trial.training(size)
-            arenas.append((size, plan.arena_bytes))
-            points.append((float(size), _seconds(trial, plan, data, size)))
+            arenas.append((size, trial.training(size).arena_bytes))
+            points.append((float(size), _fitting(trial, data, size)))
             if time.perf_counter() - began > budget_s and len(points) > 1:
                 break
         size = int(points[-1][0])
         forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
+        # With one sample hardly anything else takes long.
+        many = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
+        alone, handing = (_seconds(each, each.training(1), data, 1) for each in (trial, many))
     finally:
         before.put_back(model)
-    found = Compute(tuple(points), min(max(forward, 0.1), 0.6))
+    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing - alone, 0.0))
     return found, _with_arenas(workload, arenas)
+
+
+class _AsIfMany(DataParallel):
+    """One rank that exchanges gradients with nobody."""
+
+    several = True
+
+
+def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> Steps:
+    """Plans with an optimizer of their own."""
+    given = model.optimizer
+    made = make_steps(model, as_data(data), strategy)
+    return dataclasses.replace(made, optimizer=type(given)(**given.arguments()))
 
 
 def sizes_up_to(batch: int) -> list[int]:
@@ -147,9 +166,27 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
     return (*inputs, np.zeros(shape, dtype))
 
 
+def _fitting(steps: Steps, data: Sequence[np.ndarray], size: int) -> float:
+    """The median time of a step as `fit` takes it, of which the batch is a part."""
+    count = (_RUNS + 2) * size
+    # As many samples as it takes, all of them the first.
+    views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]
+    loader = loader_for(steps.strategy, Pipeline.of(as_data(tuple(views))), size, shuffle=True)
+    ends: list[float] = []
+    for batch in steps.source.epoch(loader):
+        steps.train(batch)
+        steps.model.device.stream.synchronize()
+        ends.append(time.perf_counter())
+        if len(ends) > _LEAST_RUNS and ends[-1] - ends[0] > 1:
+            break
+    # The first one makes ready.
+    return median(later - before for before, later in pairwise(ends))
+
+
 def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a plan; the first run makes ready."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
+    feeds[WISHES] = NO_WISHES
     feeds = {name: feeds[name] for name in plan.inputs}
     plan.run(feeds)
     if not plan.device.is_host and plan.can_capture:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 
 from caldera.planner.collectives import Cost, allreduce
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
@@ -27,6 +28,7 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
             cost = partial(served, servers=servers, mode=mode)
             yield Way(SERVER, name, ("ParameterServer", given), exact, cost)
+    yield Way(SERVER, "Hogwild", ("Hogwild", {}), False, _hogwild)
     local = ("LocalSGD", {"every": every})
     yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
     elastic = ("ElasticAveraging", {"every": every})
@@ -47,14 +49,21 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
     """
     ranks, workload = setting.ranks, setting.workload
     reason = too_many(setting, ranks)
+    sizes = [prod(shape) * workload.value for shape in workload.shapes]
+    if not reason and servers > len(sizes):
+        reason = f"{servers} servers would share {len(sizes)} parameters, which stay whole"
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    wire = setting.cluster.between(ranks, neighbours=False)
+    # Gradients are packed and added up, parameters packed and unpacked.
+    computing = setting.seconds(samples) + 4 * setting.handing_over()
+    wire = setting.cluster.in_background().between(ranks, neighbours=False)
+    wire = wire.met() if ranks > 2 else wire
+    shares = _shares(sizes, servers)
+    kept = max(shares)
     # A rank's gradients in as many parts as there are servers, a server's from all others.
-    own = wire.seconds(workload.trained, servers)
-    carried = (ranks - 1) * workload.trained / servers
+    own = wire.seconds(workload.trained - (min(shares) if servers == ranks else 0), servers)
+    carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
     if mode == "synchronous":
         exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
@@ -63,11 +72,38 @@ def served(setting: Setting, servers: int, mode: str) -> Prediction:
         exchange = 2 * own
         seconds = max(computing + exchange, at_server)
     # What a server keeps of its own gradients it does not send.
-    sent = max(workload.trained, carried + workload.trained * (servers - 1) / servers)
+    sent = carried + workload.trained - kept
     return Prediction(
         setting.batch, seconds, computing, exchange, seconds - computing, sent=sent,
-        memory=workload.memory(samples),
+        memory=workload.memory(samples) + 2 * kept,
     )  # fmt: skip
+
+
+def _shares(sizes: Sequence[float], servers: int) -> list[float]:
+    """Bytes of each server: whole parameters are dealt out, the largest first.
+
+    >>> _shares([6.0, 5.0, 2.0], 2)
+    [6.0, 7.0]
+    """
+    loads = [0.0] * servers
+    for nbytes in sorted(sizes, reverse=True):
+        loads[loads.index(min(loads))] += nbytes
+    return loads
+
+
+def _hogwild(setting: Setting) -> Prediction:
+    """All ranks of a machine change one copy of the parameters: nothing is sent."""
+    ranks, workload = setting.ranks, setting.workload
+    reason = too_many(setting, ranks)
+    if not reason and ranks > setting.cluster.per_node:
+        reason = f"{ranks} ranks are not on one machine"
+    if reason:
+        return refuse(setting, reason)
+    samples = share(setting, ranks)
+    computing = setting.seconds(samples)
+    shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
+    memory = workload.memory(samples) - shared
+    return Prediction(setting.batch, computing, computing, memory=memory)
 
 
 def _local(setting: Setting) -> Prediction:
@@ -85,8 +121,10 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
     reason = too_many(setting, ranks)
     if reason:
         return refuse(setting, reason)
-    whole = allreduce("auto", nbytes, ranks, setting.cluster)
-    return _after_each_step(setting, whole.times(1 / setting.every), more_memory)
+    whole = allreduce("auto", nbytes, ranks, setting.cluster.in_background())
+    # What is sent is weighed before, and the sum after.
+    cost = whole + Cost(2 * setting.handing_over())
+    return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
 
 
 def _gossip(setting: Setting, partners: int) -> Prediction:
@@ -94,10 +132,13 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
     nbytes = setting.workload.parameters
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
+    wire = wire.met() if partners == 2 else wire
     reason = too_many(setting, setting.ranks)
     if reason:
         return refuse(setting, reason)
-    cost = Cost(wire.seconds(partners * nbytes, partners), partners * nbytes)
+    # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
+    mixing = (partners + 3) * setting.handing_over()
+    cost = Cost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 
 

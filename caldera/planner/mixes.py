@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from caldera.parallel.data_parallel import BUCKET_BYTES
@@ -93,36 +94,46 @@ def _maker(mix: Mix) -> tuple[str, dict[str, Any]]:
 def mixed(setting: Setting, mix: Mix) -> Prediction:
     """What a step costs with so many ranks along each axis."""
     samples = share(setting, mix.data)
-    micro = math.ceil(samples / mix.micro)
-    reason = too_many(setting, mix.data)
-    if not reason and mix.micro > samples:
-        reason = f"{mix.micro} micro-batches of {samples} samples"
+    micro = samples / mix.micro
     widest = setting.workload.widest
-    if not reason and mix.model > widest:
-        reason = f"no layer has more than {widest} units to split"
     stages = _cut(setting.workload, mix.pipeline)
-    if not reason and stages is None:
+    reason = too_many(setting, mix.data)
+    if stages is None:
         reason = f"the model has fewer than {mix.pipeline} blocks"
+    elif mix.model > widest:
+        reason = f"no layer has more than {widest} units to split"
+    elif not reason and mix.micro > samples:
+        reason = f"{mix.micro} micro-batches would share {samples} samples"
     if reason or stages is None:
         return refuse(setting, reason)
-    whole = setting.seconds(micro)
+    whole = setting.seconds(math.ceil(micro))
     times = [whole * stage.split(mix.model) for stage in stages]
     split = [_split_cost(stage.layers, micro, mix, setting) for stage in stages]
     handed = [_handed_on(stage, micro, mix, setting) for stage in stages[:-1]]
-    slot = max(t + s.seconds for t, s in zip(times, split, strict=True))
-    slot += max((each.seconds for each in handed), default=0.0)
-    slots = mix.micro + mix.pipeline - 1
+    # Gradients of micro-batches are added up: half of what it takes to hand them over.
+    adding = setting.handing_over() / (2 * mix.model) if mix.micro > 1 else 0.0
+    parts = [stage.trained / (setting.workload.trained or 1.0) for stage in stages]
+    busy = [
+        own + cost.seconds + adding * part
+        for own, cost, part in zip(times, split, parts, strict=True)
+    ]
+    # A stage sends outputs there and gradients back.
+    moved = [there + back for there, back in pairwise([Cost(), *handed, Cost()])]
+    # They travel while it computes the next; where that takes longer, it waits.
+    slot = max([*busy, *(each.seconds for each in moved)])
+    first = sum(busy) + sum(each.seconds for each in moved)
     reduced = [_reduced(s, t, mix, setting) for s, t in zip(stages, times, strict=True)]
     # Stages finish one after the other; what the slowest still has to send is waited for.
     after = max(left for left, _ in reduced)
     now = status(mix.data, setting, mix.pipeline * mix.model)
-    seconds = slots * slot + after + now.seconds
+    after += setting.handing_over() * max(parts) / mix.model
+    seconds = first + (mix.micro - 1) * slot + after + now.seconds
     exchanges = [
-        (own + onward).times(mix.micro) + gradients + now
-        for own, onward, (_, gradients) in zip(split, [*handed, Cost()], reduced, strict=False)
+        (own + other).times(mix.micro) + gradients + now
+        for own, other, (_, gradients) in zip(split, moved, reduced, strict=True)
     ]
     computing = mix.micro * max(times)
-    idle = (mix.pipeline - 1) * slot
+    idle = sum(busy) - max(busy)
     return Prediction(
         setting.batch, seconds, computing, max(each.seconds for each in exchanges),
         exposed=max(0.0, seconds - computing - idle), idle=idle,
@@ -139,8 +150,9 @@ def _cut(workload: Workload, count: int) -> list[Stage] | None:
 def _split_cost(layers: Sequence[LayerCost], samples: float, mix: Mix, setting: Setting) -> Cost:
     """Split layers in pairs: the first by its outputs, the second by its inputs.
 
-    Between the two nothing is sent. After the second its outputs are summed, and on the way back
-    what the first gives to the layer before it. One without a partner gathers its outputs.
+    Between the two nothing is sent. The outputs of the second are summed, and on the way back their
+    gradients. A layer that is too small to be split takes the part of the second if it gives less
+    than it takes. One without a partner gathers its outputs, and scatters their gradients.
     """
     if mix.model == 1:
         return Cost()
@@ -148,43 +160,49 @@ def _split_cost(layers: Sequence[LayerCost], samples: float, mix: Mix, setting: 
     found = Cost()
     first: LayerCost | None = None
     for layer in layers:
-        if layer.units < mix.model:
-            continue
-        if first is None:
+        if first is not None and (layer.units >= mix.model or layer.narrows):
+            nbytes = layer.output * samples
+            found += allreduce("auto", nbytes, mix.model, setting.cluster).times(2)
+            first = None
+        elif first is None and layer.units >= mix.model:
             first = layer
-            continue
-        for nbytes in (layer.output, first.given):
-            found += allreduce("auto", nbytes * samples, mix.model, setting.cluster)
-        first = None
     if first is not None:
-        found += allgather(first.output * samples, mix.model, wire)
-        found += allreduce("auto", first.given * samples, mix.model, setting.cluster)
+        nbytes = first.output * samples
+        found += allgather(nbytes, mix.model, wire) + reduce_scatter(nbytes, mix.model, wire)
     return found
 
 
 def _handed_on(stage: Stage, samples: float, mix: Mix, setting: Setting) -> Cost:
-    """A micro-batch to the next stage, and its gradient back."""
+    """A micro-batch to the next stage; its gradient comes back the same way."""
     wire = setting.cluster.between(2, mix.model)
     nbytes = stage.handed_on * samples
-    return Cost(wire.seconds(2 * nbytes, 2), nbytes)
+    return Cost(wire.seconds(nbytes), nbytes)
 
 
 def _reduced(stage: Stage, seconds: float, mix: Mix, setting: Setting) -> tuple[float, Cost]:
-    """Gradients over the data axis: the time that is left after the last backward pass, and all."""
-    if mix.data == 1:
-        return 0.0, Cost()
+    """Gradients over the data axis, and over the model axis those of layers that are not split: the
+    time that is left after the last backward pass, and all."""
     stride = mix.pipeline * mix.model
+    cluster = setting.cluster.in_background()
+    whole = sum(layer.trained for layer in stage.layers if layer.units < mix.model)
+    found = Cost()
+    if mix.model > 1:
+        found = allreduce("auto", whole, mix.data * mix.model, cluster, mix.pipeline)
+    if mix.data == 1:
+        return found.seconds, found
 
     def cost(nbytes: float) -> Cost:
-        return allreduce("auto", nbytes / mix.model, mix.data, setting.cluster, stride)
+        return allreduce("auto", nbytes / mix.model, mix.data, cluster, stride)
 
+    split = [e if e.units >= mix.model else replace(e, trained=0.0) for e in stage.layers[::-1]]
     backward = seconds * (1 - setting.compute.forward)
     share_of_all = stage.weight or 1.0
-    work = pieces(stage.layers[::-1], backward / share_of_all, BUCKET_BYTES * mix.model)
+    work = pieces(split, backward / share_of_all, BUCKET_BYTES * mix.model)
     exchange = total(work, cost)
     if not setting.cluster.hides(mix.data, stride):
-        return exchange.seconds, exchange
-    return sent_behind(work, cost) - sum(piece.seconds for piece in work), exchange
+        return found.seconds + exchange.seconds, found + exchange
+    left = sent_behind(work, cost) - sum(piece.seconds for piece in work)
+    return found.seconds + left, found + exchange
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: Mix, setting: Setting) -> float:
@@ -215,11 +233,12 @@ def dense_layers_split(setting: Setting) -> Prediction:
     if reason:
         return refuse(setting, reason)
     samples, wire = share(setting, ranks), cluster.between(ranks)
-    computing = setting.seconds(samples)
-    backward = (1 - setting.compute.forward) * computing
+    computing = setting.seconds(samples) + setting.handing_over()
+    backward = computing - setting.compute.forward * setting.seconds(samples)
+    hidden = cluster.in_background()
 
     def cost(nbytes: float) -> Cost:
-        return allreduce("auto", nbytes, ranks, cluster)
+        return allreduce("auto", nbytes, ranks, hidden)
 
     # Dense layers come last: when the backward pass reaches the others, theirs are done.
     behind = pieces(others[::-1], backward, BUCKET_BYTES)

@@ -7,11 +7,11 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.amounts import seconds_text
-from caldera.planner.loose import AVERAGING, ENSEMBLE, SERVER
+from caldera.planner.loose import AVERAGING, SERVER
 from caldera.planner.mixes import HYBRID, PIPELINE, TENSOR
 from caldera.planner.ranking import Ranking
 from caldera.planner.spread import COMPRESSED, DATA, SHARDED
-from caldera.planner.wording import speed_up
+from caldera.planner.wording import speed_up, times_text
 from caldera.train.axis import Axis, axis_of
 from caldera.train.chart import write_chart
 from caldera.train.panel import COLOURS, Line, Panel
@@ -25,9 +25,9 @@ _KINDS = {
     COMPRESSED: (0, True),
     SERVER: (1, True),
     AVERAGING: (2, True),
-    ENSEMBLE: (3, True),
 }
-"""The colour of each family; those that need not equal one process are dashed."""
+"""The colour of each family; those that need not equal one process are dashed. An ensemble makes
+no model sooner, and is not shown."""
 _IDEAL = COLOURS[-1]
 
 
@@ -60,7 +60,7 @@ def panels_of(scaling: str, series: Sequence[Ranking]) -> list[Panel]:
         ),
         Panel(
             f"{scaling} scaling: times as fast as one rank", "ranks",
-            [ideal, *_lines(gains, lambda y: f"{y:.3g}x")], x_axis,
+            [ideal, *_lines(gains, times_text)], x_axis,
             axis_of([*ranks, *(y for line in gains.values() for _, y in line)], log=True),
         ),
     ]  # fmt: skip

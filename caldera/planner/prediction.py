@@ -38,6 +38,10 @@ class Setting:
         """How long a rank computes a step on so many samples."""
         return self.cluster.slowdown * self.compute.seconds(samples)
 
+    def handing_over(self) -> float:
+        """What a step takes more whose gradients are exchanged."""
+        return self.cluster.slowdown * self.compute.handing_over
+
     def alone(self) -> float:
         """How long one rank with a machine of its own takes for the whole batch."""
         return self.compute.seconds(self.batch)
@@ -47,8 +51,9 @@ class Setting:
 
         def changed(wire: Any) -> Any:
             return wire and replace(
-                wire, latency=wire.latency * latency, bandwidth=wire.bandwidth * bandwidth
-            )
+                wire, latency=wire.latency * latency, behind=wire.behind * latency,
+                bandwidth=wire.bandwidth * bandwidth,
+            )  # fmt: skip
 
         cluster = self.cluster
         cluster = replace(cluster, wire=changed(cluster.wire), inside=changed(cluster.inside))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from caldera.errors import ConfigError
 from caldera.planner import loose, mixes, spread
 from caldera.planner.prediction import Prediction, Setting, Way
+
+CLEARLY = 1.02
+"""Times that differ by less are alike."""
+_FAMILIES = (
+    "one process", spread.DATA, spread.SHARDED, mixes.TENSOR, mixes.PIPELINE, mixes.HYBRID,
+    spread.COMPRESSED, loose.AVERAGING, loose.SERVER,
+)  # fmt: skip
+"""The simplest first."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Entry:
 class Ranking:
     """All ways for one setting: those that can be used by their speed, then the others.
 
-    `best` is the fastest of those that may be chosen.
+    `best` is the fastest of those that may be chosen, or a simpler one that is hardly slower.
     """
 
     setting: Setting
@@ -68,7 +76,14 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
             got=f"none; {closest.way.name} {closest.prediction.refused}",
             hint="give more memory or ranks, or another batch size",
         )  # fmt: skip
-    return Ranking(setting, tuple(entries), allowed[0])
+    return Ranking(setting, tuple(entries), _best(allowed))
+
+
+def _best(allowed: Sequence[Entry]) -> Entry:
+    """The first, the fastest; but of families that are as fast to all appearances the simplest."""
+    limit = CLEARLY * allowed[0].prediction.seconds
+    close = [entry for entry in allowed if entry.prediction.seconds <= limit]
+    return min(close, key=lambda entry: _FAMILIES.index(entry.way.family))
 
 
 def _may_be_chosen(way: Way, exact: bool) -> bool:
@@ -82,7 +97,7 @@ def _alone() -> Way:
         memory = setting.workload.memory(setting.batch)
         return Prediction(setting.batch, seconds, seconds, memory=memory)
 
-    return Way("one process", "one process", ("", {}), True, cost)
+    return Way(_FAMILIES[0], "one process", ("", {}), True, cost)
 
 
 def what_if(ranking: Ranking) -> dict[str, float]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from caldera.parallel.data_parallel import BUCKET_BYTES
+from caldera.parallel.factors import are_smaller
 from caldera.planner.coding import Coded
 from caldera.planner.collectives import ALGORITHMS, Cost, allgather, allreduce, reduce_scatter
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
@@ -23,7 +24,6 @@ from caldera.planner.timeline import (
 )
 
 DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
-_TITLES = {"cast": "float16", "qsgd": "QSGD, 4 bits", "top16_q4": "Top16_Q4"}
 
 
 def ways(codes: Mapping[str, Coded]) -> Iterator[Way]:
@@ -32,13 +32,14 @@ def ways(codes: Mapping[str, Coded]) -> Iterator[Way]:
         cost = partial(_plain, algorithm=algorithm)
         maker: tuple[str, dict[str, Any]] = ("DataParallel", {"algorithm": algorithm})
         yield Way(DATA, f"DataParallel, {algorithm}", maker, True, cost)
+    yield Way(DATA, "DataParallel, factors", ("DataParallel", {"factors": True}), True, _by_factors)
     for stage in (1, 2, 3):
         maker = ("Sharded", {"stage": stage})
         yield Way(SHARDED, f"Sharded, stage {stage}", maker, True, partial(_sharded, stage=stage))
     for name, code in codes.items():
         maker = ("DataParallel", {"compression": code.compressor})
         cost = partial(_compressed, name=name)
-        yield Way(COMPRESSED, f"DataParallel, {_TITLES.get(name, name)}", maker, False, cost)
+        yield Way(COMPRESSED, f"DataParallel, {name}", maker, False, cost)
 
 
 def share(setting: Setting, ranks: int) -> int:
@@ -61,15 +62,20 @@ def status(ranks: int, setting: Setting, stride: int = 1) -> Cost:
     return found
 
 
+def _computing(setting: Setting, samples: int) -> tuple[float, float]:
+    """Seconds of a step whose gradients are exchanged, and of its forward pass."""
+    computing = setting.seconds(samples)
+    return computing + setting.handing_over(), setting.compute.forward * computing
+
+
 def _plain(setting: Setting, algorithm: str) -> Prediction:
-    return _exchanged(
-        setting, lambda nbytes: allreduce(algorithm, nbytes, setting.ranks, setting.cluster)
-    )
+    cluster = setting.cluster.in_background()
+    return _exchanged(setting, lambda nbytes: allreduce(algorithm, nbytes, setting.ranks, cluster))
 
 
 def _compressed(setting: Setting, name: str) -> Prediction:
     code, workload = setting.codes[name], setting.workload
-    wire = setting.cluster.between(setting.ranks, neighbours=False)
+    wire = setting.cluster.in_background().between(setting.ranks, neighbours=False)
 
     def cost(nbytes: float) -> Cost:
         return code.cost(round(nbytes / workload.value), setting.ranks, wire)
@@ -81,6 +87,38 @@ def _compressed(setting: Setting, name: str) -> Prediction:
     found = _exchanged(setting, cost, encoding)
     # What was not sent is kept for the next step.
     return replace(found, memory=found.memory + workload.trained)
+
+
+def _by_factors(setting: Setting) -> Prediction:
+    """Dense layers send what their gradients are products of, wherever that is less, and every rank
+    multiplies those of all samples."""
+    ranks, batch, value = setting.ranks, setting.batch, setting.workload.value
+    cluster = setting.cluster.in_background()
+    factored, layers = [], []
+    for layer in setting.workload.layers:
+        inputs, outputs = round(layer.given / value), round(layer.output / value)
+        if layer.is_dense and layer.trained and are_smaller(batch, inputs, outputs):
+            factored.append(layer)
+            layer = replace(layer, trained=0.0)
+        layers.append(layer)
+    if not factored:
+        return refuse(setting, "no dense layer's inputs and outputs are less than its gradient")
+    rest = replace(setting, workload=replace(setting.workload, layers=tuple(layers)))
+    found = _exchanged(rest, lambda nbytes: allreduce("auto", nbytes, ranks, cluster))
+    if found.refused:
+        return found
+    moved = sum(
+        (allgather((e.given + e.output) * batch, ranks, cluster.between(ranks)) for e in factored),
+        Cost(),
+    )
+    # One of three passes of these layers is over all samples.
+    part = sum(layer.weight for layer in factored) / 3
+    more = part * (setting.seconds(batch) - setting.seconds(share(setting, ranks)))
+    return replace(
+        found, seconds=found.seconds + moved.seconds + more, computing=found.computing + more,
+        exchange=found.exchange + moved.seconds, exposed=found.exposed + moved.seconds,
+        sent=found.sent + moved.sent, memory=setting.workload.memory(share(setting, ranks)),
+    )  # fmt: skip
 
 
 def _exchanged(
@@ -97,8 +135,7 @@ def _exchanged(
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    forward = setting.compute.forward * computing
+    computing, forward = _computing(setting, samples)
     behind = pieces(workload.layers[::-1], computing - forward, BUCKET_BYTES)
     now = status(ranks, setting)
     exchange = total(behind, cost) + total(behind, encoding) + now
@@ -121,9 +158,8 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     if reason:
         return refuse(setting, reason)
     samples = share(setting, ranks)
-    computing = setting.seconds(samples)
-    forward = setting.compute.forward * computing
-    wire = cluster.between(ranks)
+    computing, forward = _computing(setting, samples)
+    wire = cluster.in_background().between(ranks)
 
     def gather(nbytes: float) -> Cost:
         return allgather(nbytes, ranks, wire)

@@ -1,4 +1,4 @@
-"""A model cut into stages that take about as long as each other."""
+"""A model cut into stages that have about as much to do as each other."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def blocks(layers: Sequence[LayerCost]) -> list[tuple[LayerCost, ...]]:
 
 
 def cut(layers: Sequence[LayerCost], count: int) -> list[Stage] | None:
-    """The layers in so many stages whose longest is as short as can be; None if there are fewer
-    blocks than that.
+    """The layers in so many stages, the one with most operations having as few as can be; None if
+    there are fewer blocks than that.
 
     >>> from caldera.planner.workload import LayerCost
-    >>> def layer(name, weight):
-    ...     return LayerCost(name, "Dense", name, weight, 4, 4, 4, 4)
+    >>> def layer(name, part):
+    ...     return LayerCost(name, "Dense", name, part, part, 4, 4, 4, 4)
     >>> found = cut([layer("a", 0.5), layer("b", 0.25), layer("c", 0.25)], 2)
     >>> [stage.weight for stage in found]
     [0.5, 0.5]
@@ -66,7 +66,7 @@ def cut(layers: Sequence[LayerCost], count: int) -> list[Stage] | None:
     parts = blocks(layers)
     if count > len(parts):
         return None
-    weights = [sum(layer.weight for layer in part) for part in parts]
+    weights = [sum(layer.operations for layer in part) for part in parts]
     low, high = max(weights), sum(weights)
     for _ in range(40):
         middle = (low + high) / 2

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from caldera.amounts import bytes_text, percent_text, seconds_text
+from caldera.amounts import bytes_text, flops_text, percent_text, seconds_text
 from caldera.planner.loose import ENSEMBLE
-from caldera.planner.prediction import Prediction
-from caldera.planner.ranking import Entry, Ranking, what_if
+from caldera.planner.prediction import Prediction, Setting
+from caldera.planner.ranking import CLEARLY, Entry, Ranking, what_if
 from caldera.planner.units import rate_text
 
 HEAD = ("strategy", "a step", "samples/s", "speed-up", "waits", "idle", "sent", "memory")
-_CLEARLY = 1.02
-"""A better machine that makes a step no faster than this does not bound it."""
 
 
 def rows(ranking: Ranking) -> list[tuple[str, ...]]:
@@ -36,6 +34,15 @@ def speed_up(ranking: Ranking, found: Prediction) -> float:
     return ranking.setting.alone() / found.seconds if found.seconds else float("inf")
 
 
+def times_text(times: float) -> str:
+    """How many times as fast.
+
+    >>> times_text(0.6543), times_text(12.34), times_text(1060.4)
+    ('0.654x', '12.3x', '1,060x')
+    """
+    return f"{times:,.0f}x" if times >= 100 else f"{times:.3g}x"
+
+
 def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
     """The cells of one way to train."""
     found = entry.prediction
@@ -43,7 +50,7 @@ def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
         entry.way.name + ("" if entry.way.exact else " *"),
         seconds_text(found.seconds),
         f"{found.rate:,.0f}",
-        f"{speed_up(ranking, found):.3g}x",
+        times_text(speed_up(ranking, found)),
         percent_text(found.exposed / found.seconds) if found.exposed > 0 else "-",
         percent_text(found.idle / found.seconds) if found.idle else "-",
         bytes_text(found.sent),
@@ -60,6 +67,27 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 # --- sentences
 
 
+def given(setting: Setting) -> str:
+    """What was planned for: the model, a rank, and what is between ranks."""
+    workload, cluster, points = setting.workload, setting.cluster, setting.compute.points
+    samples, seconds = points[-1]
+    wire = cluster.wire
+    text = (
+        f"Given: {bytes_text(workload.parameters)} of parameters, {flops_text(workload.flops)} a "
+        f"sample forward; a rank alone takes {seconds_text(seconds)} for {_samples(samples)}. "
+        f"Between machines {rate_text(wire.bandwidth)} and {seconds_text(wire.latency)} a message"
+    )
+    if cluster.per_node > 1:
+        text += f"; {cluster.per_node} ranks on each"
+    if cluster.memory is not None:
+        text += f"; {bytes_text(cluster.memory)} of memory a rank"
+    return text + "."
+
+
+def _samples(count: float) -> str:
+    return "1 sample" if count == 1 else f"{count:,g} samples"
+
+
 def explained(series: Sequence[Ranking], scaling: str) -> str:
     """What is proposed, what bounds it, and what was not taken."""
     ranking = series[-1]
@@ -73,7 +101,7 @@ def _proposed(ranking: Ranking) -> str:
     faster = speed_up(ranking, found)
     return (
         f"Proposed: {ranking.best.way.name}. A step on {setting.batch:,} samples takes "
-        f"{seconds_text(found.seconds)}, {faster:.3g} times as fast as one rank "
+        f"{seconds_text(found.seconds)}, {times_text(faster)[:-1]} times as fast as one rank "
         f"({percent_text(faster / setting.ranks)} of {setting.ranks} ranks); each sends "
         f"{bytes_text(found.sent)} and needs {bytes_text(found.memory)} of memory."
     )
@@ -89,7 +117,7 @@ def _bound(ranking: Ranking) -> str:
         "bandwidth": f"by the bandwidth of the links, {rate_text(wire.bandwidth)}",
         "latency": f"by the latency of messages, {seconds_text(wire.latency)}",
     }
-    if gains[kind] < _CLEARLY:
+    if gains[kind] < CLEARLY:
         return ""
     text = (
         f"It is bound {words[kind]}: a rank computes for {seconds_text(found.computing)}, the "
@@ -116,7 +144,7 @@ def _fewer(series: Sequence[Ranking], scaling: str) -> str:
     if scaling != "strong":
         return ""
     best = min(series, key=lambda each: each.best.prediction.seconds)
-    if best is series[-1] or best.best.prediction.seconds > last.seconds / _CLEARLY:
+    if best is series[-1] or best.best.prediction.seconds > last.seconds / CLEARLY:
         return ""
     return (
         f"With this batch {_ranks(best.setting.ranks)} faster than "
@@ -136,7 +164,7 @@ def _inexact(ranking: Ranking) -> str:
         entry
         for family, entry in ranking.families(loose).items()
         if family != ENSEMBLE
-        and entry.prediction.seconds < ranking.best.prediction.seconds / _CLEARLY
+        and entry.prediction.seconds < ranking.best.prediction.seconds / CLEARLY
     ]
     if not faster:
         return ""
@@ -151,12 +179,13 @@ def _inexact(ranking: Ranking) -> str:
 
 
 def _rejected(ranking: Ranking) -> list[str]:
-    """A line for each family that memory limits, or that cannot be used at all."""
+    """A line for each family that memory limits, and one for each reason why others cannot be used
+    at all."""
     usable = {entry.way.family for entry in ranking.usable()}
     families: dict[str, list[Entry]] = {}
     for entry in ranking.refused():
         families.setdefault(entry.way.family, []).append(entry)
-    lines = []
+    lines, reasons = [], dict[str, list[str]]()
     for family, entries in families.items():
         # The others cannot be computed at all, and have no time.
         large = [entry for entry in entries if math.isfinite(entry.prediction.seconds)]
@@ -168,5 +197,5 @@ def _rejected(ranking: Ranking) -> list[str]:
                 f"{least.prediction.refused}."
             )
         elif family not in usable:
-            lines.append(f"Rejected: {family}, for {entries[0].prediction.refused}.")
-    return lines
+            reasons.setdefault(entries[0].prediction.refused, []).append(family)
+    return lines + [f"Rejected: {', '.join(each)}, for {why}." for why, each in reasons.items()]

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
+from caldera.parallel.splits import LEAST
 from caldera.train.summary import Row
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ class LayerCost:
     """One layer, for one sample.
 
     - `block`: the part of the model it belongs to; a pipeline is cut between those.
-    - `weight`: its part of the time of a step; those of all layers add up to 1.
+    - `weight`: its part of the time of a step; those of all layers add up to 1. `operations` is
+      its part of those of the forward pass, by which `PipelineParallel` cuts a model.
     - `parameters`, `trained`: bytes; `output`, `given`: bytes of what it makes and of its input.
     - `units`: over how many ranks it can be split at the most; 1 if it cannot.
     - `synchronised`: channels whose statistics are summed over ranks, for batch normalisation.
@@ -37,6 +40,7 @@ class LayerCost:
     kind: str
     block: str
     weight: float
+    operations: float
     parameters: float
     trained: float
     output: float
@@ -49,6 +53,11 @@ class LayerCost:
         """Whether it has many parameters for the work it does."""
         return self.kind in _DENSE
 
+    @property
+    def narrows(self) -> bool:
+        """Whether to sum what it gives costs less than to gather what it takes."""
+        return self.kind in _SPLIT and 2 * self.output <= self.given
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -58,6 +67,7 @@ class Workload:
     - `optimizer`: bytes that the optimizer keeps.
     - `activations`: bytes of one more sample in a step, its input included; `room`: bytes that a
       step takes for gradients and the like however few samples it has.
+    - `shapes`: of the parameters that are trained.
     - `value`: bytes of one number.
     """
 
@@ -67,6 +77,7 @@ class Workload:
     optimizer: float
     activations: float
     room: float
+    shapes: tuple[tuple[int, ...], ...] = ()
     value: int = 4
 
     @cached_property
@@ -103,6 +114,12 @@ class Workload:
                 sizes.update([vector + self.value, vector, 2 * vector])
         return sizes
 
+    def thin(self, rank: int) -> float:
+        """The part of the values that is left if matrices become products of two with so many
+        columns, wherever that is less."""
+        sizes = [(prod(shape), sum((shape[0], prod(shape[1:])))) for shape in self.shapes if shape]
+        return sum(min(size, rank * sides) for size, sides in sizes) / sum(s for s, _ in sizes)
+
     def memory(self, samples: float) -> float:
         """Bytes that one rank alone needs for batches of so many samples."""
         return self.parameters + self.optimizer + self.room + self.activations * samples
@@ -115,7 +132,7 @@ def workload_of(model: Model) -> Workload:
     >>> from caldera import nn
     >>> found = workload_of(cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3), nn.Dense(2)]))
     >>> found.parameters, found.flops, [layer.units for layer in found.layers]
-    (92.0, 41, [1, 3, 2])
+    (92.0, 41, [1, 1, 1])
     """
     found = model.summary(show=False)
     value = found.parameter_bytes / max(found.parameters, 1) or 4.0
@@ -129,6 +146,7 @@ def workload_of(model: Model) -> Workload:
         optimizer=_kept_a_parameter(model) * trained,
         activations=found.activation_bytes + inputs,
         room=trained,
+        shapes=tuple(each.shape for each in model.trainable()),
         value=round(value),
     )
 
@@ -139,15 +157,22 @@ def _kept_a_parameter(model: Model) -> int:
 
 
 def _layers(rows: Sequence[Row], value: float) -> tuple[LayerCost, ...]:
-    works = [row.flops + OPERATIONS_A_VALUE * row.nbytes / value for row in rows]
-    total = sum(works) or 1.0
+    trained = [bool(row.trainable) for row in rows]
+    # Nothing before the first layer that learns needs a gradient.
+    back = [any(trained[:index]) for index in range(len(rows))]
+    moved = [OPERATIONS_A_VALUE * row.nbytes / value for row in rows]
+    forward = [row.flops + values for row, values in zip(rows, moved, strict=True)]
+    # Forward, for the gradient of its parameters, and for that of its input.
+    passes = [1 + own + before for own, before in zip(trained, back, strict=True)]
+    works = [count * work for count, work in zip(passes, forward, strict=True)]
     given = [0, *(row.nbytes for row in rows[:-1])]
     return tuple(
         LayerCost(
             path=row.path,
             kind=row.kind,
             block=row.path.partition("/")[0],
-            weight=work / total,
+            weight=work / (sum(works) or 1.0),
+            operations=row.flops / (sum(each.flops for each in rows) or 1.0),
             parameters=row.parameters * value,
             trained=row.trainable * value,
             output=row.nbytes,
@@ -160,7 +185,7 @@ def _layers(rows: Sequence[Row], value: float) -> tuple[LayerCost, ...]:
 
 
 def _units(row: Row) -> int:
-    if row.kind not in _SPLIT or not row.parameters or not row.shape:
+    if row.kind not in _SPLIT or row.parameters < LEAST or not row.shape:
         return 1
     # Channels come first, features last.
     return row.shape[0] if row.kind.startswith("Conv") else row.shape[-1]

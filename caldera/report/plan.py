@@ -8,7 +8,7 @@ from caldera.amounts import bytes_text, flops_text, seconds_text
 from caldera.planner import Proposal, Ranking
 from caldera.planner.picture import panels_of
 from caldera.planner.units import rate_text
-from caldera.planner.wording import HEAD, row_of, rows, speed_up
+from caldera.planner.wording import HEAD, row_of, rows, speed_up, times_text
 from caldera.report.charts import chart
 from caldera.report.document import document
 from caldera.report.html import Safe, card, facts, folded, section, table, tag, tiles
@@ -46,7 +46,7 @@ def _top(proposal: Proposal, name: str) -> Iterator[Safe]:
         own = proposal.ranking(scaling)
         found = own.best.prediction
         values.append((f"{scaling} scaling, a step", seconds_text(found.seconds)))
-        values.append((f"{scaling} scaling, times one rank", f"{speed_up(own, found):.3g}"))
+        values.append((f"{scaling} scaling, times one rank", times_text(speed_up(own, found))))
     yield tiles(values)
 
 

@@ -26,7 +26,7 @@ from caldera.sklearn.scale import Scale
 from caldera.train.callbacks import EarlyStopping
 from caldera.train.history import History
 from caldera.train.load import load_model
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 DTYPES = (np.float64, np.float32)
 """As in scikit-learn itself, float32 is computed in float32 and everything else in float64."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from caldera.tensor.create import from_dlpack, tensor
-from caldera.tensor.fillers import (
-    Filler,
+from caldera.tensor.fillers import Filler
+from caldera.tensor.fills import (
     constant,
     diagonal,
     from_array,

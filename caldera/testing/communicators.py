@@ -260,6 +260,22 @@ def everybody_to_everybody(comm: Communicator) -> None:
 
 
 @_check
+def messages_of_unknown_length(comm: Communicator) -> None:
+    """Rank a sends rank b a message of a + 2 b bytes, to itself as well."""
+    everybody = range(comm.size)
+    leaving = {b: np.full(comm.rank + 2 * b, comm.rank, np.uint8) for b in everybody}
+    arrived = comm.exchange_messages(leaving, dict.fromkeys(everybody, 3 * comm.size))
+    for rank, message in arrived.items():
+        np.testing.assert_array_equal(message, np.full(rank + 2 * comm.rank, rank, np.uint8))
+    before = comm.traffic.mark()
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    found = comm.exchange_messages({right: np.ones(70_000, np.uint8)}, {left: 80_000})[left]
+    np.testing.assert_array_equal(found, np.ones(70_000, np.uint8))
+    count = comm.traffic.since(before)["exchange_messages"]
+    assert (count.messages, count.bytes_sent, count.bytes_received) == (1, 70_000, 70_000)
+
+
+@_check
 def groups(comm: Communicator) -> None:
     """Colours, the order of keys, groups of groups, and no mixing of their messages."""
     odd = comm.Split(comm.rank % 2, -comm.rank)

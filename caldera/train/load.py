@@ -18,8 +18,8 @@ from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
 from caldera.nn.outline import network
 from caldera.optim import optimizers
-from caldera.train.model import NeuralNetwork
 from caldera.train.modelfile import SETTINGS, read_content, read_tensors
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.snapshot import assign_all, model_variables
 
 _MOST_INPUTS = 64

@@ -1,9 +1,9 @@
-"""`Model`: a network that can be trained, and `NeuralNetwork`, the one made of a list of layers."""
+"""`Model`: a network that can be trained."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -13,10 +13,10 @@ import numpy as np
 from caldera import op, optim
 from caldera.data import Data, IterableData
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, compile
+from caldera.lazy import compile
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.nn.basic import Input, Sequential
+from caldera.nn.basic import Sequential
 from caldera.nn.context import Context, trace
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss, losses
@@ -366,42 +366,6 @@ class Model(Layer):
                     type(self).__name__, expected=f"samples of shape {shape}",
                     got=f"{array.shape[1:]}", hint="the first axis counts the samples",
                 )  # fmt: skip
-
-
-class NeuralNetwork(Model):
-    """A network made of a list of layers.
-
-    >>> import caldera as cd
-    >>> from caldera import nn
-    >>> model = cd.NeuralNetwork(
-    ...     [nn.Input((8, 8)), nn.Flatten(), nn.Dense(32), nn.Sigmoid(), nn.Dense(10)],
-    ...     loss="cross_entropy", optimizer="adam", batch_size=100, epochs=5, learning_rate=1e-3)
-    >>> sum(p.size for p in model.parameters())
-    2410
-    """
-
-    def __init__(self, layers: Sequence[Layer], **settings: Any) -> None:
-        super().__init__(**settings)
-        self.network = Sequential(list(layers))
-        specs = self.input_specs()
-        if specs is not None:
-            self._trace_once(specs)
-
-    def sequence(self) -> Sequential | None:
-        # A subclass may do more than its list of layers, and only its class can make it again.
-        return self.network if type(self) is NeuralNetwork else None
-
-    def children(self) -> Iterator[tuple[str, Layer]]:
-        return self.network.children()
-
-    def forward(self, *inputs: Expr) -> Any:
-        return self.network.forward(*inputs)
-
-    def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
-        first = self.network.layers[0] if self.network.layers else None
-        if not isinstance(first, Input):
-            return None
-        return ((tuple(first.shape), first.dtype or str(np.dtype(self.dtype))),)
 
 
 def _padded(array: np.ndarray, count: int) -> np.ndarray:

@@ -23,13 +23,11 @@ from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr, lift
 from caldera.memory import Device
 from caldera.memory.cards import cupy
-from caldera.tensor.dtype import BY_NAME, bool_, is_float
+from caldera.tensor.dtype import BY_NAME, bool_
 from tests.card.emulated import EmulatedCard, EmulatedDriver
-from tests.unit.kernels.test_candidates import ELSEWHERE, LAYOUTS
+from tests.unit.kernels.checking import ELSEWHERE, LAYOUTS, compare
 from tests.unit.ops.cases import ALL
 
-TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
-FLOATS = ("float32", "float64", "float16", "bfloat16")
 Arrays = tuple[np.ndarray, ...]
 Compare = Callable[[np.ndarray, np.ndarray], None]
 
@@ -116,19 +114,6 @@ def launches_of(runner: Any) -> list[Launch]:
 # --- the check
 
 
-def compare(output: np.ndarray, right: np.ndarray) -> None:
-    """Equal up to rounding; integers and truth values exactly."""
-    if not is_float(output.dtype):
-        np.testing.assert_array_equal(output, right)
-        return
-    wide = right.astype("float64")
-    tolerance = TOLERANCE[output.dtype.name]
-    scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=tolerance))
-    np.testing.assert_allclose(
-        output.astype("float64"), wide, rtol=tolerance, atol=tolerance * scale
-    )
-
-
 def same_bits(output: np.ndarray, right: np.ndarray) -> None:
     """Equal to the last bit."""
     assert output.dtype == right.dtype
@@ -209,3 +194,12 @@ def nodes_of_cases(ops: set[str], dtype: str) -> Iterator[tuple[Node, Arrays]]:
 def stand_ins(*arrays: np.ndarray) -> list[Node]:
     """Nodes with the shapes and dtypes of arrays."""
     return [parameter(i, Spec(a.shape, a.dtype)) for i, a in enumerate(arrays)]
+
+
+def check_cases(card: Device, ops: set[str], dtype: str) -> set[str]:
+    """Check the nodes of these ops in all cases, in all layouts only in float32; the ops found."""
+    found = set()
+    for node, inputs in nodes_of_cases(ops, dtype):
+        assert check(card, node, inputs, layouts=LAYOUTS if dtype == "float32" else ("dense",))
+        found.add(node.op.name)
+    return found

@@ -280,8 +280,10 @@ inline u32 tf32_near(float x) {
 }
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
-// The fragments are spread over the lanes as on the card: put together, multiplied, spread again.
-inline void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
+// The fragments are spread over the lanes as on the card: put together, multiplied, spread again. A
+// word holds MANY numbers; `product` multiplies those of two words with the same place in them.
+template <int MANY, typename Product>
+void mma_of(float* c, const u32* a, u32 b0, u32 b1, Product product) {
     emulated::Block& block = *emulated::current->block;
     unsigned g = lane_of() / 4, t = lane_of() % 4, first = emulated::current->rank & ~31u;
     u32* mine = block.fragments[emulated::current->rank];
@@ -291,30 +293,23 @@ inline void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
     emulated::meet_warp();
     for (unsigned i = 0; i < 2; i++)
         for (unsigned j = 0; j < 2; j++)
-            for (unsigned k = 0; k < 8; k++) {
-                u32 left = block.fragments[first + g * 4 + k % 4][i + k / 4 * 2];
-                u32 right = block.fragments[first + (2 * t + j) * 4 + k % 4][4 + k / 4];
-                c[2 * i + j] += bits_to_float(left) * bits_to_float(right);
+            for (unsigned k = 0; k < 8 * MANY; k++) {
+                unsigned lane = k % (4 * MANY) / MANY, word = k / (4 * MANY);
+                u32 left = block.fragments[first + g * 4 + lane][i + word * 2];
+                u32 right = block.fragments[first + (2 * t + j) * 4 + lane][4 + word];
+                c[2 * i + j] += product(left, right, k % MANY);
             }
     emulated::meet_warp();
 }
-
+inline void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
+    mma_of<1>(c, a, b0, b1, [](u32 left, u32 right, unsigned) {
+        return bits_to_float(left) * bits_to_float(right);
+    });
+}
 template <typename Wide> void mma_of_16_bits(float* c, const u32* a, u32 b0, u32 b1, Wide wide) {
-    emulated::Block& block = *emulated::current->block;
-    unsigned g = lane_of() / 4, t = lane_of() % 4, first = emulated::current->rank & ~31u;
-    u32* mine = block.fragments[emulated::current->rank];
-    for (unsigned i = 0; i < 4; i++) mine[i] = a[i];
-    mine[4] = b0;
-    mine[5] = b1;
-    emulated::meet_warp();
-    for (unsigned i = 0; i < 2; i++)
-        for (unsigned j = 0; j < 2; j++)
-            for (unsigned k = 0; k < 16; k++) {
-                u32 left = block.fragments[first + g * 4 + k % 8 / 2][i + k / 8 * 2];
-                u32 right = block.fragments[first + (2 * t + j) * 4 + k % 8 / 2][4 + k / 8];
-                c[2 * i + j] += wide((u16)(left >> k % 2 * 16)) * wide((u16)(right >> k % 2 * 16));
-            }
-    emulated::meet_warp();
+    mma_of<2>(c, a, b0, b1, [&](u32 left, u32 right, unsigned place) {
+        return wide((u16)(left >> place * 16)) * wide((u16)(right >> place * 16));
+    });
 }
 inline void mma_half(float* c, const u32* a, u32 b0, u32 b1) {
     mma_of_16_bits(c, a, b0, b1, half_bits_to_float);

@@ -10,22 +10,17 @@ import pytest
 from caldera.graph.ops import attention
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, nodes_of_cases
+from tests.card.candidates import check, check_cases
 from tests.card.variants import node_of, numbers
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import DTYPES
 
 OPS = {"scaled_dot_product_attention", "scaled_dot_product_attention_grad"}
 Shape = tuple[int, ...]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
-    found = set()
-    for node, inputs in nodes_of_cases(OPS, dtype):
-        layouts = LAYOUTS if dtype == "float32" else ("dense",)
-        assert check(card, node, inputs, layouts=layouts)
-        found.add(node.op.name)
-    assert found == OPS
+    assert check_cases(card, OPS, dtype) == OPS
 
 
 def check_attention(

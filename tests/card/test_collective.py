@@ -22,11 +22,12 @@ from caldera.kernels.table import TABLE
 from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, run_kernel, same_bits, stand_ins
+from tests.card.candidates import run_kernel, same_bits, stand_ins
 from tests.card.emulated import EmulatedCard, emulated_card
+from tests.unit.kernels.checking import DTYPES
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_without_a_communicator_it_is_a_copy(card: Device, dtype: str) -> None:
     x = np.arange(6.0).reshape(2, 3).astype(BY_NAME[dtype])
     node = all_sum(*stand_ins(x), axis="data", number=(0,))

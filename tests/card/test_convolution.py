@@ -24,9 +24,9 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, compare, run_kernel
+from tests.card.candidates import check, run_kernel
 from tests.card.test_products import numbers
-from tests.unit.kernels.test_candidates import _in_both_orders as in_both_orders
+from tests.unit.kernels.checking import DTYPES, compare, in_both_orders
 from tests.unit.ops.cases.convolution import SETTINGS, Setting, output_shape
 
 FEW_LAYOUTS = ("dense", "channels last")
@@ -48,7 +48,7 @@ def inputs_of(node: Node) -> tuple[np.ndarray, ...]:
     return numbers(*[given.shape for given in node.inputs], dtype=node.dtype.name)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_kind(card: Device, setting: Setting, dtype: str) -> None:
     for node in nodes_of(setting, dtype):
@@ -100,7 +100,7 @@ TILED = [
 
 @pytest.mark.parametrize(
     ("setting", "dtype"),
-    [(TILED[1], dtype) for dtype in FLOATS] + [(setting, "float32") for setting in TILED[2:]],
+    [(TILED[1], dtype) for dtype in DTYPES] + [(setting, "float32") for setting in TILED[2:]],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_tiles(card: Device, setting: Setting, dtype: str) -> None:
@@ -186,7 +186,7 @@ def test_division_by_multiplication() -> None:
             assert (high + int(number)) >> by.shift == number // divisor
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_text_is_cuda(dtype: str) -> None:
     if nvrtc.library() is None:
         pytest.skip("no NVRTC here")

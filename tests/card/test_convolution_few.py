@@ -17,9 +17,9 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import TOLERANCE, run_kernel
+from tests.card.candidates import run_kernel
 from tests.card.variants import numbers
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import LAYOUTS, TOLERANCE
 from tests.unit.ops.cases.convolution import Setting, output_shape
 
 EDGE = ((1, 1), (1, 1))

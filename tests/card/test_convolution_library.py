@@ -19,10 +19,11 @@ from caldera.kernels.slices import fitting
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory.cards import card_count
-from tests.card.candidates import FLOATS, LAYOUTS, check, compare, run_kernel
+from tests.card.candidates import check, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn
 from tests.card.test_convolution import ENDINGS, TILED, Ending, ended_of, inputs_of, nodes_of
+from tests.unit.kernels.checking import DTYPES, LAYOUTS, compare
 from tests.unit.ops.cases.convolution import SETTINGS, Setting
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the real libraries")
@@ -58,7 +59,7 @@ def _kernels(node: Node, name: str = "cudnn") -> list[Kernel]:
     return [each for each in TABLE.candidates(node, "cuda") if each.name.startswith(name)]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("setting", [*SETTINGS, *TILED], ids=lambda setting: setting.name)
 def test_every_kind(
     card: Device,

@@ -7,12 +7,13 @@ import pytest
 
 from caldera.graph.ops import fourier
 from caldera.memory import Device
-from tests.card.candidates import FLOATS, check, nodes_of_cases, stand_ins
+from tests.card.candidates import check, nodes_of_cases, stand_ins
+from tests.unit.kernels.checking import DTYPES
 
 OPS = {"fft", "rfft", "irfft"}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases(OPS, dtype):

@@ -16,14 +16,14 @@ from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
 CELLS = 12
-_part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
+part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
 _call = st.tuples(
-    st.lists(_part, max_size=2), st.lists(_part, min_size=1, max_size=2),
+    st.lists(part, max_size=2), st.lists(part, min_size=1, max_size=2),
     st.sampled_from([None, "a", "b"]),
 )  # fmt: skip
 
 
-def _run(memory: np.ndarray, touched: Touched, number: int) -> None:
+def run_touching(memory: np.ndarray, touched: Touched, number: int) -> None:
     """Something whose result tells in which order it ran with others that touch the same."""
     total = sum((int(array.sum()) for array in touched[0]), number)
     for array in touched[1]:
@@ -45,13 +45,13 @@ def test_groups_give_what_the_calls_give_in_their_order(calls: list[Any]) -> Non
     kinds = [kind for *_, kind in calls]
     one, touched = memory()
     for number, each in enumerate(touched):
-        _run(one, each, number)
+        run_touching(one, each, number)
     other, touched = memory()
     groups = in_groups(needed_before(touched), kinds)
     for group in groups:
         # Within a group any order has to do.
         for number in reversed(group):
-            _run(other, touched[number], number)
+            run_touching(other, touched[number], number)
     np.testing.assert_array_equal(other, one)
     assert sorted(number for group in groups for number in group) == list(range(len(calls)))
     assert all(len({kinds[number] for number in group}) == 1 for group in groups)

@@ -11,17 +11,11 @@ from caldera.graph.ops.indexing import gather, take_along_axis
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import ALL, BY_NAME
-from tests.card.candidates import (
-    FLOATS,
-    check,
-    nodes_of_cases,
-    run_kernel,
-    same_bits,
-    stand_ins,
-)
+from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
+from tests.unit.kernels.checking import DTYPES
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases({"gather", "take_along_axis"}, dtype):

@@ -11,13 +11,13 @@ from caldera.graph.ops.indexing import put_along_axis_add, scatter_add
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, nodes_of_cases, run_kernel, same_bits, stand_ins
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
+from tests.unit.kernels.checking import DTYPES, LAYOUTS
 
 BOTH = {"scanning", "sorting"}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases({"scatter_add", "put_along_axis_add"}, dtype):

@@ -25,11 +25,10 @@ from caldera.memory.loopback import LoopbackStream
 from caldera.op.functions import exp
 from caldera.plan import plan
 from caldera.plan.lanes import in_lanes
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
+from tests.card.test_grouping import CELLS, part, run_touching
 
-CELLS = 12
-_part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
-_call = st.tuples(st.lists(_part, max_size=2), st.lists(_part, min_size=1, max_size=2))
+_call = st.tuples(st.lists(part, max_size=2), st.lists(part, min_size=1, max_size=2))
 
 
 def any_order(calls: Sequence[LaneCall], seed: int) -> list[LaneCall]:
@@ -51,15 +50,6 @@ def any_order(calls: Sequence[LaneCall], seed: int) -> list[LaneCall]:
     return found
 
 
-def _run(memory: np.ndarray, touched: Touched, number: int) -> None:
-    """Something whose result tells in which order it ran with others that touch the same."""
-    total = sum((int(array.sum()) for array in touched[0]), number)
-    for array in touched[1]:
-        array *= 3
-        array += total
-    memory %= 1009
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_call, max_size=14), st.integers(1, 4), st.integers(0, 1000))
 def test_any_order_of_lanes_gives_what_the_calls_give(
@@ -72,7 +62,11 @@ def test_any_order_of_lanes_gives_what_the_calls_give(
             for reads, writes in calls
         ]
         pieces = [
-            Piece(lambda n=n, each=each: _run(cells, each, n), frozenset(before), 1e-6 * (n % 4))
+            Piece(
+                lambda n=n, each=each: run_touching(cells, each, n),
+                frozenset(before),
+                1e-6 * (n % 4),
+            )
             for n, (each, before) in enumerate(zip(touched, needed_before(touched), strict=True))
         ]
         for call in order(in_lanes(pieces, count)):

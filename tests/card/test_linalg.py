@@ -9,12 +9,13 @@ from caldera.graph.ops import linalg
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
-from tests.card.candidates import FLOATS, check, nodes_of_cases, run_kernel, stand_ins
+from tests.card.candidates import check, nodes_of_cases, run_kernel, stand_ins
+from tests.unit.kernels.checking import DTYPES
 
 OPS = {"solve", "inverse", "slogdet", "cholesky", "qr", "svd", "eigh"}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases(OPS, dtype):

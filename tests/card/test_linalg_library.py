@@ -17,9 +17,9 @@ from caldera.kernels.cuda import cufft, cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
-from tests.card.candidates import compare, nodes_of_cases, run_kernel, stand_ins
+from tests.card.candidates import nodes_of_cases, run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import LAYOUTS, compare
 
 MATRICES = {"solve", "inverse", "slogdet", "cholesky", "qr", "svd", "eigh"}
 TRANSFORMS = {"fft", "rfft", "irfft"}

@@ -27,7 +27,7 @@ from caldera.memory.device_array import DeviceArray
 from caldera.tensor.dtype import ALL, BY_NAME, bool_, is_float
 from tests.card.candidates import check, nodes_of_cases, run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import LAYOUTS
 
 ELEMENTWISE = {
     name for name, each in OPS.items() if each.kind == "elementwise" and each.decompose is None

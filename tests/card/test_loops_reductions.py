@@ -18,7 +18,7 @@ from caldera.memory import Device
 from caldera.tensor.dtype import ALL, BY_NAME, is_float
 from tests.card.candidates import check, run_kernel, stand_ins
 from tests.card.emulated import EmulatedDriver
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import LAYOUTS
 
 DTYPES = [dtype.name for dtype in ALL]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [

@@ -14,7 +14,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, nodes_of_cases, run_kernel
+from tests.card.candidates import check, check_cases, run_kernel
 from tests.card.emulated import EmulatedDriver
 from tests.card.variants import (
     channels_last,
@@ -23,7 +23,7 @@ from tests.card.variants import (
     node_of,
     numbers,
 )
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import DTYPES, LAYOUTS
 
 BATCH = {
     "batch_norm", "batch_norm_relu", "batch_norm_inference", "batch_norm_inference_relu",
@@ -37,14 +37,10 @@ EPS = 1e-3
 RESPONSE = {"alpha": 0.8, "beta": 0.75, "k": 1.5}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ops", [BATCH, OTHERS], ids=["batch", "others"])
 def test_the_cases_of_every_op(card: Device, ops: set[str], dtype: str) -> None:
-    found = set()
-    for node, inputs in nodes_of_cases(ops, dtype):
-        layouts = LAYOUTS if dtype == "float32" else ("dense",)
-        assert check(card, node, inputs, layouts=layouts)
-        found.add(node.op.name)
+    found = check_cases(card, ops, dtype)
     # Of gradients no case has statistics in float32 beside images in half precision.
     assert found == ops or dtype in ("float16", "bfloat16")
 

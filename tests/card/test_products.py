@@ -22,8 +22,9 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, compare, placed, run_kernel
+from tests.card.candidates import check, placed, run_kernel
 from tests.card.emulated import EmulatedCard
+from tests.unit.kernels.checking import DTYPES, compare
 
 Shape = tuple[int, ...]
 FEW_LAYOUTS = ("dense", "columns first", "backwards")
@@ -51,7 +52,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_small_products(card: Device, dtype: str) -> None:
     for a, b, ta, tb in SMALL:
         node = products(a, b, ta=ta, tb=tb, dtype=dtype)
@@ -67,7 +68,7 @@ LARGER = [
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [(LARGER[1], dtype) for dtype in FLOATS[1:]] + [(case, "float32") for case in LARGER],
+    [(LARGER[1], dtype) for dtype in DTYPES[1:]] + [(case, "float32") for case in LARGER],
     ids=str,
 )
 def test_tiles(card: Device, case: tuple[Shape, Shape, bool, bool], dtype: str) -> None:
@@ -98,7 +99,7 @@ def test_tiles_of_every_size(card: Device, one_tile: Tile, dtype: str) -> None:
         assert check(card, node, inputs, ["tiles"], layouts=("dense", "columns first"))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_long_sums_are_cut(card: Device, dtype: str) -> None:
     node = products((20, 2000), (2000, 24), dtype=dtype)
     (kernel,) = [each for each in TABLE.candidates(node, "cuda") if each.name == "tiles"]
@@ -165,7 +166,7 @@ def test_the_exact_gelu(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("bias", "dtype"),
-    [(None, "float32"), ((1, 41), "float32"), *[((41,), dtype) for dtype in FLOATS]],
+    [(None, "float32"), ((1, 41), "float32"), *[((41,), dtype) for dtype in DTYPES]],
     ids=str,
 )
 def test_endings_of_tiles(card: Device, bias: Shape | None, dtype: str) -> None:
@@ -192,7 +193,7 @@ def _accumulation(rows: int, columns: int, length: int, dtype: str, ta: bool = F
     return node
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "columns", "length"), [(3, 5, 4), (33, 20, 18), (20, 24, 2000)])
 def test_accumulation(
     card: Device,

@@ -22,9 +22,10 @@ from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory.cards import card_count
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, LAYOUTS, compare, run_kernel
+from tests.card.candidates import run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.test_products import LARGER, SMALL, Shape, numbers, products
+from tests.unit.kernels.checking import DTYPES, LAYOUTS, compare
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the real library")
 
@@ -57,7 +58,7 @@ def _check(card: Device, node: Node, inputs: tuple[np.ndarray, ...]) -> None:
         compare(result, right)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("a", "b", "ta", "tb"), [*SMALL, *LARGER])
 def test_products(
     card: Device,
@@ -147,7 +148,7 @@ def _ended(activation: str | None, bias: bool, dtype: str, batch: Shape = ()) ->
     return node
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "tanh"])
 def test_endings(
@@ -188,7 +189,7 @@ def test_fast_endings_are_the_librarys(card: Device, lt: FakeCublasLt) -> None:
             assert set(lt.epilogues) == {name}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_accumulation(card: Device, lt: FakeCublasLt, dtype: str) -> None:
     shapes = [(20, 40), (30, 20), (30, 40), (), ()]
     inputs = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]

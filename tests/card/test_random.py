@@ -10,20 +10,13 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import (
-    FLOATS,
-    check,
-    fetched,
-    nodes_of_cases,
-    placed,
-    same_bits,
-    stand_ins,
-)
+from tests.card.candidates import check, fetched, nodes_of_cases, placed, same_bits, stand_ins
+from tests.unit.kernels.checking import DTYPES
 
 DRAWS = {"uniform": random_uniform, "normal": random_normal}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("first", [0, 1, 6, 2**33 + 3])
 def test_the_bits_are_those_of_the_cpu(card: Device, draw: str, dtype: str, first: int) -> None:

@@ -10,9 +10,9 @@ import pytest
 from caldera.graph.ops import activation, loss
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import FLOATS, check, nodes_of_cases
+from tests.card.candidates import check, check_cases
 from tests.card.variants import check_in_place, node_of, numbers
-from tests.unit.kernels.test_candidates import LAYOUTS
+from tests.unit.kernels.checking import DTYPES
 
 OPS = {
     "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
@@ -21,14 +21,9 @@ OPS = {
 Given = list[tuple[Any, tuple[np.ndarray, ...]]]
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
-    found = set()
-    for node, inputs in nodes_of_cases(OPS, dtype):
-        layouts = LAYOUTS if dtype == "float32" else ("dense",)
-        assert check(card, node, inputs, layouts=layouts)
-        found.add(node.op.name)
-    assert found == OPS
+    assert check_cases(card, OPS, dtype) == OPS
 
 
 def every_op(x: np.ndarray, axis: int) -> Given:

@@ -8,10 +8,11 @@ import pytest
 from caldera.graph.ops.indexing import sort
 from caldera.memory import Device
 from caldera.tensor.dtype import ALL, BY_NAME
-from tests.card.candidates import FLOATS, check, nodes_of_cases, same_bits, stand_ins
+from tests.card.candidates import check, nodes_of_cases, same_bits, stand_ins
+from tests.unit.kernels.checking import DTYPES
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     checked = 0
     for node, inputs in nodes_of_cases({"sort"}, dtype):

@@ -13,7 +13,7 @@ from caldera.memory import Device
 from caldera.memory.trace import recorded
 from caldera.train import ahead
 from caldera.train.callbacks import Callback
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 
 

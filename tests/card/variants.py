@@ -11,7 +11,8 @@ from caldera.graph.order import NHWC, laid_out
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.memory import Device
-from tests.card.candidates import Arrays, check, compare, fetched, placed, spoiled, stand_ins
+from tests.card.candidates import Arrays, check, fetched, placed, spoiled, stand_ins
+from tests.unit.kernels.checking import compare
 
 
 def channels_last(node: Node) -> Node:

@@ -30,7 +30,7 @@ def test_info_for_programs(caldera: Caldera) -> None:
     assert found["caldera"]["version"] == cd.__version__
     assert found["caldera"]["threads"] == cd.settings.threads
     assert found["caldera"]["cache folder"] == str(cd.settings.cache_dir)
-    assert {"GPU", "MPI", "scikit-learn", "optuna"} <= set(found["parts"])
+    assert {"GPU", "MPI", "scikit-learn", "onnx"} <= set(found["parts"])
     for part in found["parts"].values():
         assert part["found"] or part["install"]
 

@@ -24,7 +24,7 @@ def test_the_shortest_command_prints_and_plots(caldera: Caldera) -> None:
     assert done.out.endswith("wrote   plan.html\n")
     assert Path("plan.html").read_text().startswith("<!doctype html>")
     # 1024 ranks do not share 64 samples: that is a matter of samples, whatever fits.
-    assert "Rejected: compressed, for 1024 ranks would share a batch of 64 samples." in done.out
+    assert "averaging, for 1024 ranks would share a batch of 64 samples." in done.out
 
 
 def test_both_scalings_are_printed(caldera: Caldera) -> None:

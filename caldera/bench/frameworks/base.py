@@ -24,7 +24,7 @@ from caldera.bench.work import (
 from caldera.bench.work.stored import read_batches
 from caldera.errors import ConfigError
 from caldera.nn.basic import Dropout
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Sequence[tuple[Array, Array]]

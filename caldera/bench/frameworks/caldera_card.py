@@ -29,7 +29,7 @@ from caldera.data import ArrayData, Batch, Loader, Share
 from caldera.lazy import compile
 from caldera.train.callbacks import Callback
 from caldera.train.fit import make_steps
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.resident import resident
 from caldera.train.run import Run
 from caldera.train.snapshot import Snapshot

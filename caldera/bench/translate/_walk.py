@@ -19,7 +19,8 @@ from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.lazy import Variable
 from caldera.nn.models import GPT, GoogLeNet, Inception3, PaddedShortcut
 from caldera.nn.recurrent import Recurrent
-from caldera.train.model import Model, NeuralNetwork
+from caldera.train.model import Model
+from caldera.train.neural_network import NeuralNetwork
 
 Function = Callable[..., Any]
 Pool = nn.Pooling2D | nn.MaxPool2D | nn.AveragePool2D

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera import nn
+from caldera.bench.translate._recurrent import directions, jax_loop
 from caldera.bench.translate._walk import Framework, Function, Pool, values
 from caldera.bench.translate._windows import (
     Windows,
@@ -411,66 +412,20 @@ class _Jax(Framework):
 
     def recurrent(self, layer: Recurrent) -> Function:
         jnp = self.jax.numpy
-        suffixes = ("", "_reverse") if layer.bidirectional else ("",)
-        names = ("input_weight", "state_weight", "input_bias", "state_bias")
-        variables = layer.variables()
-        places = [[self._place(variables[name + end]) for name in names] for end in suffixes]
-        backwards = (False, True) if layer.bidirectional else (layer.go_backwards,)
+        held = [([self._place(each) for each in own], back) for own, back in directions(layer)]
 
         def apply(run: Any, x: Any, mask: Any = None) -> Any:
             real = mask
             if mask is not None and mask.ndim == 1:
                 real = np.arange(x.shape[1]) < mask[:, None]
             results = [
-                self._loop(layer, x, real, [run.factor(place) for place in own], reverse)
-                for own, reverse in zip(places, backwards, strict=True)
+                jax_loop(self.jax, layer, x, real, [run.factor(p) for p in own], back, self._wide)
+                for own, back in held
             ]
             y = jnp.concatenate(results, -1)
             return (y, mask) if layer.return_mask and mask is not None else y
 
         return apply
-
-    def _loop(
-        self, layer: Recurrent, x: Any, real: Any, weights: Sequence[Any], reverse: bool
-    ) -> Any:
-        jnp, sigmoid = self.jax.numpy, self.jax.nn.sigmoid
-        input_weight, state_weight, input_bias, state_bias = weights
-
-        def lstm(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-            output, cell = state
-            i, f, g, o = jnp.split(product + output @ state_weight, 4, axis=1)
-            cell = sigmoid(f) * cell + sigmoid(i) * jnp.tanh(g)
-            return (sigmoid(o) * jnp.tanh(cell)).astype(output.dtype), cell
-
-        def gru(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-            (last,) = state
-            reset, update, new = jnp.split(product, 3, axis=1)
-            of_state = jnp.split(last @ state_weight + state_bias, 3, axis=1)
-            gate = sigmoid(update + of_state[1])
-            candidate = jnp.tanh(new + sigmoid(reset + of_state[0]) * of_state[2])
-            return (candidate + gate * (last - candidate),)
-
-        is_lstm = isinstance(layer, nn.LSTM)
-        step = lstm if is_lstm else gru
-
-        def body(state: tuple[Any, ...], given: Any) -> tuple[tuple[Any, ...], Any]:
-            product, is_real = given
-            new = step(product, state)
-            output = new[0]
-            if is_real is not None:
-                output = jnp.where(is_real, output, 0)
-                pairs = zip(new, state, strict=True)
-                new = tuple(jnp.where(is_real, after, before) for after, before in pairs)
-            return new, output if layer.return_sequences else None
-
-        bias = input_bias + state_bias if is_lstm else input_bias
-        products = x.transpose(1, 0, 2) @ input_weight + bias
-        by_step = None if real is None else real.T[:, :, None]
-        zero = jnp.zeros((x.shape[0], layer.units), products.dtype)
-        # A cell adds up over all steps.
-        start = (zero, self._wide(zero))[: layer.states_held]
-        last, outputs = self.jax.lax.scan(body, start, (products, by_step), reverse=reverse)
-        return outputs.transpose(1, 0, 2) if layer.return_sequences else last[0]
 
     def _make_activations(self) -> dict[str, Callable[..., Any]]:
         functions = self.jax.nn

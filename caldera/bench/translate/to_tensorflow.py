@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera import nn
+from caldera.bench.translate._recurrent import directions, tensorflow_loop
 from caldera.bench.translate._walk import Framework, Function, Pool, values
 from caldera.bench.translate._windows import (
     Windows,
@@ -356,67 +357,17 @@ class _TensorFlow(Framework):
 
     def recurrent(self, layer: Recurrent) -> Function:
         tf = self.tf
-        suffixes = ("", "_reverse") if layer.bidirectional else ("",)
-        names = ("input_weight", "state_weight", "input_bias", "state_bias")
-        held = layer.variables()
-        weights = [[self._hold(held[name + end]) for name in names] for end in suffixes]
-        backwards = (False, True) if layer.bidirectional else (layer.go_backwards,)
+        held = [([self._hold(each) for each in own], back) for own, back in directions(layer)]
 
         def apply(run: Any, x: Any, mask: Any = None) -> Any:
             real = mask
             if mask is not None and len(mask.shape) == 1:
                 real = tf.sequence_mask(mask, x.shape[1])
-            results = [
-                self._loop(layer, x, real, own, reverse)
-                for own, reverse in zip(weights, backwards, strict=True)
-            ]
+            results = [tensorflow_loop(tf, layer, x, real, own, back) for own, back in held]
             y = tf.concat(results, -1)
             return (y, mask) if layer.return_mask and mask is not None else y
 
         return apply
-
-    def _loop(
-        self, layer: Recurrent, x: Any, real: Any, weights: Sequence[Any], reverse: bool
-    ) -> Any:
-        tf, sigmoid = self.tf, self.tf.sigmoid
-        input_weight, state_weight, input_bias, state_bias = weights
-
-        def lstm(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-            output, cell = state
-            i, f, g, o = tf.split(product + tf.matmul(output, state_weight), 4, axis=1)
-            cell = sigmoid(f) * cell + sigmoid(i) * tf.tanh(g)
-            return sigmoid(o) * tf.tanh(cell), cell
-
-        def gru(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-            (last,) = state
-            reset, update, new = tf.split(product, 3, axis=1)
-            of_state = tf.split(tf.matmul(last, state_weight) + state_bias, 3, axis=1)
-            gate = sigmoid(update + of_state[1])
-            candidate = tf.tanh(new + sigmoid(reset + of_state[0]) * of_state[2])
-            return (candidate + gate * (last - candidate),)
-
-        is_lstm = isinstance(layer, nn.LSTM)
-        step = lstm if is_lstm else gru
-
-        def body(state: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...]:
-            new = step(given[0], state)
-            if real is None:
-                return new
-            pairs = zip(new, state, strict=True)
-            return tuple(tf.where(given[1], after, before) for after, before in pairs)
-
-        bias = input_bias + state_bias if is_lstm else input_bias
-        by_step = tf.transpose(x, (1, 0, 2))
-        given: tuple[Any, ...] = (tf.tensordot(by_step, input_weight, 1) + bias,)
-        if real is not None:
-            given = (*given, tf.transpose(real)[:, :, None])
-        zero = tf.zeros((x.shape[0], layer.units), x.dtype)
-        outputs = tf.scan(body, given, (zero,) * layer.states_held, reverse=reverse)[0]
-        if not layer.return_sequences:
-            return outputs[0 if reverse else -1]
-        if real is not None:
-            outputs = tf.where(given[1], outputs, tf.zeros_like(outputs))
-        return tf.transpose(outputs, (1, 0, 2))
 
 
 def _activations(tf: Any) -> dict[str, Callable[..., Any]]:

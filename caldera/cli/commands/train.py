@@ -17,7 +17,7 @@ from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.show import results_line
 from caldera.data import Dataset
 from caldera.train.folder import CheckpointFolder
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.runfolder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
 RECIPE = "recipe.toml"

@@ -8,6 +8,7 @@ from caldera.comm.algorithms.collectives import (
     alltoall,
     barrier,
     broadcast,
+    exchange_messages,
     reduce,
     reduce_scatter,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "exchange_messages",
     "reduce",
     "reduce_scatter",
 ]

@@ -29,18 +29,29 @@ class Code(ABC):
         """The `count` values of a message, as a new array of this dtype."""
 
     def encode_all(
-        self, vectors: Sequence[np.ndarray], draws: Draws
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """A message for each vector, and the values that whoever decodes it will have."""
-        messages, values = [], []
-        for vector in vectors:
-            messages.append(self.encode(vector, draws))
-            draws = draws.after(vector.size)
-            if self.lossless:
-                values.append(vector)
-            else:
-                values.append(self.decode(messages[-1], vector.size, vector.dtype))
-        return messages, values
+        self,
+        values: np.ndarray,
+        spans: Sequence[tuple[int, int]],
+        messages: Sequence[np.ndarray],
+        draws: Draws,
+    ) -> np.ndarray | None:
+        """Write each span of values to a message, which has the bytes of its size. What each value
+        has lost by that, infinities and nans nothing; None if none has."""
+        lost = None if self.lossless else np.zeros_like(values)
+        for (low, high), message in zip(spans, messages, strict=True):
+            message[...] = self.encode(values[low:high], draws)
+            draws = draws.after(high - low)
+            if lost is not None:
+                error = values[low:high] - self.decode(message, high - low, values.dtype)
+                lost[low:high] = np.where(np.isfinite(error), error, 0)
+        return lost
+
+    def decode_all(
+        self, messages: Sequence[np.ndarray], counts: Sequence[int], dtype: DType
+    ) -> np.ndarray:
+        """The values of several messages, one after the other."""
+        found = [self.decode(m, count, dtype) for m, count in zip(messages, counts, strict=True)]
+        return np.concatenate([np.empty(0, dtype), *found])
 
     @abstractmethod
     def bits(self, count: int) -> float:
@@ -49,6 +60,12 @@ class Code(ABC):
     def size(self, count: int) -> int | None:
         """The bytes of any vector of that length; None if they depend on what is in it."""
         return None
+
+    def longest(self, count: int, dtype: DType) -> int:
+        """The most bytes that a vector of that length and dtype can take."""
+        size = self.size(count)
+        assert size is not None, "a code without a size says how long it may be"
+        return size
 
 
 def check_size(code: Code, message: np.ndarray, count: int) -> None:

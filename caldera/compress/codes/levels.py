@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import numpy as np
 
 from caldera.compress.codes._base import Code, check_size
-from caldera.compress.wire import as_bytes, read
 from caldera.errors import ConfigError
-from caldera.kernels.native.compression import from_levels, pack_bits, to_levels
+from caldera.kernels.native.compression import from_levels, to_levels
 from caldera.kernels.native.compression.draws import Draws
 from caldera.tensor.dtype import DType
 
@@ -33,42 +31,38 @@ class Levels(Code):
         self.width = bits
         self.bucket = bucket
         self.levels = (1 << (bits - 1)) - 1
+        self._form = {"levels": self.levels, "width": bits, "bucket": bucket}
 
     def encode(self, values: np.ndarray, draws: Draws) -> np.ndarray:
-        single = np.ascontiguousarray(values, np.float32)
-        codes, scales = to_levels(single, self.levels, self.bucket, draws)
-        return as_bytes(scales, self._packed(codes))
+        message = np.empty(self.size(values.size), np.uint8)
+        self.encode_all(values, [(0, values.size)], [message], draws)
+        return message
 
     def encode_all(
-        self, vectors: Sequence[np.ndarray], draws: Draws
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        # All at once: each begins with a bucket of its own, and zeros fill up the one before.
-        buckets = [-(-vector.size // self.bucket) for vector in vectors]
-        edges = list(accumulate(buckets, initial=0))
-        padded = np.zeros(edges[-1] * self.bucket, np.float32)
-        for vector, edge in zip(vectors, edges, strict=False):
-            padded[edge * self.bucket :][: vector.size] = vector
-        codes, scales = to_levels(padded, self.levels, self.bucket, draws)
-        values = from_levels(codes, scales, self.levels, self.bucket)
-        packed = self._packed(codes)
-        messages, decoded = [], []
-        for vector, (begin, end) in zip(vectors, pairwise(edges), strict=True):
-            part = packed[begin * self.bucket * self.width // 8 :]
-            messages.append(as_bytes(scales[begin:end], part[: -(-vector.size * self.width // 8)]))
-            found = values[begin * self.bucket :][: vector.size]
-            decoded.append(found.astype(vector.dtype, copy=False))
-        return messages, decoded
-
-    def _packed(self, codes: np.ndarray) -> np.ndarray:
-        return codes if self.width == 8 else pack_bits(codes, self.width)
+        self,
+        values: np.ndarray,
+        spans: Sequence[tuple[int, int]],
+        messages: Sequence[np.ndarray],
+        draws: Draws,
+    ) -> np.ndarray:
+        single = np.ascontiguousarray(values, np.float32)
+        lost = to_levels(single, spans, messages, draws, **self._form)
+        if single.dtype == values.dtype:
+            return lost
+        # What float32 does not hold is lost as well.
+        with np.errstate(invalid="ignore"):
+            error = values - (single - lost)
+        return np.where(np.isfinite(error), error, 0)
 
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
-        check_size(self, message, count)
-        scales, packed = read(message, "float32", -(-count // self.bucket))
-        values = from_levels(
-            packed, scales, self.levels, self.bucket, count=count, width=self.width
-        )
-        return values.astype(dtype, copy=False)
+        return self.decode_all([message], [count], dtype)
+
+    def decode_all(
+        self, messages: Sequence[np.ndarray], counts: Sequence[int], dtype: DType
+    ) -> np.ndarray:
+        for message, count in zip(messages, counts, strict=True):
+            check_size(self, message, count)
+        return from_levels(messages, counts, **self._form).astype(dtype, copy=False)
 
     def bits(self, count: int) -> float:
         return self.width + 32 / self.bucket

@@ -67,6 +67,9 @@ class Packed(Code):
     def bits(self, count: int) -> float:
         return 32
 
+    def longest(self, count: int, dtype: DType) -> int:
+        return count * dtype.itemsize + 1
+
 
 def _begins(words: np.ndarray) -> np.ndarray:
     """Where a value differs from the one before; the first always does."""

@@ -37,22 +37,24 @@ class Ternary(Code):
             with np.errstate(invalid="ignore"):
                 limit = np.float32(self.clip * single.std(dtype=np.float64))
             single = np.clip(single, -limit, limit) if np.isfinite(limit) else single
-        codes, scales = to_levels(single, 1, self._whole(single.size), draws)
-        padded = np.zeros((-(-codes.size // _IN_A_BYTE), _IN_A_BYTE), np.uint8)
-        padded.reshape(-1)[: codes.size] = codes
+        count = single.size
+        message = np.empty(4 * min(count, 1) + count, np.uint8)
+        to_levels(single, [(0, count)], [message], draws, **self._form(count))
+        scales, codes = message[: message.size - count], message[message.size - count :]
+        padded = np.zeros((-(-count // _IN_A_BYTE), _IN_A_BYTE), np.uint8)
+        padded.reshape(-1)[:count] = codes
         return as_bytes(scales, padded @ _POWERS)
 
     def decode(self, message: np.ndarray, count: int, dtype: DType) -> np.ndarray:
         check_size(self, message, count)
-        scales, packed = read(message, "float32", min(count, 1))
-        codes = _DIGITS[packed].reshape(-1)[:count]
-        single = from_levels(np.ascontiguousarray(codes), scales, 1, self._whole(count))
-        return single.astype(dtype, copy=False)
+        scales, packed = read(message, "uint8", 4 * min(count, 1))
+        plain = as_bytes(scales, _DIGITS[packed].reshape(-1)[:count])
+        return from_levels([plain], [count], **self._form(count)).astype(dtype, copy=False)
 
     @staticmethod
-    def _whole(count: int) -> int:
-        """One bucket for all."""
-        return -(-max(count, 1) // ALIGNED) * ALIGNED
+    def _form(count: int) -> dict[str, int]:
+        """A byte each, and one bucket for all."""
+        return {"levels": 1, "width": 8, "bucket": -(-max(count, 1) // ALIGNED) * ALIGNED}
 
     def bits(self, count: int) -> float:
         return 8 / _IN_A_BYTE

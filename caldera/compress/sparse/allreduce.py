@@ -10,7 +10,7 @@ from caldera.comm import Communicator
 from caldera.compress.codes import Plain
 from caldera.compress.draws import Chance
 from caldera.compress.sparse.coding import Coding
-from caldera.compress.sparse.cost import Link, predicted_seconds
+from caldera.compress.sparse.cost import Link, fastest
 from caldera.compress.sparse.recursive_doubling import recursive_doubling
 from caldera.compress.sparse.split import dense_switching, split_allgather
 from caldera.compress.sparse.vector import SparseVector
@@ -48,9 +48,7 @@ def sparse_allreduce(
     """
     counts = np.array([vector.places.size], np.int64)
     communicator.Allreduce(counts.copy(), counts, op="max")
-    coding = Coding(
-        Plain(vector.values.dtype), Chance(0, 0, ""), communicator.rank, lambda places, lost: None
-    )
+    coding = Coding(Plain(vector.values.dtype), Chance(0, 0, ""), communicator.rank, None)
     total = sum_sparse(vector, communicator, coding, int(counts[0]), algorithm, link)
     return total if isinstance(total, np.ndarray) else total.dense()
 
@@ -66,7 +64,6 @@ def sum_sparse(
     """As `sparse_allreduce` with any coding; all ranks expect the same number of places."""
     if algorithm == "auto":
         bits = coding.code.bits(expected)
-        times = predicted_seconds(vector.length, expected, communicator.size, bits, link)
-        algorithm = min(times, key=lambda name: times[name])
+        algorithm = fastest(vector.length, expected, communicator.size, bits, link)
     chosen = ALGORITHMS[algorithm]
     return vector if communicator.size == 1 else chosen(communicator, vector, coding)

@@ -2,76 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from caldera.compress.codes import Code
 from caldera.compress.draws import Chance
-from caldera.compress.places import pack_places, unpack_places
+from caldera.compress.places import longest_places
 from caldera.compress.sparse.vector import SparseVector
-from caldera.compress.wire import as_bytes
+from caldera.kernels.native.compression import add_at
+from caldera.kernels.native.compression.rice import Span, pack, unpack
 from caldera.tensor.dtype import DType
-
-Keep = Callable[[np.ndarray, np.ndarray], None]
-"""Is given places and what was lost there."""
 
 
 class Coding:
     """How values travel in one allreduce: in which code, and rounded by which draws.
 
-    What a rank loses by rounding goes to `keep`, once: where several ranks round the same vector
-    alike, one of them owns it. Over all ranks, the sum and what was kept add up to what was to be
-    summed.
+    What a rank loses by rounding is added to `kept`, which is as long as the vectors, and once:
+    where several ranks round the same vector alike, one of them owns it. Over all ranks, the sum
+    and what was kept add up to what was to be summed.
     """
 
-    def __init__(self, code: Code, chance: Chance, rank: int, keep: Keep) -> None:
+    def __init__(self, code: Code, chance: Chance, rank: int, kept: np.ndarray | None) -> None:
         self.code = code
         self._chance = chance
         self._rank = rank
-        self._keep = keep
+        self._kept = kept
 
     def encode(
-        self, vectors: Sequence[SparseVector], begins: Sequence[int], stage: int, owner: int
-    ) -> tuple[list[np.ndarray], list[SparseVector]]:
-        """The messages of some vectors, and the vectors that whoever decodes them will have.
+        self, vector: SparseVector, parts: Sequence[Span], stage: int, owner: int
+    ) -> list[np.ndarray]:
+        """The messages of some parts of a vector.
 
-        `begins` are where the vectors begin in the whole. `owner` is the rank by whose draws of
-        this stage they are rounded, and who keeps the loss.
+        `owner` is the rank by whose draws of this stage they are rounded, and who keeps the loss.
         """
-        values = [vector.values for vector in vectors]
-        encoded, decoded = self.code.encode_all(values, self._chance.of(owner, stage))
-        messages = [
-            as_bytes(pack_places(vector.places, vector.length), each)
-            for vector, each in zip(vectors, encoded, strict=True)
-        ]
-        if self.code.lossless:
-            return messages, list(vectors)
-        if owner == self._rank:
-            places = [v.places + np.int32(b) for v, b in zip(vectors, begins, strict=True)]
-            lost = [meant - sent for meant, sent in zip(values, decoded, strict=True)]
-            self._lose(np.concatenate(places), np.concatenate(lost))
-        return messages, [replace(v, values=d) for v, d in zip(vectors, decoded, strict=True)]
+        spans = [vector.span(part) for part in parts]
+        free = [self._size(high - low) for low, high in spans]
+        messages = pack(vector.places, spans, parts, free)
+        behind = [each[each.size - size :] for each, size in zip(messages, free, strict=True)]
+        draws = self._chance.of(owner, stage)
+        lost = self.code.encode_all(vector.values, spans, behind, draws)
+        if lost is not None and self._kept is not None and owner == self._rank:
+            add_at(self._kept, vector.places, lost.astype(self._kept.dtype, copy=False))
+        return messages
 
-    def decode(self, message: np.ndarray, length: int, dtype: DType) -> SparseVector:
-        """The vector of a message."""
-        places, rest = unpack_places(message, length)
-        return SparseVector(length, places, self.code.decode(rest, places.size, dtype))
+    def decode(
+        self, messages: Sequence[np.ndarray], parts: Sequence[Span], dtype: DType
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Places and values of messages about these parts, and how many each of them has."""
+        places, counts, taken = unpack(messages, parts)
+        behind = [each[size:] for each, size in zip(messages, taken, strict=True)]
+        return places, self.code.decode_all(behind, counts, dtype), counts
+
+    def longest(self, part: Span) -> int:
+        """The most bytes that the message of a part can have."""
+        length = part[1] - part[0]
+        return longest_places(length) + self._size(length)
 
     def encode_dense(self, part: np.ndarray, stage: int, begin: int) -> np.ndarray:
         """The message of a part of the sum with all its elements, which this rank owns."""
-        message = self.code.encode(part, self._chance.of(self._rank, stage))
-        if not self.code.lossless:
-            error = part - self.code.decode(message, part.size, part.dtype)
-            places = np.flatnonzero(error)
-            self._lose((places + begin).astype(np.int32), error[places])
+        message = np.empty(self._size(part.size), np.uint8)
+        draws = self._chance.of(self._rank, stage)
+        lost = self.code.encode_all(part, [(0, part.size)], [message], draws)
+        if lost is not None and self._kept is not None:
+            self._kept[begin : begin + part.size] += lost
         return message
 
-    def _lose(self, places: np.ndarray, error: np.ndarray) -> None:
-        # What is lost to an infinity or a nan cannot be made up for.
-        finite = np.isfinite(error)
-        if finite.all():
-            self._keep(places, error)
-        else:
-            self._keep(places[finite], error[finite])
+    def _size(self, count: int) -> int:
+        size = self.code.size(count)
+        assert size is not None, "sparse values travel in a code whose size is known"
+        return size

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.messages import receive_message, send_message, swap_messages
 from caldera.compress.sparse.coding import Coding
 from caldera.compress.sparse.vector import SparseVector
 
@@ -27,30 +26,34 @@ def recursive_doubling(
     """
     rank, size = communicator.rank, communicator.size
     paired = 1 << (size.bit_length() - 1)
-    dtype = vector.values.dtype
+    whole, dtype = (0, vector.length), vector.values.dtype
+    longest = coding.longest(whole)
+
+    def swap(leaving: dict[int, np.ndarray], *others: int) -> list[np.ndarray]:
+        arrived = communicator.exchange_messages(leaving, dict.fromkeys(others, longest))
+        return [arrived[other] for other in others]
+
+    def decoded(message: np.ndarray) -> SparseVector:
+        places, values, _ = coding.decode([message], [whole], dtype)
+        return SparseVector(vector.length, places, values)
+
     if rank >= paired:
         partner = rank - paired
-        (message,), _ = coding.encode([vector], [0], _FOLD, rank)
-        send_message(communicator, message, partner)
-        last = [receive_message(communicator, partner) for _ in range(2)]
-        return _sum(coding, last, vector.length, dtype)
+        (message,) = coding.encode(vector, [whole], _FOLD, rank)
+        swap({partner: message})
+        first, second = (swap({}, partner)[0] for _ in range(2))
+        return decoded(first) + decoded(second)
     if rank + paired < size:
-        message = receive_message(communicator, rank + paired)
-        vector = vector + coding.decode(message, vector.length, dtype)
+        vector = vector + decoded(swap({}, rank + paired)[0])
     messages: list[np.ndarray] = []
     for stage in range(paired.bit_length() - 1):
         leader = rank >> stage << stage
-        (mine,), (sent,) = coding.encode([vector], [0], stage + 1, leader)
+        (mine,) = coding.encode(vector, [whole], stage + 1, leader)
         other = rank ^ (1 << stage)
-        theirs = swap_messages(communicator, mine, other)
+        (theirs,) = swap({other: mine}, other)
         messages = [mine, theirs] if rank < other else [theirs, mine]
-        vector = sent + coding.decode(theirs, vector.length, dtype)
+        vector = decoded(mine) + decoded(theirs)
     if rank + paired < size:
         for message in messages:
-            send_message(communicator, message, rank + paired)
+            swap({rank + paired: message})
     return vector
-
-
-def _sum(coding: Coding, messages: list[np.ndarray], length: int, dtype: np.dtype) -> SparseVector:
-    first, second = (coding.decode(message, length, dtype) for message in messages)
-    return first + second

@@ -16,6 +16,7 @@ from caldera.compress.messages import EMPTY, allgather_messages, alltoall_messag
 from caldera.compress.sparse.coding import Coding
 from caldera.compress.sparse.vector import SparseVector
 from caldera.kernels.native.compression import add_at
+from caldera.kernels.native.compression.rice import Span
 
 _SUMMANDS, _SUMS = 0, 1
 
@@ -24,48 +25,44 @@ def split_allgather(
     communicator: Communicator, vector: SparseVector, coding: Coding
 ) -> SparseVector:
     """The sum over all ranks, the same bits on each; its parts travel sparse."""
-    edges, total = _sum_of_part(communicator, vector, coding)
-    rank = communicator.rank
-    (message,), _ = coding.encode([SparseVector.of(total)], [edges[rank]], _SUMS, rank)
-    messages = allgather_messages(communicator, message, [None] * communicator.size)
-    parts = [
-        coding.decode(each, end - begin, total.dtype)
-        for each, (begin, end) in zip(messages, pairwise(edges), strict=True)
-    ]
-    places = [p.places + np.int32(begin) for p, begin in zip(parts, edges, strict=False)]
-    values = [part.values for part in parts]
-    return SparseVector(vector.length, np.concatenate(places), np.concatenate(values))
+    parts, total = _sum_of_part(communicator, vector, coding)
+    mine = parts[communicator.rank]
+    summed = SparseVector.of(total, mine[0], vector.length)
+    (message,) = coding.encode(summed, [mine], _SUMS, communicator.rank)
+    longest = [coding.longest(part) for part in parts]
+    messages = allgather_messages(communicator, message, longest)
+    places, values, _ = coding.decode(messages, parts, total.dtype)
+    return SparseVector(vector.length, places, values)
 
 
 def dense_switching(communicator: Communicator, vector: SparseVector, coding: Coding) -> np.ndarray:
     """The sum over all ranks, the same bits on each; its parts travel whole."""
-    edges, total = _sum_of_part(communicator, vector, coding)
-    message = coding.encode_dense(total, _SUMS, edges[communicator.rank])
-    lengths = [end - begin for begin, end in pairwise(edges)]
-    known = [coding.code.size(length) for length in lengths]
-    messages = allgather_messages(communicator, message, known)
-    return np.concatenate([
-        coding.code.decode(each, length, total.dtype)
-        for each, length in zip(messages, lengths, strict=True)
-    ])  # fmt: skip
+    parts, total = _sum_of_part(communicator, vector, coding)
+    message = coding.encode_dense(total, _SUMS, parts[communicator.rank][0])
+    lengths = [end - begin for begin, end in parts]
+    longest = [coding.code.longest(length, total.dtype) for length in lengths]
+    messages = allgather_messages(communicator, message, longest)
+    return coding.code.decode_all(messages, lengths, total.dtype)
 
 
 def _sum_of_part(
     communicator: Communicator, vector: SparseVector, coding: Coding
-) -> tuple[list[int], np.ndarray]:
-    """Where the parts begin, and the sum of this rank's part, added up in the order of ranks."""
+) -> tuple[list[Span], np.ndarray]:
+    """The parts, and the sum of this rank's, added up in the order of ranks."""
     rank, size = communicator.rank, communicator.size
-    edges = bounds(vector.length, size)
-    pieces = [vector.between(begin, end) for begin, end in pairwise(edges)]
-    others = [other for other in range(size) if other != rank]
-    leaving, _ = coding.encode(
-        [pieces[other] for other in others], [edges[other] for other in others], _SUMMANDS, rank
-    )
-    # What stays here does not travel, and is not rounded.
+    parts = list(pairwise(bounds(vector.length, size)))
+    mine = parts[rank]
+    others = parts[:rank] + parts[rank + 1 :]
+    leaving = coding.encode(vector, others, _SUMMANDS, rank)
     leaving.insert(rank, EMPTY)
-    arriving = alltoall_messages(communicator, leaving, [None] * size)
-    total = np.zeros(pieces[rank].length, vector.values.dtype)
-    for other, message in enumerate(arriving):
-        piece = pieces[rank] if other == rank else coding.decode(message, total.size, total.dtype)
-        add_at(total, piece.places, piece.values)
-    return edges, total
+    arriving = alltoall_messages(communicator, leaving, coding.longest(mine))
+    del arriving[rank]
+    places, values, counts = coding.decode(arriving, [mine] * (size - 1), vector.values.dtype)
+    total = np.zeros(mine[1] - mine[0], vector.values.dtype)
+    before = sum(counts[:rank])
+    add_at(total, places[:before], values[:before], mine[0])
+    # What stays here does not travel, and is not rounded.
+    low, high = vector.span(mine)
+    add_at(total, vector.places[low:high], vector.values[low:high], mine[0])
+    add_at(total, places[before:], values[before:], mine[0])
+    return parts, total

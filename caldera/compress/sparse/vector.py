@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.errors import ShapeError
-from caldera.kernels.native.compression import merge_sorted
+from caldera.kernels.native.compression import merge_sorted, not_zero
 
 LONGEST = 2**31 - 1
 
@@ -39,23 +39,22 @@ class SparseVector:
             )  # fmt: skip
 
     @classmethod
-    def of(cls, dense: np.ndarray) -> SparseVector:
-        """The elements of a vector that are not zero."""
-        places = np.flatnonzero(dense != 0).astype(np.int32)
-        return cls(dense.size, places, dense[places])
+    def of(cls, dense: np.ndarray, begin: int = 0, length: int | None = None) -> SparseVector:
+        """The elements of a vector that are not zero; it may be a part that begins somewhere."""
+        places, values = not_zero(dense, begin)
+        return cls(dense.size if length is None else length, places, values)
 
     def __add__(self, other: SparseVector) -> SparseVector:
         places, values = merge_sorted((self.places, self.values), (other.places, other.values))
         return SparseVector(self.length, places, values)
+
+    def span(self, part: tuple[int, int]) -> tuple[int, int]:
+        """From where to where among the places lie those of a part."""
+        low, high = np.searchsorted(self.places, np.array(part, np.int32))
+        return int(low), int(high)
 
     def dense(self) -> np.ndarray:
         """All elements."""
         whole = np.zeros(self.length, self.values.dtype)
         whole[self.places] = self.values
         return whole
-
-    def between(self, begin: int, end: int) -> SparseVector:
-        """The elements from `begin` to `end`, as a vector of that length."""
-        low, high = np.searchsorted(self.places, (begin, end))
-        places = self.places[low:high] - np.int32(begin)
-        return SparseVector(end - begin, places, self.values[low:high])

@@ -16,9 +16,10 @@ from caldera.kernels.cuda.copying import copy_calls
 from caldera.kernels.cuda.elementwise import THREADS
 from caldera.kernels.cuda.launch import Argument, CudaRunner, Launch
 from caldera.kernels.cuda.operands import Numbers, Operand, Walk, is_wide, lines
-from caldera.kernels.cuda.reduction import Planned, Task, first_pass, planned, workspace_of
+from caldera.kernels.cuda.reduction import Planned, first_pass, planned, workspace_of
 from caldera.kernels.cuda.totals import struct
 from caldera.kernels.recipe import Recipe
+from caldera.kernels.reduction_task import Task
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 

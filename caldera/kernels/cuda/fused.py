@@ -8,13 +8,13 @@ from caldera.kernels.cuda.elementwise import loop_runner
 from caldera.kernels.cuda.expression import is_known
 from caldera.kernels.cuda.launch import CudaRunner, Launch
 from caldera.kernels.cuda.reduction import (
-    Task,
     of_nothing,
     reduction_calls,
     with_axes,
     workspace_of,
 )
 from caldera.kernels.recipe import loop_shape, recipe_of, without_outputs
+from caldera.kernels.reduction_task import Task
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 

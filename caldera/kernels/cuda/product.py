@@ -13,7 +13,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.order import dense_strides
 from caldera.kernels.cuda.walk import Axis, axes_of, elements, merged
 from caldera.kernels.native.finish import Finish
-from caldera.kernels.native.product import Product
+from caldera.kernels.native.product_work import Product
 from caldera.kernels.table import Array, Call
 from caldera.tensor.dtype import HALVES, DType, float32
 from caldera.tensor.shape import Shape

@@ -20,6 +20,7 @@ from caldera.kernels.cuda.launch import CudaRunner, Launch
 from caldera.kernels.cuda.operands import Numbers, Operand, is_wide, lanes_for, operand
 from caldera.kernels.cuda.totals import Cut, Loop, first_source, second_source
 from caldera.kernels.recipe import REDUCTIONS, Recipe, recipe_of
+from caldera.kernels.reduction_task import Task
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
@@ -37,18 +38,6 @@ COLUMNS = 32
 NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
 """Items side by side in blocks that have so many rows at most to themselves, and how many of these
 blocks are as good as more blocks and a second launch."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A loop with reductions. `results` have the rank of the loop, with 1 for reduced axes."""
-
-    recipe: Recipe
-    shape: Shape
-    axes: tuple[int, ...]
-    inputs: Sequence[np.ndarray]
-    outputs: Sequence[np.ndarray]
-    results: Sequence[np.ndarray]
 
 
 def _parts(kept: int, reduced: int, *, along: bool) -> int:

@@ -9,12 +9,12 @@ distance from each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from llvmlite import ir
 
+from caldera.kernels.native.class_operands import Operand, Single
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import (
     F64,
@@ -24,7 +24,6 @@ from caldera.kernels.native.emit import (
     I64,
     Emitter,
     Number,
-    Pointer,
     Value,
     natural_lanes,
     vector,
@@ -32,7 +31,7 @@ from caldera.kernels.native.emit import (
 from caldera.kernels.native.folding import Strides, fold, parts_for
 from caldera.kernels.native.math import at_least, exp_of_negative
 from caldera.kernels.native.program import NativeRunner, native_call
-from caldera.kernels.native.stored import Stored, computed, stored
+from caldera.kernels.native.stored import computed, stored
 from caldera.kernels.native.sweep import in_powers, line
 from caldera.kernels.table import Array, Runner
 from caldera.tensor.shape import size
@@ -45,79 +44,6 @@ _INTEGERS = {f"{sign}int{kind.width}": kind for sign in ("", "u") for kind in (I
 
 Place = Callable[[Value, int], Value]
 """From (class, lanes) to the values there."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Numbers of one sample (or several, side by side in the lanes), one for each class.
-
-    `step` is the distance between classes, `apart` that between samples; None: side by side.
-    """
-
-    k: Emitter
-    base: Stored
-    step: Value | None
-    apart: Value | None
-
-    def load(self, index: Number, count: int) -> Value:
-        """One class of `count` samples, or `count` classes of one."""
-        place = self._place(index)
-        if self.apart is None:
-            return self.base.load(place, count)
-        return gathered(self.k, lambda lane: self.base.load(place + self._offset(lane)), count)
-
-    def store(self, index: Number, value: Value) -> None:
-        """Write what `load` would read."""
-        place = self._place(index)
-        if self.apart is None:
-            self.base.store(place, value)
-            return
-        for lane in range(value.lanes):
-            self.base.store(place + self._offset(lane), lane_of(value, lane))
-
-    def load_at(self, index: Value) -> Value:
-        """The class that `index` names for each sample."""
-
-        def one(lane: int) -> Value:
-            return self.base.load(self._element(lane_of(index, lane), lane))
-
-        return gathered(self.k, one, index.lanes)
-
-    def store_at(self, index: Value, value: Value, condition: Value) -> None:
-        """Write the class that `index` names for each sample, where the condition holds."""
-        for lane in range(index.lanes):
-            with self.k.when(lane_of(condition, lane)):
-                place = self._element(lane_of(index, lane), lane)
-                self.base.store(place, lane_of(value, lane))
-
-    def _element(self, index: Value, lane: int) -> Value:
-        place = self._place(index)
-        return place + lane if self.apart is None else place + self._offset(lane)
-
-    def _place(self, index: Number) -> Value:
-        found = self.k.constant(index, I64)
-        return found if self.step is None else found * self.step
-
-    def _offset(self, lane: int) -> Value:
-        assert self.apart is not None
-        return self.apart * lane
-
-
-def lane_of(value: Value, lane: int) -> Value:
-    """One lane; the value itself where there is only one."""
-    return value.lane(lane) if value.lanes > 1 else value
-
-
-def gathered(k: Emitter, load: Callable[[int], Value], count: int) -> Value:
-    """A vector of `count` lanes, each loaded by itself."""
-    if count == 1:
-        return load(0)
-    lanes = [load(lane) for lane in range(count)]
-    kind = vector(lanes[0].type, count)
-    raw = ir.Constant(kind, ir.Undefined)
-    for index, value in enumerate(lanes):
-        raw = k.ir.insert_element(raw, value.raw, I32(index))
-    return Value(k, raw)
 
 
 class Room(Protocol):
@@ -252,32 +178,6 @@ class _Stack:
 
     def store(self, index: Value, value: Value) -> None:
         self.room.store(index * self.together, value)
-
-
-# --- the numbers that a sample has one of
-
-
-@dataclass(frozen=True)
-class Single:
-    """Where the one number of each sample lies: a label, a loss, a loss's gradient."""
-
-    k: Emitter
-    base: Stored | Pointer
-    apart: Value
-    unsigned: bool = False
-
-    def load(self, count: int) -> Value:
-        """That of this sample, or of the `count` samples in the lanes."""
-        return gathered(self.k, lambda lane: self.base.load(self.apart * lane), count)
-
-    def load_index(self, count: int) -> Value:
-        """The same as int64."""
-        return self.k.convert(self.load(count), I64, unsigned=self.unsigned)
-
-    def store(self, value: Value) -> None:
-        """Write it."""
-        for lane in range(value.lanes):
-            self.base.store(self.apart * lane, lane_of(value, lane))
 
 
 # --- the two kernels

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from caldera.kernels.native.classes import WRITERS, Operand, Sample, Single, bind_classes
+from caldera.kernels.native.class_operands import Operand, Single
+from caldera.kernels.native.classes import WRITERS, Sample, bind_classes
 from caldera.kernels.native.emit import Value
 from caldera.kernels.native.folding import any_layout
 from caldera.kernels.native.math import exp_of_negative, log

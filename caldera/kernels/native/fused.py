@@ -9,8 +9,9 @@ from caldera.graph.node import Node
 from caldera.kernels.native.elementwise import loop_calls
 from caldera.kernels.native.loop.recipe import is_known
 from caldera.kernels.native.program import NativeCall, NativeRunner, in_sequence
-from caldera.kernels.native.reduction import Task, fill_with_nothing, reduction_calls, with_axes
+from caldera.kernels.native.reduction import fill_with_nothing, reduction_calls, with_axes
 from caldera.kernels.recipe import loop_shape, recipe_of, without_outputs
+from caldera.kernels.reduction_task import Task
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size

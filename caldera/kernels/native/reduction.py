@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from caldera.kernels.native.loop.recipe import is_known
 from caldera.kernels.native.loop.sizes import widths, workers
 from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
 from caldera.kernels.recipe import REDUCTIONS, Recipe, recipe_of
+from caldera.kernels.reduction_task import Task
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import BY_NAME
 from caldera.tensor.shape import Shape, size
@@ -26,18 +26,6 @@ _LINE = 16
 """Elements of a cache line, of the usual four bytes."""
 ROWS = 256
 """Rows that are taken together column by column, if there are many more."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A loop with reductions. `results` have the rank of the loop, with 1 for reduced axes."""
-
-    recipe: Recipe
-    shape: Shape
-    axes: tuple[int, ...]
-    inputs: Sequence[np.ndarray]
-    outputs: Sequence[np.ndarray]
-    results: Sequence[np.ndarray]
 
 
 def reduction_calls(task: Task) -> list[NativeCall]:

@@ -15,7 +15,7 @@ from llvmlite import ir
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.cpu.scratch import Scratch, computed_in, room_for
-from caldera.kernels.native.classes import Operand
+from caldera.kernels.native.class_operands import Operand
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.emit import Emitter, Number, Pointer, Value, itemsize
 from caldera.kernels.native.folding import Strides, any_layout, fold, parts_for

@@ -16,7 +16,8 @@ from caldera.kernels.native.finish import Finish, finished
 from caldera.kernels.native.half import store_narrow
 from caldera.kernels.native.machine import machine
 from caldera.kernels.native.matrix import TYPES, copied, copy_room, dense, offsets_of, steps
-from caldera.kernels.native.product import Product, dense_bias, extent_of, parts_for
+from caldera.kernels.native.product import dense_bias
+from caldera.kernels.native.product_work import Product, extent_of, parts_for
 from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
 from caldera.kernels.native.stored import computed
 from caldera.kernels.native.tile import Matrix, add_products, most_vectors

@@ -102,7 +102,7 @@ def _along_axis(function: Any) -> Any:
         wide = op.cast(x, float32) if x.dtype in HALVES else x
         if opset >= 13:
             return op.cast(function(wide, -1 if axis is None else axis), x.dtype)
-        # It used to be taken over all axes from this one on.
+        # Before, it is taken over all axes from this one on.
         first = axis_of(1 if axis is None else axis, len(x.shape))
         rows = op.reshape(wide, (math.prod(x.shape[:first]), math.prod(x.shape[first:])))
         return op.cast(op.reshape(function(rows, 1), x.shape), x.dtype)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from caldera.comm import mpi as subject
+from caldera.comm.background import BackgroundThread
 
 
 class Socket:
@@ -21,15 +24,44 @@ class Socket:
         return self.calls % 8 == 0
 
 
-def test_a_message_that_has_arrived_is_seen_at_the_first_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    naps: list[float] = []
+@pytest.fixture
+def fake_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(Status=lambda: None, Exception=ArithmeticError)
     monkeypatch.setattr(subject, "mpi", lambda: fake)
-    monkeypatch.setattr(subject.time, "sleep", naps.append)
-    owner = SimpleNamespace(naps=True, nap=1e-3, blocked=None)
-    request = subject._MpiRequest(owner, Socket(), np.zeros(1), -1)  # type: ignore[arg-type]
-    request.wait()
+
+
+def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
+    """Wait for a message in the background; its owner, and the naps that it took."""
+    naps: list[float] = []
+    patience = SimpleNamespace(is_over=False, sleep=naps.append)
+    owner: Any = SimpleNamespace(patience=patience, pace=1e-3 / size, blocked=None)
+    subject._MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
+    return owner, naps
+
+
+@pytest.mark.usefixtures("fake_mpi")
+def test_a_message_that_has_arrived_is_seen_at_the_first_look() -> None:
+    owner, naps = waiting(Socket(), 10**6)
     assert not naps
-    assert owner.nap == 5e-4
+    assert owner.pace < 1e-9
+
+
+@pytest.mark.usefixtures("fake_mpi")
+def test_naps_become_as_long_as_a_message_of_that_size_takes() -> None:
+    calls = count()
+    late = SimpleNamespace(Test=lambda status: next(calls) >= 16)
+    owner, naps = waiting(late, 10**6)
+    assert naps == [1e-3, 2e-3]
+    assert 1e-9 < owner.pace < 2e-9
+
+
+@pytest.mark.usefixtures("fake_mpi")
+def test_nobody_sleeps_while_somebody_waits() -> None:
+    waited: list[object] = []
+    never = SimpleNamespace(Test=lambda status: False, Wait=lambda: waited.append(None))
+    thread = BackgroundThread("example")
+    owner: Any = SimpleNamespace(patience=thread.patience, pace=1.0, blocked=None)
+    request = subject._MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
+    # Without that, this would take its naps for ever.
+    thread.start(request.wait).wait()
+    assert waited

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera.compress.codes import Code, Halves, Levels, Packed, Plain, Signs, Ternary
-from caldera.compress.places import pack_places, packed_bits, unpack_places
+from caldera.compress.places import HEADER, pack_places, packed_bits, unpack_places
 from caldera.kernels.native.compression.draws import Draws
 from caldera.tensor.dtype import bfloat16, float16, float32, float64
 
@@ -136,7 +136,7 @@ def test_places_are_packed_without_loss_and_never_larger_than_a_bitmap(
     rng = np.random.default_rng(seed)
     places = np.flatnonzero(rng.random(length) < density).astype(np.int32)
     packed = pack_places(places, length)
-    assert packed.size <= ceil(length / 8) + 8
+    assert packed.size <= ceil(length / 8) + HEADER
     found, rest = unpack_places(np.concatenate([packed, np.arange(3, dtype=np.uint8)]), length)
     np.testing.assert_array_equal(found, places)
     assert rest.tolist() == [0, 1, 2]

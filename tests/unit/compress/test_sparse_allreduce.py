@@ -15,6 +15,7 @@ from caldera.compress import Link, SparseVector, predicted_seconds, sparse_allre
 from caldera.compress.codes import Levels
 from caldera.compress.draws import Chance
 from caldera.compress.sparse import ALGORITHMS, Coding, sum_sparse
+from caldera.compress.sparse.cost import fastest
 
 NAMES = list(ALGORITHMS)
 
@@ -90,11 +91,8 @@ def _quantised(algorithm: str, vectors: np.ndarray) -> tuple[list[np.ndarray], n
     kept = np.zeros_like(vectors)
 
     def work(comm: Communicator) -> np.ndarray:
-        def keep(places: np.ndarray, lost: np.ndarray) -> None:
-            np.add.at(kept[comm.rank], places, lost)
-
         mine = SparseVector.of(vectors[comm.rank])
-        coding = Coding(Levels(4), Chance(1, 2, "w"), comm.rank, keep)
+        coding = Coding(Levels(4), Chance(1, 2, "w"), comm.rank, kept[comm.rank])
         total = sum_sparse(mine, comm, coding, mine.places.size, algorithm)
         return total if isinstance(total, np.ndarray) else total.dense()
 
@@ -154,15 +152,16 @@ def test_the_cost_model_knows_the_bytes(density: float) -> None:
 
 
 def test_the_cost_model_chooses_by_size_density_and_link() -> None:
-    def best(length: int, density: float, link: Link) -> str:
-        times = predicted_seconds(length, int(length * density), 8, bits=4, link=link)
-        return min(times, key=lambda name: times[name])
+    def best(length: int, density: float, link: Link, ranks: int = 8) -> str:
+        return fastest(length, int(length * density), ranks, bits=4, link=link)
 
     slow = Link(latency=5e-5, bandwidth=12.5e6)
     assert best(10_000, 1 / 32, slow) == "recursive_doubling"
     assert best(1_000_000, 1 / 32, slow) == "split_allgather"
     assert best(1_000_000, 0.4, slow) == "dense_switching"
-    assert best(1_000_000, 1 / 32, Link(latency=1e-2, bandwidth=1e9)) == "recursive_doubling"
+    distant = Link(latency=1e-2, bandwidth=1e9)
+    assert best(1_000_000, 1 / 32, distant) == "split_allgather"
+    assert best(1_000_000, 1 / 32, distant, ranks=2) == "recursive_doubling"
 
 
 def test_the_link_is_measured_alike_on_all_ranks() -> None:

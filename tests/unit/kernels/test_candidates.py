@@ -6,7 +6,7 @@ and a few more of shapes that matter to the way a kernel works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,77 +18,22 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import ITEM, OPS, parameter
 from caldera.graph.ops import product
 from caldera.graph.ops.base import broadcast_to
-from caldera.graph.ops.control import fused, items
+from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import add, exp, mul
-from caldera.graph.order import NHWC, laid_out
-from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
-from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.table import TABLE, Kernel
 from caldera.lazy import Expr, lift
-from caldera.passes.layout import IMAGES, layout
-from caldera.tensor.dtype import BY_NAME, bool_, float32, is_float
-from tests.unit.kernels.guarded import guarded
+from caldera.tensor.dtype import BY_NAME, float32
+from tests.unit.kernels.checking import DTYPES, ELSEWHERE, LAYOUTS, check_kernel, in_both_orders
 from tests.unit.ops.case import Case
 from tests.unit.ops.cases import ALL
 from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 
-TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-ELSEWHERE = frozenset({
-    "fused", "scan", "all_sum", "collective_start", "collective_finish", "turn",
-})  # fmt: skip
-"""Made by passes or plans, or in need of a communicator: no case has them as they run."""
 LARGE = frozenset({"winograd 2x2", "winograd 4x4", "fourier"})
 """Kernels that want more channels than any case has: test_fast_convolution is about them."""
-Arrange = Callable[[np.ndarray], np.ndarray]
 
 
-# --- ways for an array to lie in memory
-
-
-def _dense(array: np.ndarray) -> np.ndarray:
-    """Row by row, in memory that nothing may be read or written beyond."""
-    memory = guarded(array.nbytes).view(array.dtype).reshape(array.shape)
-    memory[...] = array
-    return memory
-
-
-def _with_gaps(array: np.ndarray) -> np.ndarray:
-    """Every second element of a larger array, along all axes."""
-    large = np.empty([2 * n + 1 for n in array.shape], array.dtype)
-    view = large[*[slice(1, None, 2) for _ in array.shape], ...]
-    view[...] = array
-    return view
-
-
-def _columns_first(array: np.ndarray) -> np.ndarray:
-    return np.array(array, order="F")
-
-
-def _backwards(array: np.ndarray) -> np.ndarray:
-    """A view with negative strides."""
-    # NumPy flips what has no axes into a scalar, which has no memory.
-    return np.flip(_dense(np.flip(array))) if array.ndim else _dense(array)
-
-
-def _repeated(array: np.ndarray) -> np.ndarray:
-    """The first entry of axis 0 instead of all of them: a view whose stride is 0."""
-    return np.broadcast_to(array[:1], array.shape) if array.ndim else array
-
-
-def _channels_last(array: np.ndarray) -> np.ndarray:
-    if array.ndim != len(NHWC):
-        return _dense(array)
-    return laid_out(_dense(array.transpose(NHWC)), array.shape, NHWC)
-
-
-LAYOUTS: dict[str, Arrange] = {
-    "dense": _dense, "with gaps": _with_gaps, "columns first": _columns_first,
-    "backwards": _backwards, "repeated": _repeated, "channels last": _channels_last,
-}  # fmt: skip
-
-
-# --- the check
+# --- nodes of the cases
 
 
 def _has_rivals(node: Node) -> bool:
@@ -97,57 +42,6 @@ def _has_rivals(node: Node) -> bool:
 
 def _rivals(node: Node) -> list[Kernel]:
     return [each for each in TABLE.candidates(node, "cpu") if each.name != "reference"]
-
-
-def _spoiled(spec: Spec) -> np.ndarray:
-    """Memory that holds nan, or the largest of numbers: what a run before it might have left."""
-    memory = guarded(spec.nbytes)
-    memory.fill(0x01 if spec.dtype == bool_ else 0xFF)
-    return laid_out(memory.view(spec.dtype), spec.shape, spec.order)
-
-
-def _in_both_orders(node: Node) -> Iterator[Node]:
-    """The node as it stands, and with its images channels last if it has any."""
-    yield node
-    if node.op.name in IMAGES:
-        stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
-        plain = node.op.node(*stand_ins, **node.attrs)
-        arranged = layout(Program(items(plain))).order()
-        yield next(each for each in arranged if each.op is node.op)
-
-
-def _check(kernel: Kernel, node: Node, inputs: tuple[np.ndarray, ...]) -> None:
-    """The kernel must give what the oracle does, twice in a row, and neither write to its inputs
-    nor depend on what was in its memory before."""
-    given = tuple(LAYOUTS["dense"](array) for array in inputs)
-    outputs = tuple(_spoiled(spec) for spec in node.outputs)
-    needed = kernel.workspace(node)
-    workspace = _spoiled(Spec((needed,), np.dtype(np.uint8))) if needed else None
-    with np.errstate(all="ignore"):
-        expected = evaluate(node, given)
-        run = kernel.bind(Call(node, outputs, inputs, workspace))
-        for _ in range(2):
-            run()
-            for output, right in zip(outputs, expected, strict=True):
-                _compare(output, right)
-        for array, before in zip(inputs, given, strict=True):
-            assert array.tobytes() == before.tobytes()
-
-
-def _compare(output: np.ndarray, right: np.ndarray) -> None:
-    if not is_float(output.dtype):
-        np.testing.assert_array_equal(output, right)
-        return
-    wide = right.astype("float64")
-    tolerance = TOLERANCE[output.dtype.name]
-    # Where all results are next to nothing (the variance of equal numbers), they are rounding.
-    scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=tolerance))
-    np.testing.assert_allclose(
-        output.astype("float64"), wide, rtol=tolerance, atol=tolerance * scale
-    )
-
-
-# --- nodes of the cases
 
 
 def _nodes_of(case: Case, dtype: str) -> Iterator[tuple[Node, tuple[np.ndarray, ...]]]:
@@ -167,7 +61,7 @@ def _nodes_of(case: Case, dtype: str) -> Iterator[tuple[Node, tuple[np.ndarray, 
             else:
                 inputs = tuple(values[given][0] for given in node.inputs)
                 values[node] = evaluate(node, inputs)
-                for each in _in_both_orders(node):
+                for each in in_both_orders(node):
                     if _has_rivals(each):
                         yield each, inputs
 
@@ -197,7 +91,7 @@ def test_kernels_compute_the_cases_of_every_op(dtype: str) -> None:
             for arrange in LAYOUTS.values():
                 arranged = tuple(arrange(array) for array in inputs)
                 try:
-                    _check(kernel, node, arranged)
+                    check_kernel(kernel, node, arranged)
                 except Exception as problem:
                     problem.add_note(f"{kernel.name} on {node}, strides "
                                      f"{[array.strides for array in arranged]}")  # fmt: skip
@@ -222,12 +116,12 @@ def _numbers(spec: Spec) -> np.ndarray:
 
 def _check_all(plain: Node, at_least: int = 1) -> None:
     inputs = tuple(_numbers(given.spec) for given in plain.inputs)
-    for node in _in_both_orders(plain):
+    for node in in_both_orders(plain):
         rivals = _rivals(node)
         assert len(rivals) >= at_least
         for kernel in rivals:
             for arrange in LAYOUTS.values():
-                _check(kernel, node, tuple(arrange(array) for array in inputs))
+                check_kernel(kernel, node, tuple(arrange(array) for array in inputs))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -268,7 +162,7 @@ def test_a_product_with_itself() -> None:
     node = product.matmul(x, x, ta=True, tb=False)
     array = _numbers(x.spec)
     for kernel in _rivals(node):
-        _check(kernel, node, (array, array))
+        check_kernel(kernel, node, (array, array))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +188,7 @@ def test_sums_keep_what_is_not_finite_in_its_row_or_column(value: float) -> None
         node = OPS["sum"](parameter(0, Spec((3, 4), float32)), axis=axis, keepdims=False)
         assert _rivals(node)
         for kernel in _rivals(node):
-            _check(kernel, node, (array,))
+            check_kernel(kernel, node, (array,))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (300, 200), (2, 0, 3)])

@@ -13,14 +13,22 @@ def layer(
     name: str, weight: float, nbytes: float = MEGABYTE, *, kind: str = "Dense", units: int = 64
 ) -> LayerCost:
     """A layer whose outputs are as large as its inputs: 1 kB a sample."""
-    return LayerCost(name, kind, name, weight, nbytes, nbytes, 1e3, 1e3, units)
+    return LayerCost(name, kind, name, weight, weight, nbytes, nbytes, 1e3, 1e3, units=units)
 
 
 def workload(layers: int = 8, nbytes: float = 8 * MEGABYTE) -> Workload:
     """Layers that are all alike; each has 8 MB of parameters, which is two messages' worth."""
     parts = tuple(layer(f"{i}", 1 / layers, nbytes) for i in range(layers))
     whole = layers * nbytes
-    return Workload("made", parts, 1e9, 2 * whole, activations=1e5, room=whole)
+    return Workload(
+        "made",
+        parts,
+        1e9,
+        2 * whole,
+        activations=1e5,
+        room=whole,
+        shapes=((round(nbytes) // 4,),) * layers,
+    )
 
 
 def setting(

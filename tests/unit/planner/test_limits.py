@@ -133,7 +133,7 @@ def test_within_a_machine_messages_take_a_core() -> None:
 
 def test_encoding_takes_a_core_whatever_carries_the_message() -> None:
     code = Coded(compress.QSGD(bits=4), few=Work(2, 1e-9), many=Work(8, 1e-9))
-    spare = replace(free(4), codes={"qsgd": code})
+    spare = replace(free(4), codes={"QSGD, 4 bits": code})
     full = replace(spare, cluster=replace(spare.cluster, at_full_speed=1.0))
     whole = 1e-9 * spare.workload.trained / spare.workload.value
     # With a core to spare only the last message is encoded after the backward pass: one of eight.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from caldera import nn, optim
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 
 
 def points(count: int = 50, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

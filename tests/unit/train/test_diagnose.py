@@ -17,7 +17,8 @@ from caldera.nn.losses import Loss
 from caldera.train.callbacks import Callback
 from caldera.train.diagnose import explain
 from caldera.train.fit import make_steps
-from caldera.train.model import Model, NeuralNetwork
+from caldera.train.model import Model
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.small import points
 

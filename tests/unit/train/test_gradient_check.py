@@ -12,7 +12,8 @@ from caldera import nn, op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.train.gradient_check import check_model_gradients
-from caldera.train.model import Model, NeuralNetwork
+from caldera.train.model import Model
+from caldera.train.neural_network import NeuralNetwork
 from tests.unit.train.small import classifier, points, same_bits, values
 
 

@@ -13,7 +13,7 @@ from caldera import nn, optim
 from caldera.errors import ConfigError
 from caldera.train.callbacks import Callback
 from caldera.train.lr_find import lr_find
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.small import classifier, points, same_bits, values
 

@@ -13,7 +13,7 @@ import pytest
 from caldera import data, nn
 from caldera.errors import DataError
 from caldera.train.callbacks import Callback
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.apart import APART
 from tests.unit.train.small import same_bits, values

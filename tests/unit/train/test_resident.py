@@ -14,7 +14,8 @@ from caldera.config import settings
 from caldera.data import ArrayData, IterableData, Loader, Share
 from caldera.memory import device
 from caldera.train.fit import make_steps
-from caldera.train.model import Model, NeuralNetwork
+from caldera.train.model import Model
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.resident import resident
 from tests.unit.train.apart import APART, assert_same
 from tests.unit.train.small import classifier, points, same_bits, values

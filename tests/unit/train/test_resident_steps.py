@@ -14,7 +14,7 @@ from caldera.memory import Device, device
 from caldera.plan import plan
 from caldera.train import ahead, diagnose
 from caldera.train.callbacks import Callback
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.apart import APART, assert_same
 from tests.unit.train.small import classifier, points, same_bits, values

@@ -20,7 +20,7 @@ from caldera.train.callbacks import Callback, EarlyStopping
 from caldera.train.checkpoint import Checkpointer
 from caldera.train.folder import CheckpointFolder
 from caldera.train.history import History
-from caldera.train.model import NeuralNetwork
+from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.small import classifier, points, same_bits, values
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native.compression.bits import pack_bits, unpack_bits
 from caldera.kernels.native.compression.largest import (
     largest_in_blocks,
     take_largest_in_blocks,
 )
 from caldera.kernels.native.compression.levels import from_levels, to_levels
 from caldera.kernels.native.compression.merge import merge_sorted
-from caldera.kernels.native.compression.rice import rice_read, rice_sizes, rice_write
 from caldera.kernels.native.compression.rounding import FORMATS, round_by_chance
-from caldera.kernels.native.compression.scatter import add_at, put, take_out
+from caldera.kernels.native.compression.scatter import add_at, not_zero, put_only, take_out
 
 __all__ = [
     "FORMATS",
@@ -19,14 +17,10 @@ __all__ = [
     "from_levels",
     "largest_in_blocks",
     "merge_sorted",
-    "pack_bits",
-    "put",
-    "rice_read",
-    "rice_sizes",
-    "rice_write",
+    "not_zero",
+    "put_only",
     "round_by_chance",
     "take_largest_in_blocks",
     "take_out",
     "to_levels",
-    "unpack_bits",
 ]

@@ -2,91 +2,172 @@
 
 A bucket of elements shares one scale, its largest magnitude M. An element x lies between two of
 the levels M * i / s for i = -s, ..., s; it becomes the upper one with the probability that makes
-the expectation x. Codes are i + s, one byte each. A bucket that holds an infinity or a nan has it
-as its scale, and comes back without a number in it.
+the expectation x. A message has the scales of its buckets (float32), then the codes i + s, each of
+a few bits, the lowest bits of a byte first. A bucket that holds an infinity or a nan has it as its
+scale, and comes back without a number in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from caldera.kernels.native.compression.draws import ALIGNED, Draws, draws_of, with_draws
-from caldera.kernels.native.compression.run import kernel, run
-from caldera.kernels.native.emit import F32, I8, I32, Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.compression.run import addresses_of, kernel, run
+from caldera.kernels.native.emit import (
+    F32,
+    I8,
+    I32,
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    natural_lanes,
+    vector,
+)
 
 _WORTH_SPLITTING = 1 << 13
 _CODES_AT_ONCE = 16
 _SMALLEST_SCALE = 2.0**-100
 """Below it a bucket is nothing but zeros: 1 / scale must stay a number."""
+_INFINITY = float("inf")
 
 
 def to_levels(
-    values: np.ndarray, levels: int, bucket: int, draws: Draws
-) -> tuple[np.ndarray, np.ndarray]:
-    """Codes (uint8) and scales (float32, one a bucket) of float32 values.
+    values: np.ndarray,
+    spans: Sequence[tuple[int, int]],
+    messages: Sequence[np.ndarray],
+    draws: Draws,
+    *,
+    levels: int,
+    width: int,
+    bucket: int,
+) -> np.ndarray:
+    """Write a message for each span of float32 values; what each value has lost by that.
 
-    `bucket` is a multiple of 64. The same draws give the same codes.
+    Codes have a `width` of 2, 4 or 8 bits. `bucket` is a multiple of 64, and each message begins
+    with a bucket of its own. The same draws give the same codes. What was lost to an infinity or
+    a nan counts as nothing.
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import from_levels, to_levels
     >>> from caldera.kernels.native.compression.draws import Draws
-    >>> codes, scales = to_levels(np.array([-2, 0, 2], np.float32), 7, 64, Draws(0, 0, 0))
-    >>> codes.tolist(), scales.tolist(), from_levels(codes, scales, 7, 64).tolist()
-    ([0, 7, 14], [2.0], [-2.0, 0.0, 2.0])
+    >>> values, message = np.array([-2, 0, 2], np.float32), np.empty(6, np.uint8)
+    >>> few = {"levels": 7, "width": 4, "bucket": 64}
+    >>> to_levels(values, [(0, 3)], [message], Draws(0, 0, 0), **few).tolist()
+    [0.0, 0.0, 0.0]
+    >>> message[4:].tolist(), from_levels([message], [3], **few).tolist()
+    ([112, 14], [-2.0, 0.0, 2.0])
     """
-    codes = np.empty(values.size, np.uint8)
-    scales = np.empty(-(-values.size // bucket), np.float32)
-    address = kernel(_build_to, levels=levels)
-    work = (values, codes, scales, values.size, bucket)
+    whole = spans == [(0, values.size)]
+    lost = np.empty(values.size, np.float32) if whole else np.zeros(values.size, np.float32)
+    address = kernel(_build_to, levels=levels, width=width)
+    work = (values, lost, np.array(spans, np.int64), addresses_of(messages), len(messages), bucket)
     run(address, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
-    return codes, scales
+    return lost
 
 
 def from_levels(
-    codes: np.ndarray,
-    scales: np.ndarray,
-    levels: int,
-    bucket: int,
+    messages: Sequence[np.ndarray],
+    counts: Sequence[int],
     *,
-    count: int | None = None,
-    width: int = 8,
+    levels: int,
+    width: int,
+    bucket: int,
 ) -> np.ndarray:
-    """The float32 values that codes and scales stand for.
-
-    With a `width` of 2 or 4 bits, `count` codes are packed as `pack_bits` does.
-    """
-    size = codes.size if count is None else count
-    values = np.empty(size, np.float32)
+    """The float32 values of messages that have so many each, one after the other."""
+    total = sum(counts)
+    values = np.empty(total, np.float32)
     address = kernel(_build_from, levels=levels, width=width)
-    run(address, codes, values, scales, size, bucket, size=size, worth=_WORTH_SPLITTING)
+    work = (addresses_of(messages), np.array(counts, np.int64), len(messages), values, bucket)
+    run(address, *work, size=total, worth=_WORTH_SPLITTING)
     return values
 
 
-def _build_to(k: Emitter, levels: int) -> None:
-    """Slots: values, codes, scales, size, bucket, then the draws."""
-    values, codes, scales = k.pointer(0, F32), k.pointer(1, I8), k.pointer(2, F32)
-    size, bucket = k.integer(3), k.integer(4)
-    draws = draws_of(k, 5)
-    begin, end = k.share((size + bucket - 1) // bucket)
-    with k.loop(begin, end) as number:
-        first = number * bucket
-        last = k.minimum(first + bucket, size)
-        scale = _largest_magnitude(k, values, first, last)
-        scales.store(number, scale)
-        inverse = k.select(scale >= _SMALLEST_SCALE, levels / scale, 0.0)
+def _build_to(k: Emitter, levels: int, width: int) -> None:
+    """Slots: values, lost, spans, addresses, messages, bucket, then the draws."""
+    values, lost = k.pointer(0, F32), k.pointer(1, F32)
+    spans, addresses, bucket = k.pointer(2, I64), k.pointer(3, I64), k.integer(5)
+    draws = draws_of(k, 6)
+    codes = k.stack(I8, ALIGNED)
+    before = k.variable(0, I64)
+    with k.loop(0, k.integer(4)) as message:
+        low = spans.load(message * 2)
+        size = spans.load(message * 2 + 1) - low
+        mine, missed = values.at(low), lost.at(low)
+        buckets = (size + bucket - 1) // bucket
+        scales = k.at_address(addresses.load(message), I8)
+        packed = scales.at(buckets * 4)
+        begin, end = k.share(buckets)
+        with k.loop(begin, end) as number:
+            first = number * bucket
+            last = k.minimum(first + bucket, size)
+            scale = _largest_magnitude(k, mine, first, last)
+            k.ir.store(scale.raw, scales.at(number * 4).raw, align=1)
+            inverse = k.select(scale >= _SMALLEST_SCALE, levels / scale, 0.0)
+            # Words are counted through the buckets of all messages.
+            shift = before.value * bucket
+            with k.loop(first, last, ALIGNED) as start:
+                stop = k.minimum(start + ALIGNED, last)
+                reach = (start + shift, stop + shift)
+                target = codes.at(-start - shift)
 
-        def code(value: Value, word: Value, inverse: Value = inverse) -> Value:
-            level = k.intrinsic("llvm.fabs", value) * inverse
-            # No nan may be converted, and rounding must not lead past the last level.
-            level = k.select(level < levels, level, float(levels))
-            lower = k.convert(level, I32)
-            part = level - k.convert(lower, F32)
-            chance = k.convert(k.shift_right(word, 8), F32) * 2.0**-24
-            rounded = lower + k.convert(chance < part, I32)
-            signed = k.select(k.bitcast(value, word.type) < 0, -rounded, rounded)
-            return k.convert(signed + levels, I8)
+                def code(value: Value, word: Value, inverse: Value = inverse) -> Value:
+                    return _code(k, value, word, inverse, levels)
 
-        with_draws(k, draws, (first, last), values, codes, code)
+                k.clear_bytes(codes, ALIGNED)
+                with_draws(k, draws, reach, mine.at(-shift), target, code)
+                _pack(k, codes, packed.at(start // 8 * width), stop - start, width)
+                _lose(k, codes, mine.at(start), missed.at(start), stop - start, scale / levels,
+                      levels)  # fmt: skip
+        before.value = before.value + buckets
+
+
+def _code(k: Emitter, value: Value, word: Value, inverse: Value, levels: int) -> Value:
+    level = k.intrinsic("llvm.fabs", value) * inverse
+    # No nan may be converted, and rounding must not lead past the last level.
+    level = k.select(level < levels, level, float(levels))
+    lower = k.convert(level, I32)
+    part = level - k.convert(lower, F32)
+    chance = k.convert(k.shift_right(word, 8), F32) * 2.0**-24
+    rounded = lower + k.convert(chance < part, I32)
+    signed = k.select(k.bitcast(value, word.type) < 0, -rounded, rounded)
+    return k.convert(signed + levels, I8)
+
+
+def _pack(k: Emitter, codes: Pointer, target: Pointer, count: Value, width: int) -> None:
+    """So many of 64 codes, a byte each and zeros behind them, as bytes without a gap."""
+    in_byte = 8 // width
+    packed = k.stack(I8, ALIGNED)
+    for start in range(0, ALIGNED, _CODES_AT_ONCE * in_byte):
+        some = codes.load(start, _CODES_AT_ONCE * in_byte)
+        held = k.shuffle(some, None, range(0, some.lanes, in_byte))
+        for place in range(1, in_byte):
+            held = held | k.shuffle(some, None, range(place, some.lanes, in_byte)) << place * width
+        packed.store(start // in_byte, held)
+    with k.either(count.equals(ALIGNED)) as (all_of_them, some_of_them):
+        with all_of_them:
+            k.copy_bytes(target, packed, ALIGNED // in_byte)
+        with some_of_them:
+            k.copy_bytes(target, packed, (count + in_byte - 1) // in_byte)
+
+
+def _lose(
+    k: Emitter, codes: Pointer, values: Pointer, lost: Pointer, count: Value, unit: Value,
+    levels: int,
+) -> None:  # fmt: skip
+    def lose(i: Value, lanes: int) -> None:
+        error = values.load(i, lanes) - _value(k, codes.load(i, lanes), unit, levels)
+        finite = k.intrinsic("llvm.fabs", error) < _INFINITY
+        lost.store(i, k.select(finite, error, 0.0))
+
+    k.in_vectors(0, count, _CODES_AT_ONCE, lose)
+
+
+def _value(k: Emitter, codes: Value, unit: Value, levels: int) -> Value:
+    level = k.convert(codes, I32, unsigned=True) - levels
+    return k.convert(level, F32) * unit
 
 
 def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -> Value:
@@ -106,20 +187,28 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
 
 
 def _build_from(k: Emitter, levels: int, width: int) -> None:
-    """Slots: codes, values, scales, size, bucket."""
-    codes, values, scales = k.pointer(0, I8), k.pointer(1, F32), k.pointer(2, F32)
-    size, bucket = k.integer(3), k.integer(4)
-    begin, end = k.share(size, ALIGNED)
-    first = begin // bucket
-    with k.loop(first, k.select(begin < end, (end + bucket - 1) // bucket, first)) as number:
-        unit = scales.load(number) / levels
+    """Slots: addresses, counts, messages, values, bucket."""
+    addresses, counts = k.pointer(0, I64), k.pointer(1, I64)
+    values, bucket = k.pointer(3, F32), k.integer(4)
+    before = k.variable(0, I64)
+    with k.loop(0, k.integer(2)) as message:
+        size = counts.load(message)
+        mine = values.at(before.value)
+        buckets = (size + bucket - 1) // bucket
+        scales = k.at_address(addresses.load(message), I8)
+        codes = scales.at(buckets * 4)
+        begin, end = k.share(buckets)
+        with k.loop(begin, end) as number:
+            scale = Value(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
+            unit = scale / levels
 
-        def store(i: Value, count: int, unit: Value = unit) -> None:
-            level = k.convert(_codes(k, codes, i, count, width), I32, unsigned=True) - levels
-            values.store(i, k.convert(level, F32) * unit)
+            def store(i: Value, count: int, mine: Pointer = mine, unit: Value = unit,
+                      codes: Pointer = codes) -> None:  # fmt: skip
+                mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
 
-        low = k.maximum(number * bucket, begin)
-        k.in_vectors(low, k.minimum((number + 1) * bucket, end), _CODES_AT_ONCE, store)
+            first = number * bucket
+            k.in_vectors(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, store)
+        before.value = before.value + size
 
 
 def _codes(k: Emitter, packed: Pointer, i: Value, count: int, width: int) -> Value:

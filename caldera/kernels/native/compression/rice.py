@@ -1,150 +1,92 @@
-"""Increasing places by Rice's code: gaps divided by 2**r in unary, what is left over in r bits.
+"""Increasing places as bytes, for several messages in one call.
 
-Unary and rest are two strings of bits. In the first every place has a one, with as many zeros
-before it as the quotient says; in the second its remainder, the lowest bits first.
+Packed places are how many there are and how many runs (both uint32), then a string of places; or,
+if there are runs, one of where these begin and one of where they end. A string has, by Rice's code,
+the gap before each place divided by 2**r in unary, and what is left over in r bits:
+
+    r, bits of the unary part (uint32); what is left over, the lowest bits first; the unary part
+
+In the unary part every place has a one, with as many zeros before it as the quotient says. With
+r = 0 that is a bitmap of all elements up to the last place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compression.run import kernel, run
-from caldera.kernels.native.emit import I1, I8, I32, I64, Emitter, Value
+from caldera.kernels.native.compression.rice_reading import SLACK, build_unpack
+from caldera.kernels.native.compression.rice_writing import HEADER, build_pack
+from caldera.kernels.native.compression.run import addresses_of, kernel, run
 
-_SLACK = 8
-"""Bytes after a string of bits that are read with its last ones."""
-TRIED = 3
-"""How many parameters are compared."""
-
-
-def rice_sizes(places: np.ndarray, first: int) -> tuple[list[int], int]:
-    """The bits of the unary part with r = first, first + 1, ...; and how many runs there are.
-
-    A run is a place without the one before it, and all that follow without a gap.
-
-    >>> import numpy as np
-    >>> from caldera.kernels.native.compression.rice import rice_sizes
-    >>> rice_sizes(np.array([4, 5, 9], np.int32), 0)
-    ([10, 6, 4], 2)
-    """
-    found = np.zeros(TRIED + 1, np.int64)
-    run(kernel(_build_sizes), places, places.size, first, found)
-    *sums, runs = found.tolist()
-    return [places.size + each for each in sums], runs
+Span = tuple[int, int]
+"""From one number to (but without) another."""
 
 
-def rice_write(places: np.ndarray, rest: int, unary: int) -> tuple[np.ndarray, np.ndarray]:
-    """The two strings as bytes; `unary` is how many bits the first has.
+def pack(
+    places: np.ndarray, spans: Sequence[Span], parts: Sequence[Span], free: Sequence[int]
+) -> list[np.ndarray]:
+    """A message for each span of places (int32, increasing), all of which lie in that part of a
+    vector; so many bytes are free behind the places.
 
     >>> import numpy as np
-    >>> from caldera.kernels.native.compression.rice import rice_read, rice_write
-    >>> places = np.array([4, 5, 9], np.int32)
-    >>> [string.tolist() for string in rice_write(places, 1, 6)]
-    [[44], [4]]
-    >>> rice_read(*rice_write(places, 1, 6), count=3, rest=1)
-    array([4, 5, 9], dtype=int32)
+    >>> from caldera.kernels.native.compression.rice import pack, unpack
+    >>> places, parts = np.array([3, 4, 5, 17], np.int32), [(0, 10), (10, 20)]
+    >>> messages = pack(places, [(0, 3), (3, 4)], parts, free=[0, 2])
+    >>> [message.size for message in messages]
+    [17, 19]
+    >>> unpack(messages, parts)
+    (array([ 3,  4,  5, 17], dtype=int32), [3, 1], [17, 17])
     """
-    ones = np.zeros(unary // 64 + 1, np.int64)
-    low = np.zeros(places.size * rest // 32 + 1, np.int32)
-    run(kernel(_build_write), places, places.size, rest, ones, low)
-    bytes_of_low = -(-places.size * rest // 8)
-    return ones.view(np.uint8)[: -(-unary // 8)], low.view(np.uint8)[:bytes_of_low]
+    longest = [
+        HEADER + -(-(end - begin) // 8) + room
+        for (begin, end), room in zip(parts, free, strict=True)
+    ]
+    out = np.empty(sum(longest), np.uint8)
+    ends = np.empty(len(longest), np.int64)
+    most = max((high - low for low, high in spans), default=0)
+    run(
+        kernel(build_pack), places, _numbers(spans), _numbers(parts), _numbers(free), len(longest),
+        out, ends, np.empty((2, most), np.int32), most,
+    )  # fmt: skip
+    found = ends.tolist()
+    return [out[begin:end] for begin, end in zip([0, *found], found, strict=False)]
 
 
-def rice_read(ones: np.ndarray, low: np.ndarray, count: int, rest: int) -> np.ndarray:
-    """The places (int32) of the two strings; refused if there are not so many."""
-    words = np.zeros(-(-ones.size // 8), np.int64)
-    words.view(np.uint8)[: ones.size] = ones
-    padded = np.zeros(low.size + _SLACK, np.uint8)
-    padded[: low.size] = low
-    places = np.empty(count, np.int32)
-    found = np.zeros(1, np.int64)
-    if low.size * 8 < count * rest:
-        raise DataError.build("rice_read", expected=f"{count * rest} bits", got=f"{low.size} bytes")
-    run(kernel(_build_read), words, words.size, padded, rest, places, count, found)
-    if found[0] != count:
-        raise DataError.build("rice_read", expected=f"{count} places", got=f"{found[0]}")
-    return places
+def unpack(
+    messages: Sequence[np.ndarray], parts: Sequence[Span]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """The places of all messages, each in its part of a vector; how many a message has, and how
+    many of its bytes these took. Messages that cannot be are refused."""
+    lengths = [end - begin for begin, end in parts]
+    counts = [
+        int.from_bytes(each[:4].tobytes(), "little") if each.size >= HEADER else -1
+        for each in messages
+    ]
+    for count, length in zip(counts, lengths, strict=True):
+        if not 0 <= count <= length:
+            raise DataError.build(
+                "places of a message", expected=f"places below {length}", got=f"{count} of them"
+            )
+    places = np.empty(sum(counts), np.int32)
+    taken = np.empty(len(messages), np.int64)
+    sizes = [each.size for each in messages]
+    most = max(counts, default=0)
+    room = np.empty(max(sizes, default=0) + SLACK, np.uint8)
+    run(
+        kernel(build_unpack), addresses_of(messages), _numbers(sizes), _numbers(parts),
+        len(messages), places, taken, room, np.empty((2, most), np.int32), most,
+    )  # fmt: skip
+    found = taken.tolist()
+    for each, length in zip(found, lengths, strict=True):
+        if each < 0:
+            raise DataError.build(
+                "places of a message", expected=f"increasing places below {length}", got="others"
+            )
+    return places, counts, found
 
 
-def _build_sizes(k: Emitter) -> None:
-    """Slots: places, count, first r, found."""
-    places, count, first, found = k.pointer(0, I32), k.integer(1), k.integer(2), k.pointer(3, I64)
-    before = k.variable(-1, I64)
-    sums = [k.variable(0, I64) for _ in range(TRIED)]
-    runs = k.variable(0, I64)
-    # The first place begins a run even where there is none before it.
-    linked = k.variable(-2, I64)
-    with k.loop(0, count) as i:
-        place = k.convert(places.load(i), I64)
-        gap = place - before.value - 1
-        for turn, total in enumerate(sums):
-            total.value = total.value + k.shift_right(gap, first + turn)
-        runs.value = runs.value + k.convert(place.differs(linked.value + 1), I64)
-        before.value = place
-        linked.value = place
-    for index, total in enumerate([*sums, runs]):
-        found.store(index, total.value)
-
-
-def _build_write(k: Emitter) -> None:
-    """Slots: places, count, r, ones (zeros), low."""
-    places, count, rest = k.pointer(0, I32), k.integer(1), k.integer(2)
-    ones, low = k.pointer(3, I64), k.pointer(4, I32)
-    mask = (k.constant(1, I64) << rest) - 1
-    before = k.variable(-1, I64)
-    # Both strings are put together in registers, and written a word at a time.
-    following, word, held = (k.variable(0, I64) for _ in range(3))
-    written, filled, lower = (k.variable(0, I64) for _ in range(3))
-    with k.loop(0, count) as i:
-        place = k.convert(places.load(i), I64)
-        gap = place - before.value - 1
-        before.value = place
-        one = following.value + k.shift_right(gap, rest)
-        following.value = one + 1
-        with k.when(k.shift_right(one, 6).differs(word.value)):
-            ones.store(word.value, held.value)
-            word.value = k.shift_right(one, 6)
-            held.value = 0
-        held.value = held.value | (k.constant(1, I64) << (one & 63))
-        lower.value = lower.value | ((gap & mask) << filled.value)
-        filled.value = filled.value + rest
-        with k.when(filled.value >= 32):
-            low.store(written.value, k.convert(lower.value, I32))
-            lower.value = k.shift_right(lower.value, 32)
-            written.value = written.value + 1
-            filled.value = filled.value - 32
-    ones.store(word.value, held.value)
-    low.store(written.value, k.convert(lower.value, I32))
-
-
-def _build_read(k: Emitter) -> None:
-    """Slots: words, how many, low, r, places, count, found."""
-    words, length, low, rest = k.pointer(0, I64), k.integer(1), k.pointer(2, I8), k.integer(3)
-    places, count = k.pointer(4, I32), k.integer(5)
-    mask = (k.constant(1, I64) << rest) - 1
-    found = k.variable(0, I64)
-    before = k.variable(-1, I64)
-    place = k.variable(-1, I64)
-    left = k.variable(0, I64)
-    with k.loop(0, length) as number:
-        left.value = words.load(number)
-        with k.repeat_while(lambda: left.value.differs(0) & (found.value < count)):
-            one = number * 64 + Value(k, k.ir.cttz(left.value.raw, I1(0)))
-            left.value = left.value & (left.value - 1)
-            bit = found.value * rest
-            lower = k.shift_right(_unaligned(k, low.bytes_on(bit // 8).raw), bit & 7) & mask
-            gap = ((one - before.value - 1) << rest) | lower
-            before.value = one
-            place.value = place.value + gap + 1
-            places.store(found.value, k.convert(place.value, I32))
-            found.value = found.value + 1
-        # More ones than places: one too many is enough to be refused.
-        found.value = k.select(left.value.differs(0), count + 1, found.value)
-    k.pointer(6, I64).store(0, found.value)
-
-
-def _unaligned(k: Emitter, address: object) -> Value:
-    """Eight bytes that begin anywhere."""
-    return Value(k, k.ir.load(address, typ=I64, align=1))
+def _numbers(values: Sequence[int] | Sequence[Span]) -> np.ndarray:
+    return np.array(values, np.int64)

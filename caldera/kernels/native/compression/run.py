@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -26,12 +26,23 @@ def run(address: int, *arguments: np.ndarray | int, size: int = 0, worth: int = 
         NativeRunner([native_call(address, *arguments, parts=settings.threads)])()
         return
     slots = (ctypes.c_int64 * len(arguments))(
-        *[
-            given.__array_interface__["data"][0] if isinstance(given, np.ndarray) else given
-            for given in arguments
-        ]
+        *[address_of(given) if isinstance(given, np.ndarray) else given for given in arguments]
     )
     _function(address)(slots, 0, 1)
+
+
+def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Where arrays begin, for a kernel that works on several."""
+    return np.array([address_of(each) for each in arrays], np.int64)
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array begins, which `array.ctypes` takes several times as long to say."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (TypeError, ValueError):
+        # It must not be written, or is empty.
+        return int(array.ctypes.data)
 
 
 @cache

@@ -12,26 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
-from caldera.graph.node import Node
 from caldera.kernels.native.compiler import compiled
 from caldera.kernels.native.convolution import blocks
 from caldera.kernels.native.convolution.arrange import ONCE, Loop, scatter
 from caldera.kernels.native.convolution.blocks import Blocks
-from caldera.kernels.native.convolution.geometry import (
-    Correlation,
-    Geometry,
-    forward,
-    kind_of,
-    steps,
-)
+from caldera.kernels.native.convolution.geometry import Correlation, kind_of, steps
 from caldera.kernels.native.convolution.slots import Integers, in_order
-from caldera.kernels.native.convolution.stage import Room, bind_staged, room_of, staging_bytes
 from caldera.kernels.native.convolution.strips import Strips, cut, pixel_table
-from caldera.kernels.native.convolution.weight import strips_wanted
+from caldera.kernels.native.convolution.weight_layout import strips_wanted
 from caldera.kernels.native.emit import I64, Emitter, Pointer, Value, natural_lanes, vector
 from caldera.kernels.native.machine import machine
 from caldera.kernels.native.program import NativeCall, native_call
-from caldera.kernels.table import Call, Runner
 from caldera.tensor.dtype import DType
 
 
@@ -119,6 +110,17 @@ _NAMES = (
     "images", "rows", "a_image", "batch", "target_rows", "target_columns", "stride_rows",
     "reach_rows", "taps", "size", "sums", "x_length", "y_length",
 )  # fmt: skip
+
+
+def gradient_calls(
+    gradient: DepthwiseGradient,
+    x: np.ndarray,
+    y: np.ndarray,
+    scratch: list[np.ndarray],
+    out: np.ndarray,
+) -> list[NativeCall]:
+    """Partial sums, then their sum written to the filters' gradient."""
+    return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
 
 
 def _sum_call(
@@ -219,23 +221,3 @@ def _write_call(gradient: DepthwiseGradient, partial: np.ndarray, out: np.ndarra
         length=gradient.channels, neighbour=of_channel, width=width,
         block_step=gradient.taps * width, sums=gradient.sums, sum_step=gradient.size,
     )  # fmt: skip
-
-
-def workspace(node: Node) -> int:
-    """Bytes of partial sums and strips, and of images that have to be copied."""
-    geometry = Geometry.of(node)
-    gradient = DepthwiseGradient(forward(geometry), geometry.dtype)
-    return room_of(gradient.lengths, geometry.dtype) + staging_bytes(node)
-
-
-def bind(call: Call) -> Runner:
-    """Sum over strips, then add up and write row major."""
-    geometry = Geometry.of(call.node)
-    gradient = DepthwiseGradient(forward(geometry), geometry.dtype)
-
-    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
-        x, y, out = arrays
-        scratch = [room.array(length, geometry.dtype) for length in gradient.lengths]
-        return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
-
-    return bind_staged(call, gradient.lengths, compute)

@@ -10,7 +10,7 @@ from caldera.graph.node import Node
 from caldera.kernels.native.convolution.correlate import Packing
 from caldera.kernels.native.convolution.direct import packings
 from caldera.kernels.native.convolution.geometry import Geometry, forward
-from caldera.kernels.native.convolution.weight import Gradient
+from caldera.kernels.native.convolution.weight_layout import Gradient
 from caldera.tensor.shape import size
 
 PEAK = 36e9

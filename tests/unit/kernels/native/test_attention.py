@@ -16,8 +16,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.tensor.dtype import BY_NAME, bool_
 from caldera.tensor.shape import Shape
-from tests.unit.kernels.test_candidates import DTYPES, LAYOUTS
-from tests.unit.kernels.test_candidates import _check as check_kernel
+from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,18 +17,15 @@ from caldera.kernels.native.compression import (
     from_levels,
     largest_in_blocks,
     merge_sorted,
-    pack_bits,
-    put,
-    rice_read,
-    rice_sizes,
-    rice_write,
+    not_zero,
+    put_only,
     round_by_chance,
     take_largest_in_blocks,
     take_out,
     to_levels,
-    unpack_bits,
 )
 from caldera.kernels.native.compression.draws import Draws
+from caldera.kernels.native.compression.rice import HEADER, Span, pack, unpack
 from caldera.tensor.philox import uniform01
 
 DRAWS = Draws(seed=-5, step=3, stream=9, first=2)
@@ -64,7 +63,7 @@ def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int
             found = largest_in_blocks(vector, count, block)
             np.testing.assert_array_equal(found, _largest(vector, count, block))
             half = vector * np.float32(0.5)
-            places, taken = take_largest_in_blocks(half, half.copy(), count, block)
+            places, taken = take_largest_in_blocks(half, [half.copy()], count, block)
             np.testing.assert_array_equal(places, found)
             np.testing.assert_array_equal(taken, vector[found])
             rest = vector.copy()
@@ -72,24 +71,24 @@ def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int
             np.testing.assert_array_equal(half, rest)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 11, 20, 31, 32])
-def test_bits_are_packed_without_a_gap(width: int) -> None:
-    rng = np.random.default_rng(width)
-    for count in (0, 1, 31, 32, 33, 1000, 70_000):
-        words = rng.integers(0, 1 << width, size=count).astype(np.uint32)
-        bits = (words[:, None] >> np.arange(width, dtype=np.uint32)) & 1
-        expected = np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
-        kinds = [words.view(np.int32)] + [words.astype(np.uint8)] * (width <= 8)
-        for integers in kinds:
-            packed = pack_bits(integers, width)
-            np.testing.assert_array_equal(packed, expected)
-            again = unpack_bits(packed, count, width, integers.dtype.name)
-            np.testing.assert_array_equal(again, integers)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_largest_of_every_block_of_several_vectors(threads: int) -> None:
+    vectors = [_vectors(n)[0] for n in (40_000, 0, 7, 1000)]
+    values = np.zeros(sum(vector.size for vector in vectors), np.float32)
+    with cd.settings.override(threads=threads):
+        places, taken = take_largest_in_blocks(values, vectors, 16, 512)
+    begins = np.cumsum([0, *(vector.size for vector in vectors)])
+    expected = [_largest(v, 16, 512) + begin for v, begin in zip(vectors, begins, strict=False)]
+    np.testing.assert_array_equal(places, np.concatenate(expected))
+    whole = np.concatenate(vectors)
+    np.testing.assert_array_equal(taken, whole[places])
+    whole[places] = 0
+    np.testing.assert_array_equal(values, whole)
 
 
-def test_too_few_bytes_are_refused() -> None:
-    with pytest.raises(cd.DataError, match="expected 4 bytes, got 3"):
-        unpack_bits(np.zeros(3, np.uint8), 8, 4)
+def _packed(codes: np.ndarray, width: int) -> np.ndarray:
+    bits = (codes[:, None] >> np.arange(width, dtype=np.uint8)) & 1
+    return np.packbits(bits.reshape(-1), bitorder="little")
 
 
 @pytest.mark.parametrize("levels", [1, 7, 127])
@@ -107,31 +106,63 @@ def test_levels_are_drawn_by_the_definition_of_random_numbers(levels: int, threa
         chance = uniform01(DRAWS.seed, DRAWS.step, DRAWS.stream, 64 * DRAWS.first, size)
         rounded = np.floor(level) + (chance < level - np.floor(level))
         expected = np.where(np.signbit(x), -rounded, rounded) + levels
-        with cd.settings.override(threads=threads):
-            codes, found = to_levels(x, levels, bucket, DRAWS)
-            values = from_levels(codes, found, levels, bucket)
-        np.testing.assert_array_equal(codes, expected.astype(np.uint8))
-        np.testing.assert_array_equal(found, scales)
+        codes = expected.astype(np.uint8)
         unit = np.repeat(scales / np.float32(levels), bucket)[:size]
-        np.testing.assert_array_equal(values, (codes.astype(np.float32) - levels) * unit)
-        for width in {1: (2, 4), 7: (4,)}.get(levels, ()):
-            packed = pack_bits(codes, width)
-            again = from_levels(packed, found, levels, bucket, count=size, width=width)
-            np.testing.assert_array_equal(again, values)
+        rounded = (codes.astype(np.float32) - levels) * unit
+        for width in {1: (2, 4, 8), 7: (4, 8), 127: (8,)}[levels]:
+            packed = _packed(codes, width)
+            message = np.empty(scales.nbytes + packed.size, np.uint8)
+            form = {"levels": levels, "width": width, "bucket": bucket}
+            with cd.settings.override(threads=threads):
+                lost = to_levels(x, [(0, size)], [message], DRAWS, **form)
+                values = from_levels([message], [size], **form)
+            assert message.tobytes() == scales.tobytes() + packed.tobytes()
+            np.testing.assert_array_equal(values, rounded)
+            np.testing.assert_array_equal(lost, x - rounded)
+
+
+FEW: dict[str, int] = {"levels": 7, "width": 4, "bucket": 64}
+
+
+def test_messages_of_some_spans_have_buckets_and_draws_of_their_own() -> None:
+    x = np.random.default_rng(0).normal(size=300).astype(np.float32)
+    spans = [(0, 70), (100, 100), (130, 300)]
+    messages = [np.empty(4 * -(-(b - a) // 64) + -(-(b - a) // 2), np.uint8) for a, b in spans]
+    lost = to_levels(x, spans, messages, DRAWS, **FEW)
+    draws = DRAWS
+    for (low, high), message in zip(spans, messages, strict=True):
+        alone = np.empty_like(message)
+        to_levels(x[low:high], [(0, high - low)], [alone], draws, **FEW)
+        assert alone.tobytes() == message.tobytes()
+        draws = draws.after(high - low)
+    values = from_levels(messages, [b - a for a, b in spans], **FEW)
+    expected = np.concatenate([x[low:high] for low, high in spans])
+    missed = np.concatenate([lost[low:high] for low, high in spans])
+    np.testing.assert_array_equal(missed, expected - values)
+    assert not lost[70:130].any()
+
+
+def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    message = np.empty(4 * -(-x.size // 64) + -(-x.size // 2), np.uint8)
+    lost = to_levels(x, [(0, x.size)], [message], DRAWS, **FEW)
+    return from_levels([message], [x.size], **FEW), lost
 
 
 def test_a_bucket_with_something_that_is_no_number_has_no_numbers_after_it() -> None:
     for bad in (np.inf, -np.inf, np.nan):
         x = np.ones(128, np.float32)
         x[70] = bad
-        values = from_levels(*to_levels(x, 7, 64, DRAWS), 7, 64)
+        values, lost = _rounded(x)
         assert not np.isfinite(values[64:]).any()
         assert (values[:64] == 1).all()
+        assert not lost.any()
 
 
 def test_tiny_and_zero_buckets_become_zeros() -> None:
     x = np.array([0.0, 1e-40, -1e-38], np.float32)
-    assert not from_levels(*to_levels(x, 7, 64, DRAWS), 7, 64).any()
+    values, lost = _rounded(x)
+    assert not values.any()
+    np.testing.assert_array_equal(lost, x)
 
 
 def _all_of(name: str) -> np.ndarray:
@@ -191,28 +222,64 @@ def test_merging_adds_up(a: dict[int, int], b: dict[int, int], dtype: str) -> No
     assert values.tolist() == list(expected.values())
 
 
-_places = st.sets(st.integers(0, 5000), max_size=300).map(lambda x: np.array(sorted(x), np.int32))
+_places = st.sets(st.integers(0, 4999), max_size=300).map(lambda x: np.array(sorted(x), np.int32))
+_runs = st.lists(st.tuples(st.integers(0, 4900), st.integers(1, 100)), max_size=9).map(
+    lambda runs: np.unique([i for a, n in runs for i in range(a, a + n)]).astype(np.int32)
+)
+
+
+def _strings(places: np.ndarray, rest: int) -> bytes:
+    """By the definition: r, the bits of the unary part, what is left over, the unary part."""
+    gaps = np.diff(places.astype(np.int64), prepend=-1) - 1
+    unary = "".join("0" * (gap >> rest) + "1" for gap in gaps.tolist())
+    low = "".join(format(gap & ((1 << rest) - 1), f"0{rest}b")[::-1] for gap in gaps if rest)
+    header = np.array([rest, len(unary)], np.uint32).tobytes()
+    return header + b"".join(
+        np.packbits(np.array([*map(int, bits)], np.uint8), bitorder="little").tobytes()
+        for bits in (low, unary)
+    )
 
 
 @settings(max_examples=50)
-@given(_places, st.integers(0, 12))
-def test_places_by_rices_code(places: np.ndarray, rest: int) -> None:
-    sizes, runs = rice_sizes(places, rest)
-    gaps = np.diff(places, prepend=-1) - 1
-    assert sizes == [places.size + int((gaps >> (rest + i)).sum()) for i in range(3)]
-    assert runs == places.size - int((np.diff(places) == 1).sum())
-    ones, low = rice_write(places, rest, sizes[0])
-    assert (ones.size, low.size) == (-(-sizes[0] // 8), -(-places.size * rest // 8))
-    np.testing.assert_array_equal(rice_read(ones, low, places.size, rest), places)
+@given(_places | _runs, st.lists(st.integers(0, 5000), max_size=4))
+def test_places_by_rices_code(places: np.ndarray, edges: list[int]) -> None:
+    bounds = sorted([0, *edges, 5000])
+    parts: list[Span] = list(pairwise(bounds))
+    spans = [(int(a), int(b)) for a, b in pairwise(np.searchsorted(places, bounds))]
+    messages = pack(places, spans, parts, [3] * len(parts))
+    found, counts, taken = unpack(messages, parts)
+    np.testing.assert_array_equal(found, places)
+    assert counts == [high - low for low, high in spans]
+    assert taken == [message.size - 3 for message in messages]
+    for message, (low, high), (begin, end) in zip(messages, spans, parts, strict=True):
+        mine = places[low:high] - np.int32(begin)
+        best = min((_strings(mine, rest) for rest in range(13)), key=len)
+        assert message.size - 3 <= HEADER + -(-(end - begin) // 8)
+        assert message.size - 3 <= len(best) + 8 + 2
+        if not message[4:8].any():
+            assert message[8:-3].tobytes() == _strings(mine, int(message[8]))
 
 
-def test_codes_of_another_number_of_places_are_refused() -> None:
-    strings = rice_write(np.arange(0, 300, 3, dtype=np.int32), 1, 200)
-    for count in (0, 99):
-        with pytest.raises(cd.DataError, match=f"expected {count} places"):
-            rice_read(*strings, count, 1)
-    with pytest.raises(cd.DataError, match="expected 120 bits"):
-        rice_read(*strings, 120, 1)
+def test_places_that_cannot_be_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    for places in (np.arange(0, 300, 3), np.arange(100, 200)):
+        (message,) = pack(places.astype(np.int32), [(0, 100)], [(0, 300)], [0])
+        for length in (0, 99, int(places[-1])):
+            with pytest.raises(cd.DataError):
+                unpack([message], [(0, length)])
+        for size in range(message.size):
+            with pytest.raises(cd.DataError):
+                unpack([message[:size].copy()], [(0, 300)])
+        # Whatever a message says, no place lies outside its part.
+        for _ in range(300):
+            damaged = message.copy()
+            damaged[rng.integers(0, damaged.size, size=2)] = rng.integers(0, 256, size=2)
+            try:
+                found, _, _ = unpack([damaged], [(0, 300)])
+            except cd.DataError:
+                continue
+            assert (np.diff(found) > 0).all()
+            assert found.size == 0 or 0 <= found[0] <= found[-1] < 300
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -226,5 +293,13 @@ def test_single_elements_are_taken_written_and_added(dtype: str) -> None:
     taken = take_out(x, places)
     np.testing.assert_array_equal(taken, expected[places])
     assert not x[places].any()
-    put(x, places + np.int32(100), taken, start=100)
-    np.testing.assert_array_equal(x, expected)
+    long = np.ones(9000, dtype)
+    for places in (np.arange(0, 9000, 7), np.array([4095, 4096]), np.array([], int)):
+        values = np.arange(1, places.size + 1).astype(dtype)
+        put_only(long, places.astype(np.int32), values)
+        expected = np.zeros(9000, dtype)
+        expected[places] = values
+        np.testing.assert_array_equal(long, expected)
+    found, values = not_zero(np.array([0.0, -0.0, np.nan, 3.0], dtype), begin=7)
+    assert found.tolist() == [9, 10]
+    np.testing.assert_array_equal(values, [np.nan, 3.0])

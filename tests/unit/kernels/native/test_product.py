@@ -12,13 +12,12 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
 from caldera.graph.ops.product import matmul
-from caldera.kernels.native import finish, matrix, product, small_product
+from caldera.kernels.native import finish, matrix, product, product_work, small_product
 from caldera.kernels.native.machine import machine
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME, float32
-from tests.unit.kernels.test_candidates import DTYPES, LAYOUTS
-from tests.unit.kernels.test_candidates import _check as check_kernel
+from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
 
 SHAPES: list[Any] = [
     ((3, 4), (4, 5), False, False),
@@ -38,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product, "WORTH_SPLITTING", 2)
+    monkeypatch.setattr(product_work, "WORTH_SPLITTING", 2)
     monkeypatch.setattr(product, "WORTH_COPYING", 2)
     monkeypatch.setattr(matrix, "WORTH_SPLITTING", 2)
 
@@ -150,8 +149,8 @@ def test_tiles_at_the_edges(rows: int, columns: int) -> None:
 
 
 def test_blocks_cover_the_result_evenly() -> None:
-    assert product.blocks(1, 100, 528, 2, finish=False) == (100, 264)
-    assert product.blocks(1, 784, 528, 2, finish=False) == (392, 528)
-    assert product.blocks(8, 100, 528, 2, finish=False) == (100, 528)
-    assert product.blocks(1, 800, 800, 4, finish=False) == (400, 400)
-    assert product.blocks(1, 4096, 4096, 1, finish=True) == (128, 4096)
+    assert product_work.blocks(1, 100, 528, 2, finish=False) == (100, 264)
+    assert product_work.blocks(1, 784, 528, 2, finish=False) == (392, 528)
+    assert product_work.blocks(8, 100, 528, 2, finish=False) == (100, 528)
+    assert product_work.blocks(1, 800, 800, 4, finish=False) == (400, 400)
+    assert product_work.blocks(1, 4096, 4096, 1, finish=True) == (128, 4096)

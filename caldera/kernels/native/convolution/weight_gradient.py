@@ -1,0 +1,40 @@
+"""The weight gradient, direct: of a depthwise convolution, or of any other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.native.convolution import depthwise, weight
+from caldera.kernels.native.convolution.depthwise import DepthwiseGradient
+from caldera.kernels.native.convolution.geometry import Geometry, forward
+from caldera.kernels.native.convolution.stage import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.weight_layout import Gradient
+from caldera.kernels.native.program import NativeCall
+from caldera.kernels.table import Call, Runner
+
+
+def _layout(geometry: Geometry) -> DepthwiseGradient | Gradient:
+    kind = DepthwiseGradient if geometry.is_depthwise else Gradient
+    return kind(forward(geometry), geometry.dtype)
+
+
+def workspace(node: Node) -> int:
+    """Bytes of partial sums and strips, and of images that have to be copied."""
+    geometry = Geometry.of(node)
+    return room_of(_layout(geometry).lengths, geometry.dtype) + staging_bytes(node)
+
+
+def bind(call: Call) -> Runner:
+    """Sum over strips, then add up and write row major."""
+    geometry = Geometry.of(call.node)
+    gradient = _layout(geometry)
+
+    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+        x, y, out = arrays
+        scratch = [room.array(length, geometry.dtype) for length in gradient.lengths]
+        if isinstance(gradient, DepthwiseGradient):
+            return depthwise.gradient_calls(gradient, x, y, scratch, out)
+        return weight.gradient_calls(gradient, x, y, scratch, out)
+
+    return bind_staged(call, gradient.lengths, compute)

@@ -1,0 +1,24 @@
+"""What tests of choosing kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caldera.config import settings
+from tests.unit.kernels.watched import Watched
+
+
+@pytest.fixture
+def kernels() -> Watched:
+    """An empty table."""
+    return Watched()
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Iterator[None]:
+    """The test has its own memory on disk."""
+    with settings.override(cache_dir=tmp_path, tune_budget_s=10.0, deterministic=False):
+        yield
