@@ -53,6 +53,10 @@ class Case:
     way: str = "data"
 
 
+COLUMNS = (
+    "strategy", "network", "link", "ranks", "batch", "compute", "then exchange", "both at once",
+    "exchange", "hidden",
+)  # fmt: skip
 NAMES = {"data": "DataParallel", "sharded": "Sharded"}
 CASES = [
     Case("cnn", "1gbit", 2),
@@ -208,5 +212,6 @@ if __name__ == "__main__":
     if given.worker:
         worker(chosen[0], given.cores, given.batch)
     else:
+        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
         for case in chosen:
             main(case, given.cores, given.batch, given.rounds, given.peer)

@@ -8,7 +8,7 @@ to no stage: whoever needs it computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -99,12 +99,22 @@ def chosen(written: Written, wanted: int | Sequence[str], costs: Costs) -> list[
     return [begins[place] for place in balanced(costs(begins[1:]), sizes, wanted)]
 
 
-def flops_of_units(written: Written, begins: Sequence[int]) -> list[int]:
-    """The operations of each unit, forward."""
+def flops_of_units(written: Written, trained: Collection[Node], begins: Sequence[int]) -> list[int]:
+    """The operations of each unit, forward and backward; `trained` are nodes of parameters.
+
+    Backward a product takes as many again for each of its factors that has a gradient: the first
+    layer's input has none, nor has anything before the first layer that is trained.
+    """
+    order = topological([*written.roots, *(e.node for call in written.calls for e in call.outputs)])
+    sloped: set[Node] = set()
+    for node in order:
+        if node in trained or not sloped.isdisjoint(node.inputs):
+            sloped.add(node)
     flops = [0] * (len(begins) + 1)
     for node, unit in stages_of(written, begins).items():
         if node.op is not ITEM:
-            flops[unit] += node.op.count_flops(node)
+            factors = sum(given in sloped for given in node.inputs)
+            flops[unit] += node.op.count_flops(node) * (1 + min(factors, 2))
     return flops
 
 

@@ -36,10 +36,10 @@ class DataParallel(Strategy):
 
     `batch_size` is that of the whole batch. Gradients are put together in messages of about
     `bucket_bytes`, in the order in which the backward pass finds them, and are exchanged while it
-    goes on; with `overlap=False` it is done first. `algorithm` is one of
-    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`. With `factors`
-    a dense layer's gradient is computed from the inputs and output gradients of all ranks, wherever
-    these are less to send than the gradient.
+    goes on (a large one that comes last even while it is computed); with `overlap=False` it is done
+    first. `algorithm` is one of `comm.algorithms.ALLREDUCE`. `compression` is an object of
+    `caldera.compress`. With `factors` a dense layer's gradient is computed from the inputs and
+    output gradients of all ranks, wherever these are less to send than the gradient.
 
     The parameters are the same on all ranks after every step, to the bit. With `shards` they are
     also the same whatever the number of ranks: the batch is cut into that many parts, each of which

@@ -326,10 +326,11 @@ class PipelineParallel(Strategy):
         layers.choose(model, self._optimizer, outputs, dense_only=False)
         graph = layers.graph()
         written = layers.written(model, traced, graph, graph.written(nodes))
-        costs: Costs = partial(flops_of_units, written)
+        whole = model.trainable()
+        trained = frozenset(each.node for v in whole for each in (v, layers.part(v)))
+        costs: Costs = partial(flops_of_units, written, trained)
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
-            trained = frozenset(each.node for each in model.trainable())
             costs = partial(
                 seconds_of_units, alone, written, trained, model.device, model.precision
             )

@@ -33,7 +33,7 @@ def seconds_of_units(
 
     `alone` is the network as one rank computes it, which is timed, and `shared` as those do that
     share its layers: a rank that does half of the operations is taken for twice as fast. `trained`
-    are the nodes of its parameters. Units that are alike are timed once.
+    are the nodes of its parameters, and of their parts. Units that are alike are timed once.
     """
     stages = stages_of(alone, begins)
     cuts = [crossing(alone, stages, cut) for cut in range(1, len(begins) + 1)]
@@ -44,7 +44,7 @@ def seconds_of_units(
         if body not in known:
             known[body] = _seconds(body, device, precision)
         found.append(known[body])
-    whole, parts = flops_of_units(alone, begins), flops_of_units(shared, begins)
+    whole, parts = (flops_of_units(each, trained, begins) for each in (alone, shared))
     return [t * p / w if w else t for t, w, p in zip(found, whole, parts, strict=True)]
 
 

@@ -11,7 +11,8 @@ from .conftest import Job
 
 FAMILIES = {
     "data": (
-        "usual", "small messages", "no overlap", "ring", "shards", "stage 1", "stage 2", "stage 3",
+        "usual", "small messages", "no overlap", "ring", "library", "shards", "stage 1", "stage 2",
+        "stage 3",
     ),
     "model": ("layers", "both", "samples over all"),
 }  # fmt: skip

@@ -43,6 +43,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Strategy | None]]] = {
         "small messages": lambda: parallel.DataParallel(bucket_bytes=1),
         "no overlap": lambda: parallel.DataParallel(overlap=False),
         "ring": lambda: parallel.DataParallel(algorithm="ring"),
+        "library": lambda: parallel.DataParallel(algorithm="library"),
         "shards": lambda: parallel.DataParallel(shards=4),
         "stage 1": lambda: parallel.Sharded(1),
         "stage 2": lambda: parallel.Sharded(2, bucket_bytes=1),

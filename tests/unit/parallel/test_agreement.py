@@ -12,23 +12,8 @@ from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
 from caldera.strategy import Strategy
+from tests.unit.parallel.families import FAMILIES
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
-
-FAMILIES: dict[str, Callable[[Communicator], Strategy]] = {
-    "data": lambda comm: parallel.DataParallel(communicator=comm),
-    "compressed": lambda c: parallel.DataParallel(compression=compress.TopK(0.1), communicator=c),
-    "sharded": lambda comm: parallel.Sharded(3, communicator=comm),
-    "layers": lambda comm: parallel.TensorParallel(least=1, communicator=comm),
-    "pipeline": lambda comm: parallel.PipelineParallel(communicator=comm),
-    "server": lambda comm: parallel.ParameterServer(communicator=comm),
-    "stale": lambda c: parallel.ParameterServer(mode="stale", bound=1, communicator=c),
-    "asynchronous": lambda c: parallel.ParameterServer(mode="asynchronous", communicator=c),
-    "hogwild": lambda comm: parallel.Hogwild(communicator=comm),
-    "local": lambda comm: parallel.LocalSGD(every=2, communicator=comm),
-    "elastic": lambda comm: parallel.ElasticAveraging(communicator=comm),
-    "gossip": lambda comm: parallel.Gossip("random pairs", communicator=comm),
-    "ensemble": lambda comm: parallel.Ensemble(communicator=comm),
-}
 
 
 def small(drop: float = 0.1, **more: Any) -> cd.NeuralNetwork:

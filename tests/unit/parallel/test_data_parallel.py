@@ -62,11 +62,13 @@ def plain(**more: Any) -> cd.NeuralNetwork:
     return network(layers=layers, **more)
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 10), ("float64", 50)])
 @pytest.mark.parametrize("algorithm", sorted(ALLREDUCE))
-def test_every_allreduce_algorithm_does(algorithm: str) -> None:
-    found = trained(3, plain, data_parallel(algorithm=algorithm), samples(50))
+def test_every_allreduce_algorithm_does(algorithm: str, dtype: str, count: int) -> None:
+    make, data = partial(plain, dtype=dtype), samples(count, dtype)
+    found = trained(3, make, data_parallel(algorithm=algorithm, bucket_bytes=100), data)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(plain, samples(50)), 1e-12)
+    assert_close(found, alone(make, data))
 
 
 def test_shares_may_be_empty() -> None:

@@ -502,3 +502,25 @@ def test_layers_are_timed(precision: str | None, monkeypatch: pytest.MonkeyPatch
     trained(2, make, pipeline(balance="time"), data, watch=False)
     assert len(seen) == 6
     assert min(seen) > 0
+
+
+@pytest.mark.parametrize(("frozen", "cut"), [(False, "3-Dense"), (True, "4-Dense")])
+def test_operations_are_those_of_both_ways(frozen: bool, cut: str) -> None:
+    """Four equal layers. Of those that are not trained only the way forward counts."""
+
+    def make() -> cd.NeuralNetwork:
+        dense = [nn.Dense(FEATURES) for _ in range(4)]
+        for layer in dense[:2] if frozen else []:
+            layer.freeze()
+        return network(layers=[nn.Input((FEATURES,)), *dense])
+
+    strategies: list[PipelineParallel] = []
+
+    def strategy(comm: Communicator) -> PipelineParallel:
+        strategies.append(PipelineParallel(communicator=comm))
+        return strategies[-1]
+
+    data = samples(20)[0], samples(20)[1]
+    found = trained(2, make, strategy, data, watch=False)
+    assert [each.begins_with for each in strategies] == [[cut]] * 2
+    assert_close(found, alone(make, data), 1e-12)
