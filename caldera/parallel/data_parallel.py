@@ -22,7 +22,6 @@ from caldera.parallel.buckets import buckets, in_backward_order
 from caldera.parallel.compression import Compression, by_rank, in_words, of_all_ranks
 from caldera.parallel.counts import check_counts
 from caldera.parallel.factors import by_factors, has_factors
-from caldera.parallel.rows import has_rows, in_rows
 from caldera.parallel.virtual_shards import joined, shards_of
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
@@ -36,10 +35,10 @@ class DataParallel(Strategy):
 
     `batch_size` is that of the whole batch. Gradients are put together in messages of about
     `bucket_bytes`, in the order in which the backward pass finds them, and are exchanged while it
-    goes on (a large one that comes last even while it is computed); with `overlap=False` it is done
-    first. `algorithm` is one of `comm.algorithms.ALLREDUCE`. `compression` is an object of
-    `caldera.compress`. With `factors` a dense layer's gradient is computed from the inputs and
-    output gradients of all ranks, wherever these are less to send than the gradient.
+    goes on; with `overlap=False` it is done first. `algorithm` is one of
+    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`. With `factors`
+    a dense layer's gradient is computed from the inputs and output gradients of all ranks, wherever
+    these are less to send than the gradient.
 
     The parameters are the same on all ranks after every step, to the bit. With `shards` they are
     also the same whatever the number of ranks: the batch is cut into that many parts, each of which
@@ -132,29 +131,15 @@ class DataParallel(Strategy):
             factored = [index for index in order if self._has_factors(found[index])]
             exchanged |= {index: self._by_factors(found[index]) for index in factored}
             whole = [index for index in order if index not in factored]
-            last = whole.pop() if whole and self._is_cut(found[whole[-1]]) else None
             for bucket in buckets(found, whole, self.bucket_bytes):
-                names = tuple(parameters[index].name for index in bucket)
-                sums = self._summed([found[index] for index in bucket], names)
-                exchanged |= dict(zip(bucket, sums, strict=True))
-            if last is not None:
-                pieces = [self._summed([piece])[0] for piece in in_rows(found[last])]
-                exchanged[last] = op.concat(pieces)
+                message = Message(
+                    "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
+                    names=tuple(parameters[index].name for index in bucket),
+                )  # fmt: skip
+                sums = summed([found[index].node for index in bucket], message)
+                exchanged |= {i: Expr(node) for i, node in zip(bucket, sums, strict=True)}
         # What is ready first is updated first, while the rest is still on its way.
         return [parameters[index] for index in order], [exchanged[index] for index in order]
-
-    def _summed(self, values: Sequence[Expr], names: tuple[str, ...] = ()) -> list[Expr]:
-        message = Message(
-            "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
-            names=names,
-        )  # fmt: skip
-        return [Expr(node) for node in summed([value.node for value in values], message)]
-
-    def _is_cut(self, last: Expr) -> bool:
-        """Whether the last gradient is sent bit by bit while the rest of it is computed: nothing
-        else is left to hide it behind."""
-        plain = self.overlap and self.compression is None and self.shards is None
-        return plain and last.node.spec.nbytes >= self.bucket_bytes and has_rows(last)
 
     def _has_factors(self, gradient: Expr) -> bool:
         share = self._share

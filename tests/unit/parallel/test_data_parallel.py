@@ -261,27 +261,3 @@ def test_messages_become_shorter_at_the_end() -> None:
     values = [op.var(f"v{index}", (size,)) for index, size in enumerate(sizes)]
     assert buckets(values, range(7), 1 << 20) == [[0, 1], [2, 3], [4, 5, 6]]
     assert buckets(values, range(7), 4 << 20) == [[0, 1, 2, 3, 4, 5, 6]]
-
-
-def test_the_last_gradient_is_sent_while_the_rest_of_it_is_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of batches of two samples one of three ranks has none, and sends as many messages."""
-    made: list[DataParallel] = []
-
-    def strategy(comm: Communicator) -> DataParallel:
-        made.append(DataParallel(communicator=comm, bucket_bytes=1))
-        return made[-1]
-
-    def calls() -> int:
-        return made[-1].in_plans.traffic.mark()["Allreduce"].calls
-
-    make = partial(plain, batch_size=2)
-    assert_close(trained(3, make, strategy, samples(6)), alone(make, samples(6)), 1e-12)
-    whole, steps = calls(), 3
-    monkeypatch.setattr("caldera.parallel.rows.PIECE_BYTES", 32)
-    found = trained(3, make, strategy, samples(6))
-    assert found.same_on_all_ranks()
-    assert_close(found, alone(make, samples(6)), 1e-12)
-    pieces = FEATURES
-    assert calls() == whole + steps * (pieces - 1)
