@@ -37,7 +37,8 @@ class TopK(Compressor):
     - `algorithm`, `latency`, `bandwidth`: how sparse vectors are summed, see `sparse_allreduce`,
       and what a cost model takes the link to be (see `Link`; `Link.measured` measures it).
 
-    What is not sent, and what rounding loses, is kept and added to the next gradient.
+    What is not sent, and what rounding loses, is kept and added to the next gradient: it acts like
+    momentum, of which an optimizer then needs none of its own, as `optim.Adam(beta1=0.0)`.
     `compressors.make("top16_q4")` is TopK(16, block=512, bits=4), the setting of SparCML.
 
     >>> import numpy as np

@@ -37,9 +37,9 @@ LATENCY = 2e-6
 BEHIND = 5e-5
 """Seconds that a message in the background takes longer where the link was not measured: about what
 it was between ranks of one machine, and over links of 100 Mbit/s. Cards need no thread for it."""
-TURN = 2.5e-4
-"""Seconds that a message waits for each other rank on its core: about what it was with 4 and with 8
-ranks on two cores."""
+TURN = 1.1e-4
+"""Seconds that a message waits for each other rank on its core: what `measured_turn` found with
+ranks that shared two cores."""
 
 
 @dataclass(frozen=True)
