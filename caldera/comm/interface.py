@@ -16,6 +16,7 @@ import numpy as np
 
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, usual
+from caldera.comm.algorithms.messages import TAG
 from caldera.comm.algorithms.parts import SEGMENT_BYTES
 from caldera.comm.background import BackgroundThread, Patience
 from caldera.comm.checks import (
@@ -34,7 +35,8 @@ from caldera.errors import CommError
 
 ANY_SOURCE = -1
 """As the source of a `Recv`: the next message with that tag, whoever sent it."""
-LAST_TAG = 32767
+LAST_TAG = TAG - 1
+"""The tag after it belongs to collectives."""
 
 
 class Communicator(ABC):

@@ -11,6 +11,7 @@ import numpy as np
 from caldera.comm.algorithms.direct import direct_reduce_scatter
 from caldera.comm.algorithms.messages import (
     TAG,
+    post_receive,
     post_send,
     segment_elements,
     start_receive,
@@ -51,13 +52,13 @@ def _tree_broadcast(comm: Communicator, buffer: np.ndarray, root: int, place: in
     # The parent of a place is the place without its lowest bit.
     lowest = place & -place
     if place:
-        comm.Recv(buffer, (place - lowest + root) % comm.size, TAG)
+        post_receive(comm, buffer, (place - lowest + root) % comm.size).wait()
     else:
         lowest = 1 << comm.size.bit_length()
     distance = lowest // 2
     while distance:
         if place + distance < comm.size:
-            comm.Send(buffer, (place + distance + root) % comm.size, TAG)
+            post_send(comm, buffer, (place + distance + root) % comm.size).wait()
         distance //= 2
 
 
@@ -143,5 +144,6 @@ def barrier(comm: Communicator) -> None:
     distance = 1
     while distance < comm.size:
         after, before = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-        comm.Sendrecv(_NOTHING, after, _NOTHING.copy(), before, TAG)
+        arriving = post_receive(comm, _NOTHING.copy(), before)
+        wait_all([post_send(comm, _NOTHING, after), arriving])
         distance *= 2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks, virtual
+from caldera.comm.interface import LAST_TAG
 from caldera.errors import CommError
 
 
@@ -85,3 +86,22 @@ def test_a_message_of_another_length_is_refused() -> None:
 def test_alone_a_message_that_nobody_sent_is_an_error_at_once() -> None:
     with pytest.raises(CommError, match="a message from rank 0 with tag 3"):
         SingleProcess().Recv(np.zeros(1), 0, tag=3)
+
+
+def test_messages_and_collectives_do_not_meet() -> None:
+    """Of all tags the last is next to that of collectives."""
+
+    def work(comm: Communicator) -> tuple[float, float]:
+        message, shared = np.array([7.0]), np.array([float(comm.rank + 1)])
+        if comm.rank == 0:
+            comm.Isend(message, 1, LAST_TAG).wait()
+        comm.Bcast(shared, root=0)
+        comm.Barrier()
+        if comm.rank == 1:
+            message[:] = 0
+            comm.Recv(message, 0, LAST_TAG)
+        return float(message[0]), float(shared[0])
+
+    assert run_virtual_ranks(2, work) == [(7.0, 1.0)] * 2
+    with pytest.raises(CommError, match="a tag from 0 to"):
+        SingleProcess().Send(np.zeros(1), 0, LAST_TAG + 1)
