@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caldera.kernels.cuda import driver
+from caldera.kernels.cuda.runtime import driver
 from caldera.lazy import forget_plans
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.memory.cards import card_count
+from caldera.memory.gpus import card_count
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
 
 HERE = Path(__file__).parent

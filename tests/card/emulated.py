@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caldera.kernels.cuda import nvrtc
-from caldera.kernels.cuda.driver import Driver, Size, headers
+from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime.driver import Driver, Size, headers
 from caldera.memory import device as find_device
 from caldera.memory.loopback import LoopbackDevice
 
@@ -120,7 +120,7 @@ class EmulatedDriver(Driver):
         with _one_at_a_time:
             library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
 
-    def launch_together(
+    def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
         self.launch(function, grid, block, shared, parameters)
