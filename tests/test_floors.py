@@ -15,6 +15,7 @@ FLOORS = {
         "errors",
         "config",
         "configurable",
+        "file_cache",
         "launchers",
         "optional",
         "plain_data",

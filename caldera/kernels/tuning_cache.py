@@ -1,8 +1,6 @@
-"""Choices of kernels on disk: one small JSON file each, named by a hash of what was chosen for.
+"""Choices of kernels on disk: one small entry each, named by a hash of what was chosen for.
 
-A file is written beside its place and moved there, so a reader sees all of it or nothing, and two
-processes that measure at once cannot spoil each other's files. Whatever cannot be read, or belongs
-to something else, counts as not there.
+Whatever cannot be read, or belongs to something else, counts as not there.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from caldera.config import settings
+from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
@@ -142,53 +140,36 @@ def _cpu_model() -> str:
 # --- files
 
 
-def _folder() -> Path:
-    return settings.cache_dir / "choices"
+_CHOICES = FileCache("choices")
 
 
 def load(question: dict[str, Any]) -> Record | None:
     """The remembered answer, if there is one that can be trusted."""
-    return _read(_folder() / f"{digest(question)}.json")
+    return _read(digest(question))
 
 
-def _read(path: Path) -> Record | None:
+def _read(key: str) -> Record | None:
+    held = _CHOICES.read_json(key)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
         question, chosen = held["question"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
         # The name of the file vouches for the question.
-        right = held["format"] == FORMAT and digest(question) == path.stem
+        right = held["format"] == FORMAT and digest(question) == key
         return Record(question, chosen, times) if right and chosen in question["kernels"] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def store(record: Record) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    folder = _folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            content = {
-                "format": FORMAT,
-                "question": record.question,
-                "chosen": record.chosen,
-                "times": record.times,
-            }
-            json.dump(content, file)
-        os.replace(name, folder / f"{digest(record.question)}.json")
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    _CHOICES.write_json(digest(record.question), {"format": FORMAT, **vars(record)})
 
 
 def all_here() -> Iterator[Record]:
     """Every choice remembered for this machine as it is now."""
     here: dict[str, dict[str, Any]] = {}
-    for path in sorted(_folder().glob("*.json")):
-        record = _read(path)
+    for key in _CHOICES:
+        record = _read(key)
         if record is None:
             continue
         family = str(record.question.get("family"))
@@ -200,7 +181,4 @@ def all_here() -> Iterator[Record]:
 
 def forget() -> None:
     """Delete every remembered choice, for whatever machine."""
-    for pattern in ("*.json", "*.tmp"):
-        for path in _folder().glob(pattern):
-            with suppress(OSError):
-                path.unlink()
+    _CHOICES.clear()

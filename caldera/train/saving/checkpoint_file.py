@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
+from caldera.file_cache import sync
 from caldera.io import load_safetensors, save_safetensors
 from caldera.io.files import bytes_of
 from caldera.tensor.dtype import canonical
@@ -185,14 +185,3 @@ def _decoded(value: Any) -> Any:
             return float(value["float"])
         return {key: _decoded(each) for key, each in value.items()}
     return [_decoded(each) for each in value] if isinstance(value, list) else value
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
