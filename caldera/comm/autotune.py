@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import statistics
 import time
 from contextlib import suppress
@@ -22,6 +21,7 @@ from caldera.comm.algorithms.allreduce import default_algorithm
 from caldera.comm.algorithms.torus import sides
 from caldera.config import settings
 from caldera.file_cache import FileCache
+from caldera.machine import this_machine
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
@@ -157,11 +157,12 @@ _TIMES = FileCache("allreduce")
 
 def _key(comm: Communicator) -> str:
     """All that the times depend on: the ranks, their machines and their way of talking."""
+    here = this_machine()
     facts = {
         "format": FORMAT,
         "communicator": comm.describe(),
         "nodes": list(comm.nodes),
-        "machine": [platform.node(), platform.machine(), os.cpu_count()],
+        "machine": [here.node, here.architecture, here.cores],
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

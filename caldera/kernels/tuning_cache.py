@@ -8,13 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +19,7 @@ from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
+from caldera.machine import this_machine
 
 FORMAT = 1
 _NOT_WORK = frozenset({"stream"})
@@ -108,33 +104,14 @@ def machine(family: str = "cpu") -> dict[str, Any]:
     """What about this machine and process decides which kernel of a family is fastest."""
     if family in FACTS:
         return FACTS[family]()
+    here = this_machine()
     return {
-        **_hardware(),
+        "cpu": here.cpu,
+        "numpy": here.libraries["numpy"],
+        "blas": here.libraries["blas"],
         "threads": settings.threads,
         "blas threads": [os.environ.get(name) for name in _BLAS_THREADS],
     }
-
-
-@cache
-def _hardware() -> dict[str, str]:
-    built_with = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return {
-        "cpu": _cpu_model(),
-        "numpy": np.__version__,
-        "blas": f"{built_with.get('name')} {built_with.get('version')}",
-    }
-
-
-def _cpu_model() -> str:
-    """The model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-        for name in ("model name", "CPU implementer", "CPU part"):
-            found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
-            if found:
-                facts[name] = found[1].strip()
-    return " ".join([platform.machine(), *facts.values()] if facts else platform.uname())
 
 
 # --- files

@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-from caldera.bench.card import card_state
 from caldera.bench.card_contestants import CARD_PEERS
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.options import Options
@@ -21,6 +20,7 @@ from caldera.cli.command import Command
 from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.machine import card_state
 
 _CPU, _CARD = "cpu", "cuda"
 _DEVICES = (_CPU, _CARD)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.data import Dataset, Loader
-from caldera.machine import facts
 from caldera.plan.explain import Row, shapes_text
 from caldera.plan.plan import Plan
 from caldera.plan.timeline import arena_in_use
 from caldera.train.hyperparameters import hyper_parameters
+from caldera.train.tracking.environment import environment
 from caldera.train.tracking.history import History
 from caldera.train.tracking.profile import training_step
 from caldera.train.tracking.run_record import (
@@ -78,7 +78,7 @@ def _machine() -> dict[str, dict[str, int | str]]:
     """The machine and the versions; not what is only true at this moment or of this user."""
     return {
         title: {name: value for name, value in rows.items() if name not in _PASSING}
-        for title, rows in facts().items()
+        for title, rows in environment().items()
     }
 
 

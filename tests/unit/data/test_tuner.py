@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
+from caldera import machine
 from caldera.data.loading import prefetch as making
 from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
 
@@ -128,7 +129,7 @@ def test_a_container_has_less_memory_than_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(making, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr(machine, "_CONTAINER_LIMITS", (str(tmp_path / "none"), str(limit)))
     everything = making.prefetch_memory()
     limit.write_text("max\n")
     assert making.prefetch_memory() == everything
