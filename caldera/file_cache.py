@@ -84,9 +84,8 @@ class FileCache:
     (b'content', None, ['a'])
     """
 
-    def __init__(self, name: str, suffix: str = "") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.suffix = suffix
 
     @property
     def folder(self) -> Path:
@@ -95,7 +94,7 @@ class FileCache:
 
     def path(self, key: str) -> Path:
         """The file of an entry."""
-        return self.folder / f"{key}{self.suffix}"
+        return self.folder / key
 
     def read(self, key: str) -> bytes | None:
         """What was written; None if there is nothing, or it is damaged."""
@@ -134,9 +133,8 @@ class FileCache:
 
     def __iter__(self) -> Iterator[str]:
         """The keys of all files, in order; not all need be entries."""
-        for path in sorted(self.folder.glob(f"*{self.suffix}")):
-            if not path.name.startswith("."):
-                yield path.name.removesuffix(self.suffix)
+        names = sorted(path.name for path in self.folder.glob("*"))
+        return (name for name in names if not name.startswith("."))
 
     def clear(self) -> None:
         """Delete everything, also what a process that was killed has left unfinished."""

@@ -130,7 +130,7 @@ _STATIC_SHARED = 1
 _MOST_DYNAMIC_SHARED = 8
 
 
-_CUBINS = FileCache("cuda", ".cubin")
+_CUBINS = FileCache("cuda")
 
 
 def compiled(source: str, architecture: str) -> bytes:

@@ -26,7 +26,7 @@ from caldera.kernels.native.codegen.target import machine, target_machine
 _addresses: dict[str, int] = {}
 _engines: list[Any] = []
 _lock = threading.Lock()
-_OBJECTS = FileCache("native", ".o")
+_OBJECTS = FileCache("native")
 
 
 def compiled(build: Callable[..., None], **parameters: Any) -> int:
