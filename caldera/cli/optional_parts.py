@@ -39,6 +39,7 @@ PACKAGES = (
     Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
             "pip install scikit-learn"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
+    Package("shtab", ("shtab",), "caldera completion", "pip install 'caldera[completion]'"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
