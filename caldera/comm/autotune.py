@@ -6,8 +6,6 @@ The ranks measure together, and the slowest of them counts. Rank 0 keeps what wa
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import statistics
@@ -22,6 +20,7 @@ from caldera.comm.algorithms.torus import sides
 from caldera.config import settings
 from caldera.file_cache import FileCache
 from caldera.machine import this_machine
+from caldera.plain_data import json_digest
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
@@ -165,7 +164,7 @@ def _key(comm: Communicator) -> str:
         "machine": [here.node, here.architecture, here.cores],
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return json_digest(facts)
 
 
 def _read(key: str) -> dict[str, Any]:

@@ -5,8 +5,6 @@ Whatever cannot be read, or belongs to something else, counts as not there.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
 from caldera.machine import this_machine
+from caldera.plain_data import json_digest
 
 FORMAT = 1
 _NOT_WORK = frozenset({"stream"})
@@ -55,12 +54,6 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         "kernels": [kernel.name for kernel in kernels],
         "machine": machine(family),
     }
-
-
-def digest(question: dict[str, Any]) -> str:
-    """The name of the file for a question."""
-    text = json.dumps(question, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _written_attributes(node: Node) -> dict[str, Any]:
@@ -122,7 +115,7 @@ _CHOICES = FileCache("choices")
 
 def load(question: dict[str, Any]) -> Record | None:
     """The remembered answer, if there is one that can be trusted."""
-    return _read(digest(question))
+    return _read(json_digest(question))
 
 
 def _read(key: str) -> Record | None:
@@ -131,7 +124,7 @@ def _read(key: str) -> Record | None:
         question, chosen = held["question"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
         # The name of the file vouches for the question.
-        right = held["format"] == FORMAT and digest(question) == key
+        right = held["format"] == FORMAT and json_digest(question) == key
         return Record(question, chosen, times) if right and chosen in question["kernels"] else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -139,7 +132,7 @@ def _read(key: str) -> Record | None:
 
 def store(record: Record) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    _CHOICES.write_json(digest(record.question), {"format": FORMAT, **vars(record)})
+    _CHOICES.write_json(json_digest(record.question), {"format": FORMAT, **vars(record)})
 
 
 def all_here() -> Iterator[Record]:
