@@ -14,7 +14,7 @@ from pathlib import Path
 from caldera.bench.case_runner import CaseRunner, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.results import Entry
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import TrainingCase
 from caldera.machine import card_state
 

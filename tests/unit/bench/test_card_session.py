@@ -9,13 +9,11 @@ import pytest
 
 from caldera.bench import card_session
 from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner
+from caldera.bench.case_runner import CaseRunner, Options
 from caldera.bench.contestants import Contestant
-from caldera.bench.options import Options
-from caldera.bench.protocol import WorkerError
 from caldera.bench.results import Entry
 from caldera.bench.session import Session
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import WorkerError, WorkerHandle
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 from caldera.machine import CardState, card_state, card_state_from
 
