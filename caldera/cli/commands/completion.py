@@ -72,9 +72,11 @@ def _values(action: argparse.Action) -> tuple[str, ...]:
     option = OPTIONS.get(action.dest)
     if option is None or option.flag not in action.option_strings:
         return ()
+    kind = option.kind
     # Another command may have a flag of this name that means something else.
-    is_choice = isinstance(option.kind, Choice) and action.metavar == option.kind.placeholder()
-    return tuple(option.kind.names()) if is_choice else ()
+    if not isinstance(kind, Choice) or action.metavar != kind.placeholder():
+        return ()
+    return tuple(kind.names())
 
 
 def _names_or_files(command: str, names: tuple[str, ...]) -> dict[str, Any]:
