@@ -74,7 +74,7 @@ def _values(action: argparse.Action) -> tuple[str, ...]:
         return ()
     kind = option.kind
     # Another command may have a flag of this name that means something else.
-    if not isinstance(kind, Choice) or action.metavar != kind.placeholder():
+    if not isinstance(kind, Choice) or action.metavar != kind.placeholder:
         return ()
     return tuple(kind.names())
 
