@@ -77,7 +77,7 @@ def prefetched(
                 # The first batch of an epoch has nobody to make it in advance.
                 size = sum(array.nbytes for array in ready.made.arrays)
                 cost = Cost(ready.seconds, ready.processor, came - asked, asked - left, size)
-                tuner.taken(cost)
+                tuner.observe(cost)
                 if tuner.setting is not setting:
                     setting = tuner.setting
                     feeder.resize(setting.workers, setting.prefetch)

@@ -51,7 +51,7 @@ class Machine:
             inline = not setting.workers
             waiting = making if inline else max(total - self.step, 0.0)
             step = total - making if inline else min(self.step, total)
-            tuner.taken(Cost(making, self.computes, waiting, max(step, 0.0), self.nbytes))
+            tuner.observe(Cost(making, self.computes, waiting, max(step, 0.0), self.nbytes))
             found.append(total)
         return found
 
@@ -141,8 +141,8 @@ def test_a_container_has_less_memory_than_its_machine(
 
 def test_stages_move_to_where_they_are_faster() -> None:
     here, there = Machine(computes=0.004, step=0.002), Machine(computes=0.0001, step=0.0025)
-    for places, better, worse in [((0, None), here, there), ((0, None), there, here)]:
-        tuner = Tuner(1, places=places)
+    for splits, better, worse in [((0, None), here, there), ((0, None), there, here)]:
+        tuner = Tuner(1, splits=splits)
         for _ in range(400):
             machine = better if tuner.setting.host_stages is None else worse
             machine.run(tuner, 1)
