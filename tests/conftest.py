@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.object_cache import CACHE
+
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
 # the tests themselves run side by side. Compiled kernels are kept from run to run (their names say
 # what they are made of); measured choices are not.
 _cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
-_objects = Path(tempfile.gettempdir()) / f"caldera-test-objects-{os.getuid()}"
-_objects.mkdir(exist_ok=True)
+_objects = CACHE / "native"
+_objects.mkdir(parents=True, exist_ok=True)
 (_cache / "native").symlink_to(_objects, target_is_directory=True)
 os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,6 +26,7 @@ import pytest  # noqa: E402
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
+from tests.reporting import *  # noqa: E402, F403 - hooks
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
