@@ -58,7 +58,7 @@ def trained(way: Callable[..., Strategy], seed: int, digits: Any) -> tuple[float
     def work(comm: Communicator) -> tuple[float, int]:
         strategy, model = way(communicator=comm), models[comm.rank]
         model.fit(train, parallel=strategy, verbose=0)
-        sent = strategy.in_plans.traffic.total.bytes_sent
+        sent = strategy.plan_communicator.traffic.total.bytes_sent
         sent += strategy.communicator.traffic.mark()["Allreduce"].bytes_sent
         return model.evaluate(test, parallel=strategy)["accuracy"], sent
 

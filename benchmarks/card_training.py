@@ -27,8 +27,8 @@ from caldera.bench.card_contestants import card_contestants
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.frameworks.base import Framework, Restartable
 from caldera.bench.timing import CARD_SHORTEST, first_call, timed
-from caldera.bench.work import TrainingCase
-from caldera.bench.work.networks import networks
+from caldera.bench.workloads import TrainingCase
+from caldera.bench.workloads.networks import networks
 
 STEPS = 3
 """Whose losses are compared."""

@@ -175,7 +175,7 @@ def work(setting: Setting, seed: int) -> None:
         compression=compressor, overlap=compressor is None, factors=setting.way == FACTORS
     )
     model.fit(data.train, parallel=strategy, callbacks=[watch], verbose=0)
-    counts = strategy.in_plans.traffic.mark()
+    counts = strategy.plan_communicator.traffic.mark()
     sent = counts.total.bytes_sent - counts["tuning"].bytes_sent
     say(setting, seed, watch, sent)
 

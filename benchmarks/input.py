@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import data
-from caldera.data.draw import permutation
+from caldera.data.random_draws import permutation
 
 SAMPLES = 60_000
 BATCH = 128

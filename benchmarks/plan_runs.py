@@ -32,10 +32,10 @@ from caldera.comm import world
 from caldera.comm.launch import launch
 from caldera.comm.mpi import MpiCommunicator
 from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.planner.coding import timed, usual_codes
+from caldera.planner.build import strategy_of
+from caldera.planner.compression_cost import default_codecs, timed
 from caldera.planner.compute import measured
-from caldera.planner.link import measured_turn
-from caldera.planner.making import strategy_of
+from caldera.planner.link_benchmark import measured_turn
 from caldera.planner.prediction import Way
 from caldera.planner.ranking import all_ways
 from caldera.strategy import Strategy
@@ -115,7 +115,7 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[Way]:
     per_node = ranks if place == SHARED else 1
     cluster = Cluster(ranks, wire, per_node=per_node)
     workload = workload_of(model())
-    codes = usual_codes(wire, workload)
+    codes = default_codecs(wire, workload)
     setting = Setting(workload, Compute(((1.0, 1.0),)), cluster, BATCH, codes, EVERY)
     known = {way.name: way for way in all_ways(setting)}
     return (known[name] for name in names(ranks, place))
@@ -133,7 +133,7 @@ def compute() -> dict[str, Any]:
 
 def encoding() -> dict[str, Any]:
     """What compressions take, on one rank."""
-    known = usual_codes(Wire(1e-4, 12.5e6), workload_of(model()))
+    known = default_codecs(Wire(1e-4, 12.5e6), workload_of(model()))
     codes = {name: timed(code) for name, code in known.items()}
     return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
 

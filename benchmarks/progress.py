@@ -21,9 +21,9 @@ from rich.live import Live  # noqa: F401 - imported before anything is timed
 from caldera import nn
 from caldera.data import ArrayData
 from caldera.train.fit import make_steps
-from caldera.train.history import History
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.progress import Progress
+from caldera.train.tracking.history import History
 
 STEP_S = 1e-3
 EPOCHS = 4

@@ -24,7 +24,7 @@ import caldera as cd
 from caldera import nn, optim, parallel
 from caldera.comm import world
 from caldera.comm.launch import launch
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 HIDDEN, SAMPLES, BATCH, PLANNING = (528, 528, 528), 40_000, 200, 20
 DATA_PARALLEL = "DataParallel()"
@@ -86,7 +86,11 @@ def work() -> None:
     everyone = world()
     if everyone.size == 1:
         threads = os.environ["CALDERA_THREADS"]
-        row(1, f"one process, {threads} thread{'s' * (threads != '1')}", *measured(Alone(), data))
+        row(
+            1,
+            f"one process, {threads} thread{'s' * (threads != '1')}",
+            *measured(SingleProcessStrategy(), data),
+        )
         return
     names = [name for name in WAYS if everyone.size == 4 or name not in FOUR_RANKS]
     for name in [DATA_PARALLEL, *names, DATA_PARALLEL]:

@@ -56,17 +56,17 @@ from caldera.tensor import (
 if TYPE_CHECKING:
     from caldera import compress, data, io, nn, onnx, optim, parallel, sklearn, testing
     from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
-    from caldera.train.checkpoint import Checkpointer
-    from caldera.train.gradient_check import check_model_gradients
-    from caldera.train.history import History
-    from caldera.train.load import load_model as load
+    from caldera.train.debug.gradient_check import check_model_gradients
     from caldera.train.low_precision import RoundWeights
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model
     from caldera.train.neural_network import NeuralNetwork
     from caldera.train.run import Run
-    from caldera.train.runfolder import RunFolder
-    from caldera.train.tensorboard import TensorBoard
+    from caldera.train.saving.checkpointer import Checkpointer
+    from caldera.train.saving.load_model import load_model as load
+    from caldera.train.tracking.history import History
+    from caldera.train.tracking.run_folder import RunFolder
+    from caldera.train.tracking.tensorboard import TensorBoard
 
 __version__ = "0.1.0"
 
@@ -74,24 +74,24 @@ __version__ = "0.1.0"
 # sooner. Values are the module, and the name in it if it has another one there.
 _LATER: dict[str, tuple[str, str]] = {
     "Callback": ("caldera.train.callbacks", "Callback"),
-    "Checkpointer": ("caldera.train.checkpoint", "Checkpointer"),
+    "Checkpointer": ("caldera.train.saving.checkpointer", "Checkpointer"),
     "EarlyStopping": ("caldera.train.callbacks", "EarlyStopping"),
-    "History": ("caldera.train.history", "History"),
+    "History": ("caldera.train.tracking.history", "History"),
     "KeepBest": ("caldera.train.callbacks", "KeepBest"),
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.neural_network", "NeuralNetwork"),
     "RoundWeights": ("caldera.train.low_precision", "RoundWeights"),
     "Run": ("caldera.train.run", "Run"),
-    "RunFolder": ("caldera.train.runfolder", "RunFolder"),
+    "RunFolder": ("caldera.train.tracking.run_folder", "RunFolder"),
     "Target": ("caldera.train.callbacks", "Target"),
-    "TensorBoard": ("caldera.train.tensorboard", "TensorBoard"),
+    "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
-    "check_model_gradients": ("caldera.train.gradient_check", "check_model_gradients"),
+    "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
     "io": ("caldera.io", ""),
-    "load": ("caldera.train.load", "load_model"),
+    "load": ("caldera.train.saving.load_model", "load_model"),
     "nn": ("caldera.nn", ""),
     "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),

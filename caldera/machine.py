@@ -13,10 +13,10 @@ import numpy as np
 import caldera
 from caldera.amounts import bytes_text
 from caldera.config import settings
-from caldera.data.places import ENVIRONMENT, cache_folder
-from caldera.kernels.native.blas import blas
-from caldera.kernels.native.machine import machine as target_of_kernels
-from caldera.kernels.remember import all_here, machine
+from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
+from caldera.kernels.native.codegen.blas import blas
+from caldera.kernels.native.codegen.target import machine as target_of_kernels
+from caldera.kernels.tuning_cache import all_here, machine
 from caldera.optional import optional_import
 
 

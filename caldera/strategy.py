@@ -13,17 +13,17 @@ from caldera import op
 from caldera.comm import Communicator, SingleProcess
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
-from caldera.nn.context import Context
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss
+from caldera.nn.tracing import Context
 from caldera.optim import Optimizer
 from caldera.plan.plan import Plan
 
-WISHES = "wishes"
+VOTES = "wishes"
 """The input by which ranks tell each other, with each step, what somebody asked of one of them."""
 
 
-class Holder(Protocol):
+class VariableView(Protocol):
     """Something that has a value a checkpoint keeps: a variable, or one that ranks share."""
 
     @property
@@ -54,16 +54,16 @@ class Strategy(ABC):
     Methods that do nothing here do nothing for most strategies.
 
     `communicator` is for what the host says to other ranks; plans have one of their own,
-    `in_plans`, for a device may still be at work on a step when the host is far ahead.
+    `plan_communicator`, for a device may still be at work on a step when the host is far ahead.
     """
 
     communicator: Communicator
-    in_plans: Communicator
+    plan_communicator: Communicator
     batch_parts: int = 0
     """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether what a rank computes in a step is only a part of the whole."""
         return self.communicator.size > 1
 
@@ -75,7 +75,7 @@ class Strategy(ABC):
     @property
     def shares_batches(self) -> bool:
         """Whether others have samples of a batch that this rank has not."""
-        return self.several
+        return self.is_distributed
 
     def evaluating(self) -> Strategy:
         """How ranks share the work of evaluating, between epochs."""
@@ -84,11 +84,11 @@ class Strategy(ABC):
     # --- graphs
 
     @abstractmethod
-    def over_all(self, values: Sequence[Expr]) -> list[Expr]:
+    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
         """The sums over ranks of values that each computes from its own samples."""
 
     @abstractmethod
-    def slopes(
+    def gradients(
         self, loss: Expr, parameters: Sequence[Variable]
     ) -> tuple[list[Variable], list[Expr]]:
         """What this rank's optimizer changes, and the gradients of the whole batch for it."""
@@ -109,7 +109,7 @@ class Strategy(ABC):
         ok: Expr,
         weight: Expr,
     ) -> list[Expr]:
-        """The assignments that follow from what `slopes` gave, and what else a training step
+        """The assignments that follow from what `gradients` gave, and what else a training step
         assigns; `optimizer.apply` has the names."""
         return optimizer.apply(variables, gradients, ok=ok, weight=weight)
 
@@ -153,10 +153,10 @@ class Strategy(ABC):
         """After that, and still before: `network` writes the model down for so many samples, for
         those who have to know what is in it. All ranks have to call this."""
 
-    def take_apart(self) -> None:  # noqa: B027
+    def shard(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""
 
-    def after_step(self, wishes: Sequence[float]) -> Sequence[float] | None:
+    def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         """After each step has been launched. Where ranks take steps of their own, they may exchange
         here what they have; if they did, the sums over ranks of what each of them wishes."""
         return None
@@ -165,7 +165,7 @@ class Strategy(ABC):
         """Over all ranks, of what this rank's training steps have added up in an epoch."""
         return sums
 
-    def make_whole(self) -> None:  # noqa: B027
+    def unshard(self) -> None:  # noqa: B027
         """After them: every rank has the whole model. All ranks have to call this."""
 
     def end(self) -> None:  # noqa: B027
@@ -173,7 +173,7 @@ class Strategy(ABC):
 
     # --- checkpoints
 
-    def holders(self, variables: Mapping[str, Variable]) -> Mapping[str, Holder]:
+    def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
         """The same variables, as they have to be saved and restored."""
         return variables
 
@@ -185,22 +185,22 @@ class Strategy(ABC):
         """Take back what `saved` gave, perhaps of another number of ranks."""
 
 
-class Alone(Strategy):
+class SingleProcessStrategy(Strategy):
     """One process that sees the whole batch.
 
     >>> import caldera as cd
-    >>> from caldera.strategy import Alone
-    >>> Alone().over_all([cd.tensor([1.0]) * 2.0])[0].tolist()
+    >>> from caldera.strategy import SingleProcessStrategy
+    >>> SingleProcessStrategy().sum_over_ranks([cd.tensor([1.0]) * 2.0])[0].tolist()
     [2.0]
     """
 
     def __init__(self) -> None:
-        self.communicator = self.in_plans = SingleProcess()
+        self.communicator = self.plan_communicator = SingleProcess()
 
-    def over_all(self, values: Sequence[Expr]) -> list[Expr]:
+    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
         return list(values)
 
-    def slopes(
+    def gradients(
         self, loss: Expr, parameters: Sequence[Variable]
     ) -> tuple[list[Variable], list[Expr]]:
         return list(parameters), op.grad(loss, list(parameters), unused="zero")

@@ -2,8 +2,9 @@
 
 It has `settings.threads` workers, starts when first used, follows a change of the setting, and is
 made again in a child after a fork. Threads that make batches ahead of training are beside it (see
-`data/feeder.py`): most of their time they wait for disks or for room, so that there may be more of
-them than cores; how many, is found by measuring, with `settings.threads` for the cores there are.
+`data/loading/prefetcher.py`): most of their time they wait for disks or for room, so that there may
+be more of them than cores; how many, is found by measuring, with `settings.threads` for the cores
+there are.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from caldera.bench.contestants import REFERENCE, Contestant
 from caldera.bench.precision import REFERENCE_PRECISION
-from caldera.bench.work import TrainingCase
+from caldera.bench.workloads import TrainingCase
 
 CARD_PEERS = ("torch", "jax")
 """Peers that are measured on a card."""
@@ -28,8 +28,8 @@ def card_contestants(
     That is PyTorch in float32; where this precision is not measured, it is only compared with.
     With `words`, only settings in whose label one of them is (and the reference).
 
-    >>> from caldera.bench.work import WORK
-    >>> case = WORK["mlp"].cases[0]
+    >>> from caldera.bench.workloads import WORKLOADS
+    >>> case = WORKLOADS["mlp"].cases[0]
     >>> found = card_contestants(case, ["jax"], ["tf32"], compiler=False)
     >>> [each.label for each in found]
     ['caldera step, tf32', 'caldera fit, tf32', 'jax jit, tf32', 'jax scan, tf32']

@@ -9,7 +9,7 @@ import numpy as np
 
 from caldera.bench.frameworks.base import Array, Framework, Restartable, Task
 from caldera.bench.frameworks.caldera_card import FitTask
-from caldera.bench.work import Case, TrainingCase
+from caldera.bench.workloads import Case, TrainingCase
 from caldera.data import Dataset, Loader, cifar10, mnist
 from caldera.errors import ConfigError
 

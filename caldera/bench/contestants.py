@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
     FormulaCase,
@@ -71,8 +71,8 @@ def contestants(
 ) -> list[Contestant]:
     """Everybody who takes part in a case; what the others must agree with first, then Caldera.
 
-    >>> from caldera.bench.work import WORK
-    >>> case = WORK["mlp"].cases[0]
+    >>> from caldera.bench.workloads import WORKLOADS
+    >>> case = WORKLOADS["mlp"].cases[0]
     >>> [each.label for each in contestants(case, ["jax"], ["strict"], compiler=False)]
     ['caldera strict', 'jax jit', 'jax scan']
     """

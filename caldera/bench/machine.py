@@ -14,7 +14,7 @@ import numpy as np
 import caldera
 from caldera.bench.card import CardState, card_state
 from caldera.bench.contestants import PEERS, has_compiler
-from caldera.kernels.remember import machine
+from caldera.kernels.tuning_cache import machine
 
 _PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", "triton", *PEERS)
 _TIME = "%Y-%m-%d %H:%M:%S %z"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caldera.bench.work import Case, TrainingCase
+from caldera.bench.workloads import Case, TrainingCase
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from caldera.bench.charts import depth_chart, ratio_chart, ratio_rows
 from caldera.bench.contestants import PEERS
-from caldera.bench.figures import depth_figure, ratio_figure, ratio_rows
+from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.results import OURS, Entry, Report
-from caldera.bench.show import columns_of, facts, mean_text, row, title_of
-from caldera.bench.work import WORK
-from caldera.graph.picture.palette import CARD, LINE, PAPER, QUIET, TEXT
-from caldera.graph.picture.svg import SANS
+from caldera.bench.workloads import WORKLOADS
+from caldera.draw.palette import CARD, LINE, PAPER, QUIET, TEXT
+from caldera.draw.svg import SANS
 
 _STYLE = f"""
 :root {{ color-scheme: light; }}
@@ -74,9 +74,9 @@ def page(report: Report) -> str:
 
 def _work(report: Report, work: str) -> str:
     parts = [f"<h2>{escape(work)}</h2>"]
-    if work in WORK:
-        parts.append(f'<p class="quiet">{escape(WORK[work].summary)}</p>')
-    for figure in (depth_figure(report, work), ratio_figure(ratio_rows(report, work))):
+    if work in WORKLOADS:
+        parts.append(f'<p class="quiet">{escape(WORKLOADS[work].summary)}</p>')
+    for figure in (depth_chart(report, work), ratio_chart(ratio_rows(report, work))):
         if figure:
             parts.append(f'<div class="card figure">{figure}</div>')
     for case, entries in report.cases(work).items():

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from caldera.bench.protocol import END, HELLO, WorkerError, from_line, to_line
-from caldera.data.places import ENVIRONMENT, cache_folder
+from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 
 COMMAND = (sys.executable, "-m", "caldera.bench.worker")
 _CPU = {"JAX_PLATFORMS": "cpu"}

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from caldera.bench.asking import Asking, Tell, turned
 from caldera.bench.card_contestants import CARD_PEERS, card_contestants
-from caldera.bench.card_turns import CardTurns
+from caldera.bench.card_session import CardSession
+from caldera.bench.case_runner import CaseRunner, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
     REFERENCE,
@@ -32,9 +32,9 @@ from caldera.bench.machine import machine_facts, package_versions
 from caldera.bench.options import Options
 from caldera.bench.precision import SLACK, TOLERANCES
 from caldera.bench.results import Entry, Report
-from caldera.bench.slot import Slot
-from caldera.bench.work import WORK, Case, TrainingCase, Work
-from caldera.bench.work.stored import write_batches
+from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.workloads import WORKLOADS, Case, TrainingCase, Workload
+from caldera.bench.workloads.batch_files import write_batches
 
 BUSY = 0.5
 """A load of the machine, before anything is measured, that makes times doubtful."""
@@ -75,7 +75,7 @@ class Session:
         """
         with tempfile.TemporaryDirectory(prefix="caldera-bench-") as folder:
             for name in self.options.works:
-                work = WORK[name]
+                work = WORKLOADS[name]
                 if work.left_out and not self.options.quick:
                     self._note(f"{name}: {work.left_out}")
                 self._measure_work(work, Path(folder) / name)
@@ -89,7 +89,7 @@ class Session:
     def _note_card(self) -> None:
         """Say what is compared on a card, and in which precisions."""
         for name in self.options.works:
-            cases = [case for case in WORK[name].cases if isinstance(case, TrainingCase)]
+            cases = [case for case in WORKLOADS[name].cases if isinstance(case, TrainingCase)]
             chosen = list(dict.fromkeys(p for c in cases for p in self.options.precisions_of(c)))
             self._note(f"{name}: {', '.join(chosen)}; weights are float32 in all of them")
         left_out = [peer for peer in self.options.peers if peer not in CARD_PEERS]
@@ -113,21 +113,21 @@ class Session:
             "precision is away, if that is more"
         )
 
-    def _measure_work(self, work: Work, folder: Path) -> None:
-        asking = Asking(self.options, work, self._tell, compares=REFERENCE in self._peers)
+    def _measure_work(self, work: Workload, folder: Path) -> None:
+        runner = CaseRunner(self.options, work, self._tell, compares=REFERENCE in self._peers)
         cases = work.quick if self.options.quick else work.cases
         networks = [case for case in cases if isinstance(case, TrainingCase)]
         for number, case in enumerate(networks):
             with ExitStack() as stack:
-                self._network(asking, case.on(self.options.device), folder / str(number), stack)
+                self._network(runner, case.on(self.options.device), folder / str(number), stack)
         with ExitStack() as stack:
             others = [case for case in cases if not isinstance(case, TrainingCase)]
-            slots = self._slots(others[0], folder / "all", stack) if others else []
+            handles = self._handles(others[0], folder / "all", stack) if others else []
             for single in others:
-                self._kernel(asking, single, slots, folder / "arrays")
+                self._kernel(runner, single, handles, folder / "arrays")
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _slots(self, case: Case, folder: Path, stack: ExitStack) -> list[Slot]:
+    def _handles(self, case: Case, folder: Path, stack: ExitStack) -> list[WorkerHandle]:
         options = self.options
         data: Path | None = None
         everybody: list[Contestant]
@@ -141,18 +141,20 @@ class Session:
             write_batches(case, data)
         else:
             everybody = contestants(case, self._peers, options.accuracies, compiler=self._compiler)
-        slots = [
-            Slot(each, folder / str(number), options.threads, limit=options.limit, data=data)
+        handles = [
+            WorkerHandle(
+                each, folder / str(number), options.threads, limit=options.limit, data=data
+            )
             for number, each in enumerate(everybody)
         ]
-        for slot in slots:
-            stack.callback(slot.close)
-        return slots
+        for handle in handles:
+            stack.callback(handle.close)
+        return handles
 
-    def _entry(self, work: Work, case: Case, slot: Slot) -> Entry:
+    def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> Entry:
         entry = Entry(
-            work.name, case.name, slot.contestant.framework, slot.contestant.setting,
-            precision=slot.contestant.precision, part_of=case.part_of, group=case.group,
+            work.name, case.name, handle.contestant.framework, handle.contestant.setting,
+            precision=handle.contestant.precision, part_of=case.part_of, group=case.group,
             flops=case.flops,
         )  # fmt: skip
         if isinstance(case, TrainingCase):
@@ -162,67 +164,79 @@ class Session:
 
     # --- networks
 
-    def _network(self, asking: Asking, case: TrainingCase, folder: Path, stack: ExitStack) -> None:
-        slots = self._slots(case, folder, stack)
-        entries = {slot: self._entry(asking.work, case, slot) for slot in slots}
+    def _network(
+        self, runner: CaseRunner, case: TrainingCase, folder: Path, stack: ExitStack
+    ) -> None:
+        handles = self._handles(case, folder, stack)
+        entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
         if not entries:
             return
         if case.on_card:
-            CardTurns(asking, case, entries, folder / "arrays").run()
-            for slot in slots:
-                self.report.versions |= slot.versions
+            CardSession(runner, case, entries, folder / "arrays").run()
+            for handle in handles:
+                self.report.versions |= handle.versions
         else:
-            self._take_turns(asking, case, entries, folder / "arrays")
-        for slot, entry in entries.items():
-            slot.close()
-            if self.options.test_accuracy and case.dataset and slot.contestant.is_measured:
+            self._take_turns(runner, case, entries, folder / "arrays")
+        for handle, entry in entries.items():
+            handle.close()
+            if self.options.test_accuracy and case.dataset and handle.contestant.is_measured:
                 epochs = self.options.test_accuracy
-                asking.tell(case, f"{entry.label}, {epochs} epochs on real data")
-                asking.attempt(slot, entry, partial(asking.train, case))
-                slot.close()
+                runner.tell(case, f"{entry.label}, {epochs} epochs on real data")
+                runner.attempt(handle, entry, partial(runner.train, case))
+                handle.close()
 
     def _take_turns(
-        self, asking: Asking, case: TrainingCase, entries: dict[Slot, Entry], folder: Path
+        self,
+        runner: CaseRunner,
+        case: TrainingCase,
+        entries: dict[WorkerHandle, Entry],
+        folder: Path,
     ) -> None:
         comparison = Comparison(folder, next(iter(entries)).contestant.label)
-        for slot, entry in entries.items():
-            asking.tell(case, f"{entry.label}, first step and check")
-            asking.attempt(slot, entry, partial(_first, asking, case, comparison))
-            slot.close()
+        for handle, entry in entries.items():
+            runner.tell(case, f"{entry.label}, first step and check")
+            runner.attempt(handle, entry, partial(_first, runner, case, comparison))
+            handle.close()
         comparison.judge(list(entries.values()))
-        prepare, measure = partial(asking.prepare, case), partial(asking.measure, case)
+        prepare, measure = partial(runner.prepare, case), partial(runner.measure, case)
         if not case.is_large:
-            for slot, entry in entries.items():
-                asking.attempt(slot, entry, prepare)
+            for handle, entry in entries.items():
+                runner.attempt(handle, entry, prepare)
         for turn in range(self.options.rounds):
-            for slot, entry in turned(entries, turn):
-                asking.tell(case, f"{entry.label}, turn {turn + 1}")
+            for handle, entry in rotated(entries, turn):
+                runner.tell(case, f"{entry.label}, turn {turn + 1}")
                 if case.is_large:
-                    asking.attempt(slot, entry, prepare)
-                asking.attempt(slot, entry, measure)
+                    runner.attempt(handle, entry, prepare)
+                runner.attempt(handle, entry, measure)
                 if case.is_large:
-                    slot.close()
+                    handle.close()
 
     # --- single computations
 
-    def _kernel(self, asking: Asking, case: Case, slots: list[Slot], folder: Path) -> None:
-        self._tell(f"{asking.work.name}: {case.name}")
-        entries = {slot: self._entry(asking.work, case, slot) for slot in slots}
-        comparison = Comparison(folder, slots[0].contestant.label)
-        for slot, entry in entries.items():
-            asking.attempt(slot, entry, partial(asking.check, case, comparison))
-            asking.attempt(slot, entry, partial(asking.prepare, case))
+    def _kernel(
+        self, runner: CaseRunner, case: Case, handles: list[WorkerHandle], folder: Path
+    ) -> None:
+        self._tell(f"{runner.work.name}: {case.name}")
+        entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
+        comparison = Comparison(folder, handles[0].contestant.label)
+        for handle, entry in entries.items():
+            runner.attempt(handle, entry, partial(runner.check, case, comparison))
+            runner.attempt(handle, entry, partial(runner.prepare, case))
         comparison.judge(list(entries.values()))
         for turn in range(self.options.rounds):
-            for slot, entry in turned(entries, turn):
-                asking.attempt(slot, entry, partial(asking.measure, case))
+            for handle, entry in rotated(entries, turn):
+                runner.attempt(handle, entry, partial(runner.measure, case))
 
 
 def _first(
-    asking: Asking, case: TrainingCase, comparison: Comparison, slot: Slot, entry: Entry
+    runner: CaseRunner,
+    case: TrainingCase,
+    comparison: Comparison,
+    handle: WorkerHandle,
+    entry: Entry,
 ) -> None:
-    asking.first_step(case, slot, entry)
+    runner.first_step(case, handle, entry)
     if case.is_large:
         # The check needs the memory that the step has taken.
-        slot.close()
-    asking.check(case, comparison, slot, entry)
+        handle.close()
+    runner.check(case, comparison, handle, entry)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.results import OURS, Entry, Report
-from caldera.bench.show import columns_of, facts, mean_text, row, title_of
 from caldera.optional import optional_import
 
 _NARROWEST = 200

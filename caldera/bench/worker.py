@@ -15,12 +15,12 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from caldera.bench import memory
+from caldera.bench import process_memory
 from caldera.bench.checks import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
 from caldera.bench.protocol import CHECK, END, HELLO, MEASURE, PREPARE, TRAIN, from_line, to_line
 from caldera.bench.timing import CARD_SHORTEST, SHORTEST, first_call, timed
-from caldera.bench.work import WORK, Case, TrainingCase
+from caldera.bench.workloads import WORKLOADS, Case, TrainingCase
 from caldera.errors import CalderaError
 
 STEPS_UNTIL_SETTLED = 2
@@ -58,17 +58,17 @@ class Worker:
         start = time.perf_counter()
         self._framework = FRAMEWORKS[request["framework"]](request["options"], request["threads"])
         seconds = time.perf_counter() - start
-        self._base = memory.resident()
+        self._base = process_memory.resident()
         return {"versions": self._framework.versions(), "import s": seconds, "base": self._base}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         self._task = None
-        memory.reset_peak()
+        process_memory.reset_peak()
         start = time.perf_counter()
         self._task = self.framework.task(self._case(request))
         built = time.perf_counter() - start
         if not isinstance(self.framework, FRAMEWORKS["caldera"]):
-            memory.reset_peak()
+            process_memory.reset_peak()
         found = {"build s": built, "first s": first_call(self._task)}
         if self.framework.on_card:
             found["card peak"] = self._card_peak(self._task)
@@ -86,7 +86,7 @@ class Worker:
             raise CalderaError.build("bench worker", expected=PREPARE, got=f"{MEASURE} before it")
         shortest = CARD_SHORTEST if self.framework.on_card else SHORTEST
         times = timed(self._task, request["seconds"], request["least"], shortest=shortest)
-        peak = memory.peak() - self._task.held_for_others
+        peak = process_memory.peak() - self._task.held_for_others
         return {"times": times, "peak": peak, "growth": max(0, peak - self._base)}
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Worker:
         return {"accuracy": trained_accuracy(self.framework, case, request["epochs"])}
 
     def _case(self, request: dict[str, Any]) -> Case:
-        case = WORK[request["work"]].case(request["case"])
+        case = WORKLOADS[request["work"]].case(request["case"])
         return case.on(self.framework.device) if isinstance(case, TrainingCase) else case
 
 

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Text, Texts
+from caldera.cli.option_types import (
+    Choice,
+    Count,
+    Counts,
+    Flag,
+    Names,
+    Number,
+    OptionType,
+    Text,
+    Texts,
+)
 from caldera.cli.zoo import ZOO
 from caldera.nn.basic import activations
 from caldera.nn.losses import losses
@@ -28,7 +38,7 @@ class Option:
     """
 
     name: str
-    kind: Kind
+    kind: OptionType
     help: str
     default: Any = None
 

@@ -18,8 +18,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.cli.option_types import toml_text
 from caldera.cli.options import OPTIONS
-from caldera.cli.values import toml_text
 from caldera.errors import ConfigError, DataError
 from caldera.registry import nearest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.comm.interface import ANY_SOURCE, Communicator
+from caldera.comm.communicator import ANY_SOURCE, Communicator
 from caldera.comm.lost import RankLostError
 from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from caldera.comm.interface import Communicator
+from caldera.comm.communicator import Communicator
 from caldera.comm.nccl import NcclCommunicator
 from caldera.config import settings
-from caldera.memory.cards import card_count, cupy, own_card
+from caldera.memory.gpus import card_count, cupy, own_card
 
 
 def between_cards(host: Communicator) -> Communicator:

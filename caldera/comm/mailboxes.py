@@ -14,7 +14,7 @@ from caldera.errors import CommError
 _ANY = -1
 
 
-class Fate:
+class JobFailure:
     """What ranks that live and die together share: whether one of them has failed."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Receive(Request):
 class Mailboxes:
     """One box a rank. A message is copied when it is sent, so that sending never waits."""
 
-    def __init__(self, size: int, fate: Fate) -> None:
+    def __init__(self, size: int, fate: JobFailure) -> None:
         self._fate = fate
         self._doors = [threading.Condition() for _ in range(size)]
         self._unread: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(size)]

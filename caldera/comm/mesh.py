@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from caldera.comm.interface import Communicator
+from caldera.comm.communicator import Communicator
 from caldera.errors import CommError
 
 

@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 
 from caldera.comm.algorithms import volume
-from caldera.comm.algorithms.allreduce import usual
-from caldera.comm.algorithms.parts import SEGMENT_BYTES, bounds
-from caldera.comm.background import Patience
-from caldera.comm.checks import same_memory
-from caldera.comm.choice import Choice
-from caldera.comm.interface import ANY_SOURCE, Communicator
+from caldera.comm.algorithms.allreduce import default_algorithm
+from caldera.comm.algorithms.partition import SEGMENT_BYTES, bounds
+from caldera.comm.autotune import AllreduceTuner
+from caldera.comm.buffer_checks import same_memory
+from caldera.comm.communicator import ANY_SOURCE, Communicator
 from caldera.comm.lost import RankLostError
+from caldera.comm.progress_thread import PollBackoff
 from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
-from caldera.comm.staging import on_card, settled
+from caldera.comm.staging import on_card, wait_for_kernels
 from caldera.comm.traffic import Traffic
 from caldera.config import settings
 from caldera.errors import CommError
@@ -134,7 +134,7 @@ class _MpiRequest(Request):
             owner.blocked = None
         self._arrived(status)
 
-    def _arrives_meanwhile(self, patience: Patience) -> bool:
+    def _arrives_meanwhile(self, patience: PollBackoff) -> bool:
         """Sleep until it is there, or until somebody waits for that; whether it is there.
 
         Naps become about as long as a message of its size takes: each time that one ends costs
@@ -214,7 +214,7 @@ class MpiCommunicator(Communicator):
         self.handle = handle
         self.blocked: float | None = None
         self.peer = ANY_SOURCE
-        self.choice = Choice()
+        self.choice = AllreduceTuner()
         self._splits = 0
         if twin_of is not None:
             self.nodes = twin_of.nodes
@@ -249,7 +249,7 @@ class MpiCommunicator(Communicator):
             return True
         if not takes_cards() or (op is not None and not _library_reduces(buffer, op)):
             return False
-        settled(buffer)
+        wait_for_kernels(buffer)
         return True
 
     # --- groups
@@ -314,7 +314,7 @@ class MpiCommunicator(Communicator):
         if self._algorithm not in ("auto", LIBRARY):
             return self._algorithm
         if not _library_reduces(buffer, op):
-            return usual(buffer, op)
+            return default_algorithm(buffer, op)
         if self._algorithm == LIBRARY:
             return LIBRARY
         return self.choice.for_bytes(self, buffer.nbytes)

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from caldera.comm.algorithms import volume
-from caldera.comm.algorithms.parts import bounds, even_counts
-from caldera.comm.interface import Communicator
+from caldera.comm.algorithms.partition import bounds, even_counts
+from caldera.comm.communicator import Communicator
 from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 from caldera.comm.staging import on_card
 from caldera.errors import CommError
-from caldera.memory.cards import cupy
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
+from caldera.memory.gpus import cupy
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[cuda]"

@@ -10,11 +10,11 @@ from types import FrameType
 _BENEATH = (str(Path(__file__).parent), str(Path(threading.__file__)), "<frozen ")
 
 
-def place_of_thread(ident: int) -> str:
+def source_location(ident: int) -> str:
     """The innermost line of a thread that is the program's, not that of waiting.
 
     >>> import threading
-    >>> place_of_thread(threading.get_ident()).startswith("<doctest")
+    >>> source_location(threading.get_ident()).startswith("<doctest")
     True
     """
     frame = sys._current_frames().get(ident)

@@ -36,21 +36,21 @@ def must_widen(dtype: np.dtype, op: str) -> bool:
     return op in ("sum", "mean") and dtype in _HALVES
 
 
-def widened(part: np.ndarray, ranks: int) -> np.ndarray:
+def upcast(part: np.ndarray, ranks: int) -> np.ndarray:
     """A rank's float16 or bfloat16 numbers in float32, scaled so that `ranks` of them fit.
 
     >>> import numpy as np
-    >>> widened(np.array([6.0], np.float16), 3)
+    >>> upcast(np.array([6.0], np.float16), 3)
     array([1.5], dtype=float32)
     """
     return part.astype(np.float32) * np.float32(0.5 ** (ranks - 1).bit_length())
 
 
-def narrowed(total: np.ndarray, dtype: np.dtype, op: str, ranks: int) -> np.ndarray:
+def downcast(total: np.ndarray, dtype: np.dtype, op: str, ranks: int) -> np.ndarray:
     """The sum or mean of scaled numbers, rounded to the dtype they had.
 
     >>> import numpy as np
-    >>> narrowed(np.array([4.5], np.float32), np.dtype(np.float16), "sum", 3)
+    >>> downcast(np.array([4.5], np.float32), np.dtype(np.float16), "sum", 3)
     array([18.], dtype=float16)
     """
     scale = 2.0 ** (ranks - 1).bit_length()

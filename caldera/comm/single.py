@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.comm.interface import Communicator
-from caldera.comm.mailboxes import Fate, Mailboxes
+from caldera.comm.communicator import Communicator
+from caldera.comm.mailboxes import JobFailure, Mailboxes
 from caldera.comm.request import Request
 from caldera.comm.traffic import Traffic
 
@@ -25,7 +25,7 @@ class SingleProcess(Communicator):
 
     def __init__(self, traffic: Traffic | None = None) -> None:
         super().__init__(0, 1, traffic)
-        self._boxes = Mailboxes(1, Fate())
+        self._boxes = Mailboxes(1, JobFailure())
         # Nobody else can send: a message that is not there never comes.
         self._boxes.patience_s = 0.0
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm.checks import same_memory
+from caldera.comm.buffer_checks import same_memory
 from caldera.comm.request import Request
-from caldera.memory.cards import cupy
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
+from caldera.memory.gpus import cupy
 
 
 def on_card(buffer: np.ndarray) -> bool:
@@ -29,19 +29,19 @@ def pinned_like(there: np.ndarray) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, there.nbytes).view(there.dtype).reshape(there.shape)
 
 
-def fetched(there: np.ndarray) -> np.ndarray:
+def copy_to_host(there: np.ndarray) -> np.ndarray:
     """What a buffer on a card holds when everything launched before has run."""
     here = pinned_like(there)
     _copy(here, there, there, cupy().cuda.runtime.memcpyDeviceToHost)
     return here
 
 
-def stored(there: np.ndarray, here: np.ndarray) -> None:
+def copy_to_device(there: np.ndarray, here: np.ndarray) -> None:
     """Put host memory into a buffer on a card; it is there when this returns."""
     _copy(there, here, there, cupy().cuda.runtime.memcpyHostToDevice)
 
 
-def settled(there: np.ndarray) -> None:
+def wait_for_kernels(there: np.ndarray) -> None:
     """Wait until everything launched before has run, so that others may read the buffer."""
     with _its_card(there):
         _wait(launching_stream())
@@ -85,7 +85,7 @@ class Staging:
         """A buffer with the same content."""
         if self._reaches(buffer):
             return buffer
-        here = fetched(buffer)
+        here = copy_to_host(buffer)
         self._moved.append((buffer, here))
         return here
 
@@ -108,10 +108,10 @@ class Staging:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             for there, here in self._written:
-                stored(there, here)
+                copy_to_device(there, here)
 
 
-class ArrivingOnCard(Request):
+class StagedReceive(Request):
     """A message for a card: received on the host, then copied."""
 
     def __init__(self, request: Request, there: np.ndarray, here: np.ndarray) -> None:
@@ -133,5 +133,5 @@ class ArrivingOnCard(Request):
     def _store(self) -> None:
         self.source = self._request.source
         if not self._stored:
-            stored(self._there, self._here)
+            copy_to_device(self._there, self._here)
             self._stored = True

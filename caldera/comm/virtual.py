@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from caldera.comm.interface import Communicator
-from caldera.comm.mailboxes import Fate, Mailboxes
-from caldera.comm.places import place_of_thread
+from caldera.comm.communicator import Communicator
+from caldera.comm.mailboxes import JobFailure, Mailboxes
+from caldera.comm.places import source_location
 from caldera.comm.request import Request
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
@@ -24,7 +24,7 @@ class _Group:
     """What the ranks of one communicator share."""
 
     def __init__(
-        self, members: list[int], nodes: Sequence[int], fate: Fate, threads: dict[int, int]
+        self, members: list[int], nodes: Sequence[int], fate: JobFailure, threads: dict[int, int]
     ) -> None:
         self.members = members
         self.nodes = nodes
@@ -45,7 +45,7 @@ class _Group:
 
     def _missing(self, rank: int, wanted: str) -> CommError:
         others = [
-            f"rank {member} is at {place_of_thread(self._threads[member])}"
+            f"rank {member} is at {source_location(self._threads[member])}"
             for member in self.members
             if member != self.members[rank] and member in self._threads
         ]
@@ -116,7 +116,7 @@ def run_virtual_ranks(
     >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
     ['rank 0 of 2', 'rank 1 of 2']
     """
-    fate = Fate()
+    fate = JobFailure()
     idents: dict[int, int] = {}
     group = _Group(list(range(size)), nodes or [0] * size, fate, idents)
     results: list[Any] = [None] * size

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from caldera.comm.interface import ANY_SOURCE
+from caldera.comm.communicator import ANY_SOURCE
 from caldera.comm.mpi import PATIENCE, MpiCommunicator, mpi
-from caldera.comm.places import place_of_thread
+from caldera.comm.places import source_location
 from caldera.config import settings
 
 LOOKS_EVERY_S = 0.2
@@ -108,7 +108,7 @@ class Watchdog:
             names = ", ".join(f"rank {rank}" for rank in gone)
             _say(
                 f"{_who(communicator)} waits in {communicator.operation or 'a message'} at "
-                f"{place_of_thread(self._main)}, but {names} has come to the end of the program; "
+                f"{source_location(self._main)}, but {names} has come to the end of the program; "
                 f"{hint}"
             )
             self._give_up()
@@ -132,7 +132,7 @@ class Watchdog:
             return
         lines = [
             f"{_who(communicator)} has waited {stuck:.0f} s in "
-            f"{communicator.operation or 'a message'} at {place_of_thread(self._main)}"
+            f"{communicator.operation or 'a message'} at {source_location(self._main)}"
         ]
         for rank in members:
             said = self._answers.get(rank)
@@ -182,7 +182,7 @@ class Watchdog:
                 break
         else:
             counted, blocked = 0, False
-        place = "the end of the program" if has_left else place_of_thread(self._main)
+        place = "the end of the program" if has_left else source_location(self._main)
         return {"collectives": counted, "blocked": blocked, "place": place}
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from caldera.comm.abort import end_together
 from caldera.comm.between_cards import between_cards
-from caldera.comm.interface import Communicator
+from caldera.comm.communicator import Communicator
 from caldera.comm.launch import RESTART
 from caldera.comm.mpi import MpiCommunicator, mpi
 from caldera.comm.single import SingleProcess

@@ -9,8 +9,8 @@ from typing import TypedDict
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.draws import Chance
-from caldera.compress.feedback import Kept, State
+from caldera.compress.error_feedback import CompressorState, State
+from caldera.compress.random_stream import RandomStream
 from caldera.configurable import Configurable, Family
 from caldera.errors import DtypeError, ShapeError
 from caldera.tensor.dtype import FLOATS
@@ -45,7 +45,7 @@ class Compressor(Configurable):
     def __init__(self, mean: bool = False, seed: int = 0) -> None:
         self.mean = mean
         self.seed = seed
-        self._kept = Kept()
+        self._kept = CompressorState()
 
     def exchange(self, name: str, gradient: np.ndarray, communicator: Communicator) -> None:
         """Sum one parameter's gradient over all ranks, in place."""
@@ -59,12 +59,15 @@ class Compressor(Configurable):
         if not given:
             return
         label = next(iter(given))
-        chance = Chance(self.seed, self._kept.next_step(label), label)
-        self._exchange(given, communicator, chance)
+        random_stream = RandomStream(self.seed, self._kept.next_step(label), label)
+        self._exchange(given, communicator, random_stream)
 
     @abstractmethod
     def _exchange(
-        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
     ) -> None:
         """Sum gradients (or take their means), none of them empty, over all ranks in place."""
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compress._base import Compressor
-from caldera.compress.codes import Code
-from caldera.compress.draws import Chance
+from caldera.compress.codecs import Codec
 from caldera.compress.messages import EMPTY, allgather_messages, alltoall_messages, bounds
+from caldera.compress.random_stream import RandomStream
 from caldera.tensor.dtype import HALVES
 
 _SUMMANDS, _SUMS = 0, 1
@@ -25,17 +25,20 @@ _SUMMANDS, _SUMS = 0, 1
 
 
 class DenseCompressor(Compressor):
-    """Compressors that encode every value: `code` on the way to the sum, `code_of_sums` after.
+    """Compressors that encode every value: `code` on the way to the sum, `sum_codec` after.
 
     With `feedback` what was lost is kept for the next exchange.
     """
 
-    code: Code
-    code_of_sums: Code
+    code: Codec
+    sum_codec: Codec
     feedback: bool
 
     def _exchange(
-        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
     ) -> None:
         if communicator.size == 1 and not self.feedback:
             return
@@ -45,7 +48,7 @@ class DenseCompressor(Compressor):
             residuals = [self._kept.like("residual", n, g) for n, g in gradients.items()]
             flat = flat + _joined(residuals)
         lost = np.zeros_like(flat) if self.feedback else None
-        total = sum_encoded(flat, self.code, self.code_of_sums, communicator, chance, lost)
+        total = sum_encoded(flat, self.code, self.sum_codec, communicator, random_stream, lost)
         total = self._scaled(total, communicator.size)
         _spread(total, [gradient.reshape(-1) for gradient in gradients.values()])
         if lost is not None:
@@ -54,10 +57,10 @@ class DenseCompressor(Compressor):
 
 def sum_encoded(
     vector: np.ndarray,
-    code: Code,
-    code_of_sums: Code,
+    code: Codec,
+    sum_codec: Codec,
     communicator: Communicator,
-    chance: Chance,
+    random_stream: RandomStream,
     lost: np.ndarray | None,
 ) -> np.ndarray:
     """The sum of the ranks' vectors; to `lost`, what this rank has lost of it by rounding.
@@ -72,18 +75,20 @@ def sum_encoded(
     parts = [vector[begin:end] for begin, end in pairwise(edges)]
     mine = parts[rank]
     leaving = [
-        EMPTY if other == rank else code.encode(part, chance.of(rank, _SUMMANDS, edges[other]))
+        EMPTY
+        if other == rank
+        else code.encode(part, random_stream.of(rank, _SUMMANDS, edges[other]))
         for other, part in enumerate(parts)
     ]
     arriving = alltoall_messages(communicator, leaving, code.longest(mine.size, vector.dtype))
     total = np.zeros_like(mine)
     for other, message in enumerate(arriving):
         total += mine if other == rank else code.decode(message, mine.size, vector.dtype)
-    sums = code_of_sums.encode(total, chance.of(rank, _SUMS))
-    longest = [code_of_sums.longest(part.size, vector.dtype) for part in parts]
+    sums = sum_codec.encode(total, random_stream.of(rank, _SUMS))
+    longest = [sum_codec.longest(part.size, vector.dtype) for part in parts]
     gathered = allgather_messages(communicator, sums, longest)
     result = np.concatenate([
-        code_of_sums.decode(message, part.size, vector.dtype)
+        sum_codec.decode(message, part.size, vector.dtype)
         for message, part in zip(gathered, parts, strict=True)
     ])  # fmt: skip
     if lost is not None:

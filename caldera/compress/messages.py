@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.kernels.native.compression.draws import ALIGNED
+from caldera.kernels.native.compression.random_draws import ALIGNED
 
 EMPTY = np.empty(0, np.uint8)
 AT_ONCE = 1 << 20

@@ -11,7 +11,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compress._base import Compressor, Options, compressors
-from caldera.compress.draws import Chance
+from caldera.compress.random_stream import RandomStream
 from caldera.errors import ConfigError
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.philox import normal
@@ -42,12 +42,15 @@ class PowerSGD(Compressor):
         self.rank = rank
 
     def _exchange(
-        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
     ) -> None:
         thin = {name: g for name, g in gradients.items() if self._is_smaller(g.shape)}
         plain = [gradient for name, gradient in gradients.items() if name not in thin]
         matrices = [self._accumulated(name, gradient) for name, gradient in thin.items()]
-        rights = [self._right(n, m, chance) for n, m in zip(thin, matrices, strict=True)]
+        rights = [self._right(n, m, random_stream) for n, m in zip(thin, matrices, strict=True)]
         lefts = [m @ right for m, right in zip(matrices, rights, strict=True)]
         sums = _sum_together([*lefts, *plain], communicator)
         for gradient, total in zip(plain, sums[len(thin) :], strict=True):
@@ -75,11 +78,11 @@ class PowerSGD(Compressor):
         residual += gradient.reshape(-1)
         return residual.reshape(gradient.shape[0], -1)
 
-    def _right(self, name: str, matrix: np.ndarray, chance: Chance) -> np.ndarray:
+    def _right(self, name: str, matrix: np.ndarray, random_stream: RandomStream) -> np.ndarray:
         """The factor to begin with: the last one, or chance, the same on all ranks."""
 
         def draw() -> np.ndarray:
-            seed, step, stream, _ = replace(chance, name=name).of(rank=0)
+            seed, step, stream, _ = replace(random_stream, name=name).of(rank=0)
             flat = normal(seed, step, stream, 0, matrix.shape[1] * self.rank, matrix.dtype)
             return flat.reshape(matrix.shape[1], self.rank)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Unpack
 
 from caldera.compress._base import Options, compressors
-from caldera.compress.codes import Halves, Levels, Packed, Signs, Ternary
+from caldera.compress.codecs import (
+    HalfPrecisionCodec,
+    LosslessCodec,
+    QsgdCodec,
+    SignCodec,
+    TernaryCodec,
+)
 from caldera.compress.dense import DenseCompressor
 
 
@@ -27,8 +33,8 @@ class Cast(DenseCompressor):
         self, dtype: str = "bfloat16", *, feedback: bool = False, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
-        self.code = Halves(dtype)
-        self.code_of_sums = Halves(dtype)
+        self.code = HalfPrecisionCodec(dtype)
+        self.sum_codec = HalfPrecisionCodec(dtype)
         self.feedback = feedback
 
 
@@ -53,8 +59,8 @@ class QSGD(DenseCompressor):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(**options)
-        self.code = Levels(bits, bucket)
-        self.code_of_sums = Levels(bits, bucket)
+        self.code = QsgdCodec(bits, bucket)
+        self.sum_codec = QsgdCodec(bits, bucket)
         self.feedback = feedback
 
 
@@ -73,8 +79,8 @@ class TernGrad(DenseCompressor):
         self, *, clip: float = 2.5, feedback: bool = False, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
-        self.code = Ternary(clip)
-        self.code_of_sums = Levels(8)
+        self.code = TernaryCodec(clip)
+        self.sum_codec = QsgdCodec(8)
         self.feedback = feedback
 
 
@@ -90,8 +96,8 @@ class OneBit(DenseCompressor):
 
     def __init__(self, *, bucket: int = 512, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.code = Signs(bucket)
-        self.code_of_sums = Signs(bucket)
+        self.code = SignCodec(bucket)
+        self.sum_codec = SignCodec(bucket)
         self.feedback = True
 
 
@@ -114,6 +120,6 @@ class Lossless(DenseCompressor):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.code = Packed()
-        self.code_of_sums = Packed()
+        self.code = LosslessCodec()
+        self.sum_codec = LosslessCodec()
         self.feedback = False

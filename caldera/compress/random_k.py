@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compress._base import Compressor, Options, compressors
-from caldera.compress.draws import Chance
+from caldera.compress.random_stream import RandomStream
 from caldera.errors import ConfigError
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.philox import random_bits
@@ -42,12 +42,15 @@ class RandomK(Compressor):
         self.feedback = feedback
 
     def _exchange(
-        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
     ) -> None:
         sent = []
         chosen = []
         for number, (name, gradient) in enumerate(gradients.items()):
-            places = self._places(gradient.size, chance, number)
+            places = self._places(gradient.size, random_stream, number)
             values = gradient.reshape(-1)
             if self.feedback:
                 values = self._kept.like("residual", name, gradient)
@@ -68,9 +71,9 @@ class RandomK(Compressor):
             gradient.reshape(-1)[places] = buffer[start : start + places.size]
             start += places.size
 
-    def _places(self, size: int, chance: Chance, number: int) -> np.ndarray:
+    def _places(self, size: int, random_stream: RandomStream, number: int) -> np.ndarray:
         """As many places as wanted, in order: those with the smallest random words."""
-        seed, step, stream, first = chance.of(rank=0, stage=number)
+        seed, step, stream, first = random_stream.of(rank=0, stage=number)
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = random_bits(key, first * 64, size, (step, stream))
         count = max(ceil(self.k * size), 1)

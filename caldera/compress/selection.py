@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.kernels.native.compression import largest_in_blocks
+from caldera.kernels.native.compression import top_k_in_blocks
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SAMPLE = 4096
@@ -22,7 +22,7 @@ _TOO_MANY = 1.5
 
 def in_blocks(vectors: Sequence[np.ndarray], count: int, block: int) -> list[np.ndarray]:
     """For each vector, the places of the `count` largest of every `block` elements."""
-    return [largest_in_blocks(vector.astype(np.float32), count, block) for vector in vectors]
+    return [top_k_in_blocks(vector.astype(np.float32), count, block) for vector in vectors]
 
 
 def exact(vectors: Sequence[np.ndarray], count: int) -> list[np.ndarray]:

@@ -14,12 +14,12 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compress import selection
 from caldera.compress._base import Compressor, Options, compressors
-from caldera.compress.codes import Code, Levels, Plain
-from caldera.compress.draws import Chance
-from caldera.compress.sparse import ALGORITHMS, Coding, Link, SparseVector, sum_sparse
+from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
+from caldera.compress.random_stream import RandomStream
+from caldera.compress.sparse import ALGORITHMS, Link, SparseCodec, SparseVector, sum_sparse
 from caldera.compress.written import write_sum
 from caldera.errors import ConfigError
-from caldera.kernels.native.compression import take_largest_in_blocks, take_out
+from caldera.kernels.native.compression import take_out, take_top_k_in_blocks
 
 
 @compressors.register("topk")
@@ -73,10 +73,13 @@ class TopK(Compressor):
         self.momentum = momentum
         self.algorithm = algorithm
         self.link = Link(latency, bandwidth)
-        self.quantiser = None if bits is None else Levels(bits)
+        self.quantiser = None if bits is None else QsgdCodec(bits)
 
     def _exchange(
-        self, gradients: Mapping[str, np.ndarray], communicator: Communicator, chance: Chance
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
     ) -> None:
         waiting = self._kept.together("residual", gradients)
         added = [gradient.reshape(-1) for gradient in gradients.values()]
@@ -86,14 +89,14 @@ class TopK(Compressor):
             parts = np.split(velocity, np.cumsum([each.size for each in added])[:-1])
             for part, gradient in zip(parts, added, strict=True):
                 part += gradient
-            vector = self.take(waiting, parts, chance)
+            vector = self.take(waiting, parts, random_stream)
             velocity[vector.places] = 0
         else:
-            vector = self.take(waiting, added, chance)
+            vector = self.take(waiting, added, random_stream)
         if not np.isfinite(vector.values).all():
             self._forget_what_is_no_number(gradients)
-        code: Code = self.quantiser or Plain(vector.values.dtype)
-        coding = Coding(code, chance, communicator.rank, waiting)
+        code: Codec = self.quantiser or RawCodec(vector.values.dtype)
+        coding = SparseCodec(code, random_stream, communicator.rank, waiting)
         total = sum_sparse(
             vector, communicator, coding, self._expected(added), self.algorithm, self.link
         )
@@ -104,24 +107,26 @@ class TopK(Compressor):
         write_sum(total, list(gradients.values()))
 
     def take(
-        self, waiting: np.ndarray, added: Sequence[np.ndarray], chance: Chance
+        self, waiting: np.ndarray, added: Sequence[np.ndarray], random_stream: RandomStream
     ) -> SparseVector:
         """What is sent now, where what has been `added` of each parameter is due as well; of what
         waits, the rest is left."""
         if self.block is not None and waiting.dtype == np.float32:
             new = [each.astype(np.float32, copy=False) for each in added]
-            found = take_largest_in_blocks(waiting, new, int(self.k), self.block)
+            found = take_top_k_in_blocks(waiting, new, int(self.k), self.block)
             return SparseVector(waiting.size, *found)
         edges = list(accumulate((each.size for each in added), initial=0))
         residuals = [waiting[begin:end] for begin, end in pairwise(edges)]
         for residual, each in zip(residuals, added, strict=True):
             residual += each
-        chosen = self._largest(residuals, chance)
+        chosen = self._largest(residuals, random_stream)
         shifted = [places + np.int32(edge) for places, edge in zip(chosen, edges, strict=False)]
         places = np.concatenate(shifted)
         return SparseVector(waiting.size, places, take_out(waiting, places))
 
-    def _largest(self, residuals: Sequence[np.ndarray], chance: Chance) -> list[np.ndarray]:
+    def _largest(
+        self, residuals: Sequence[np.ndarray], random_stream: RandomStream
+    ) -> list[np.ndarray]:
         """The places of what is sent, in each residual."""
         if self.block is not None:
             return selection.in_blocks(residuals, int(self.k), self.block)
@@ -129,7 +134,7 @@ class TopK(Compressor):
         for group in [residuals] if self.scope == "global" else [[each] for each in residuals]:
             count = self._count(sum(each.size for each in group))
             if self.sampled:
-                chosen += selection.sampled(group, count, chance.step)
+                chosen += selection.sampled(group, count, random_stream.step)
             else:
                 chosen += selection.exact(group, count)
         return chosen

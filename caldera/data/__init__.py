@@ -8,31 +8,31 @@ truncated, too large, damaged or hostile is refused with a `DataError`.
 
 from __future__ import annotations
 
-from caldera.data._base import Data
-from caldera.data.array_data import ArrayData
-from caldera.data.as_data import as_data
-from caldera.data.batch import Batch, Share
-from caldera.data.cifar_files import cifar10, cifar100
-from caldera.data.colour import Colour
-from caldera.data.dataset import Dataset, arrays, split
-from caldera.data.decode import Decode
-from caldera.data.digits_set import digits
-from caldera.data.draw import Draw
-from caldera.data.files import Files
-from caldera.data.image_files import images
-from caldera.data.levels import Normalise, SubtractMean
-from caldera.data.loader import Loader
-from caldera.data.mnist_files import mnist
-from caldera.data.paths import source
-from caldera.data.pipeline import Pipeline
-from caldera.data.rotation import Rotate
-from caldera.data.shard_writer import write_shards
-from caldera.data.shards import Shards
-from caldera.data.stage import Stage, Transform
-from caldera.data.stream import IterableData
-from caldera.data.table_files import csv, npz
-from caldera.data.targets import Mixup, OneHot
-from caldera.data.windows import Crop, Cutout, Mirror
+from caldera.data.datasets.cifar import cifar10, cifar100
+from caldera.data.datasets.dataset import Dataset, arrays, split
+from caldera.data.datasets.digits import digits
+from caldera.data.datasets.image_folder import images
+from caldera.data.datasets.mnist import mnist
+from caldera.data.datasets.tables import csv, npz
+from caldera.data.loading.batch import Batch, Share
+from caldera.data.loading.loader import Loader
+from caldera.data.loading.pipeline import Pipeline
+from caldera.data.random_draws import Draw
+from caldera.data.sources.array_data import ArrayData
+from caldera.data.sources.as_data import as_data
+from caldera.data.sources.base import Data
+from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.paths import source
+from caldera.data.sources.shard_writer import write_shards
+from caldera.data.sources.shards import Shards
+from caldera.data.transforms.colour import Colour
+from caldera.data.transforms.crop import Crop, Cutout, Mirror
+from caldera.data.transforms.decode import Decode
+from caldera.data.transforms.normalise import Normalise, SubtractMean
+from caldera.data.transforms.rotation import Rotate
+from caldera.data.transforms.stage import Stage, Transform
+from caldera.data.transforms.targets import Mixup, OneHot
 
 __all__ = [
     "ArrayData",

@@ -26,5 +26,5 @@ from caldera.graph.ops import (
     random,
     reduction,
     state,
-    synchronised,
+    sync_batch_norm,
 )

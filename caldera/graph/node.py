@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from caldera.graph.order import Order, order_name
+from caldera.graph.memory_format import Order, order_name
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
 

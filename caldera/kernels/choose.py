@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
+from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS
-from caldera.graph.order import order_name
-from caldera.kernels import remember
+from caldera.kernels import tuning_cache
 from caldera.kernels.measure import Outcome, measure
-from caldera.kernels.remember import Record
-from caldera.kernels.slices import fitting, is_slicing
+from caldera.kernels.microbatch import fitting, is_microbatching
 from caldera.kernels.table import TABLE, Kernel, KernelTable
+from caldera.kernels.tuning_cache import Record
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
 Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
@@ -123,7 +123,7 @@ class Choices:
             return Verdict(min(able, key=lambda each: each.workspace(node)), None, "only")
         fixed = self._fixed.get((node.op.name, family))
         for kernel in within:
-            if fixed is not None and (kernel.name == fixed or is_slicing(kernel, fixed)):
+            if fixed is not None and (kernel.name == fixed or is_microbatching(kernel, fixed)):
                 return Verdict(kernel, None, "fixed")
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
         if len(rivals) == 1:
@@ -131,7 +131,7 @@ class Choices:
         guess = Verdict(rivals[0], None, "guess")
         if _work(node) < SMALL or not all(kernel.measured for kernel in rivals):
             return guess
-        question = remember.question_of(node, family, within)
+        question = tuning_cache.tuning_key(node, family, within)
         if question is None:
             return guess
         with self._lock:
@@ -141,8 +141,8 @@ class Choices:
             return known or guess
 
     def _recall(self, question: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
-        key = (settings.cache_dir, remember.digest(question))
-        record = self._known.get(key) or remember.load(question)
+        key = (settings.cache_dir, tuning_cache.digest(question))
+        record = self._known.get(key) or tuning_cache.load(question)
         if record is None:
             return None
         self._known[key] = record
@@ -178,9 +178,9 @@ class Choices:
         return Verdict(kernel, outcome.times, "measured")
 
     def _keep(self, record: Record) -> None:
-        self._known[settings.cache_dir, remember.digest(record.question)] = record
+        self._known[settings.cache_dir, tuning_cache.digest(record.question)] = record
         try:
-            remember.store(record)
+            tuning_cache.store(record)
         except OSError as problem:
             warnings.warn(
                 f"choices of kernels are not kept in {settings.cache_dir}: {problem}",
@@ -239,7 +239,7 @@ class Choices:
         with self._lock:
             for question, chosen, times in known:
                 record = Record(question, chosen, times)
-                self._known[settings.cache_dir, remember.digest(question)] = record
+                self._known[settings.cache_dir, tuning_cache.digest(question)] = record
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
@@ -254,7 +254,7 @@ class Choices:
             self._known.clear()
             self._spent_s = 0.0
             self._generation += 1
-            remember.forget()
+            tuning_cache.forget()
 
     def table(self) -> str:
         """What was chosen for which op and shapes, and what it beat, to be printed.
@@ -264,7 +264,9 @@ class Choices:
         ['op', 'inputs', 'chosen', 'beat']
         """
         with self._lock:
-            records = {remember.digest(record.question): record for record in remember.all_here()}
+            records = {
+                tuning_cache.digest(record.question): record for record in tuning_cache.all_here()
+            }
             for (folder, name), record in self._known.items():
                 if folder == settings.cache_dir:
                     records[name] = record

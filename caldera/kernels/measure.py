@@ -15,9 +15,9 @@ from time import perf_counter
 
 import numpy as np
 
+from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
-from caldera.graph.order import laid_out
-from caldera.kernels.cpu.blas import one_thread
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
@@ -56,7 +56,7 @@ def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
     call = Call(node, outputs, inputs, workspace)
     outcome = Outcome()
     runners: dict[str, Runner] = {}
-    with one_thread, np.errstate(all="ignore"):
+    with single_threaded_blas, np.errstate(all="ignore"):
         right = evaluate(node, inputs)
         for kernel in kernels:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldera.lazy.compile import compile_nodes, forget_plans
 from caldera.lazy.expr import Expr, as_float, binary, divide, lift, lift_all, power, wrap
-from caldera.lazy.functions import compile, grad
+from caldera.lazy.transforms import compile, grad
 from caldera.lazy.variable import Input, Variable, input, var
 
 __all__ = [

@@ -13,8 +13,8 @@ from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
 from caldera.kernels import native, reference  # noqa: F401 - these register kernels
-from caldera.kernels.channels import wants_channels_last
 from caldera.kernels.choose import choices
+from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory import device as find_device

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from caldera.memory.coherence import Reading
 from caldera.memory.devices import device, memory_report
 from caldera.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.memory.manager import MemoryManager
 from caldera.memory.pool import Block, Pool
-from caldera.memory.sides import Reading
 
 __all__ = [
     "CUDA_MANAGED",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from caldera.errors import DeviceError
 from caldera.memory.interface import Stream, TransferCounters
-from caldera.memory.repeats import Repeats, Times
+from caldera.memory.launch_batching import LaunchBatcher, Times
 
 
 class CapturingStream(Stream):
@@ -17,7 +17,7 @@ class CapturingStream(Stream):
         self._device_name = device_name
         self._counters = counters
         self._recorded: list[Callable[[], object]] | None = None
-        self._repeats = Repeats()
+        self._repeats = LaunchBatcher()
 
     @abstractmethod
     def _launch(self, call: Callable[[], object]) -> None:

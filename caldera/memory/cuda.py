@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.memory.cards import Card, cupy
 from caldera.memory.cuda_stream import CudaStream, launching_stream
 from caldera.memory.device_array import address_of, device_view
+from caldera.memory.gpus import Card, cupy
 from caldera.memory.interface import Device, Event, Stream
 from caldera.memory.pool import Block, Pool
 from caldera.memory.software import contiguous_bytes

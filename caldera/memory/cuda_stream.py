@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from caldera.memory.capture import CapturingStream
-from caldera.memory.cards import Card, cupy
-from caldera.memory.interface import CapturedGraph, Event, LaneCall, Moment, TransferCounters
+from caldera.memory.gpus import Card, cupy
+from caldera.memory.interface import CapturedGraph, Event, StreamCall, TimingEvent, TransferCounters
 
 
 class CudaEvent(Event):
@@ -35,7 +35,7 @@ class CudaEvent(Event):
             self.event.synchronize()
 
 
-class CudaMoment(Moment):
+class CudaTimingEvent(TimingEvent):
     """A point in a stream's work whose time the card notes."""
 
     def __init__(self, card: Card, stream: Any) -> None:
@@ -74,7 +74,7 @@ def launching_stream() -> int:
     return getattr(_launching, "pointer", 0)
 
 
-def launching_lane() -> int:
+def launching_side_stream() -> int:
     """The lane of a kernel that runs now; those of different lanes may run at the same time."""
     return getattr(_launching, "lane", 0)
 
@@ -96,10 +96,10 @@ class CudaStream(CapturingStream):
             call()
 
     @property
-    def has_lanes(self) -> bool:
+    def has_side_streams(self) -> bool:
         return True
 
-    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+    def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
         self.settle()
         while len(self._lanes) <= max(each.lane for each in calls):
             with self.card.active():
@@ -127,7 +127,7 @@ class CudaStream(CapturingStream):
     @contextmanager
     def _launching_on(self, lane: int) -> Iterator[None]:
         """What is launched inside goes to this lane."""
-        before = launching_stream(), launching_lane()
+        before = launching_stream(), launching_side_stream()
         _launching.pointer, _launching.lane = self._lanes[lane].ptr, lane
         try:
             with self._lanes[lane]:
@@ -150,9 +150,9 @@ class CudaStream(CapturingStream):
         self._before_waiting("record")
         return CudaEvent(self.card, self._counters, self.stream)
 
-    def moment(self) -> Moment:
+    def record_timing(self) -> TimingEvent:
         self._before_waiting("moment")
-        return CudaMoment(self.card, self.stream)
+        return CudaTimingEvent(self.card, self.stream)
 
     def wait(self, event: Event) -> None:
         self._before_waiting("wait")

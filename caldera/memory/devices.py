@@ -8,8 +8,8 @@ import threading
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import DeviceError
-from caldera.memory.cards import PACKAGE, card_count, own_card
 from caldera.memory.cuda import CudaDevice
+from caldera.memory.gpus import PACKAGE, card_count, own_card
 from caldera.memory.host import HostDevice
 from caldera.memory.interface import Device
 from caldera.memory.loopback import LoopbackDevice

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.memory.launch_batching import Times
 from caldera.memory.pool import Block, Pool
-from caldera.memory.repeats import Times
 
 if TYPE_CHECKING:
     from caldera.memory.trace import Trace
@@ -58,7 +58,7 @@ class Event(ABC):
             self.synchronize()
 
 
-class Moment(ABC):
+class TimingEvent(ABC):
     """When a stream came to a point of its work; known once it has."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class CapturedGraph(ABC):
 
 
 @dataclass(frozen=True)
-class LaneCall:
+class StreamCall:
     """One of several calls that may run beside each other: those of a lane run in order, and
     `after` has the numbers of calls before it, on other lanes, that have to be done first."""
 
@@ -124,11 +124,11 @@ class Stream(ABC):
         """Run `call` after everything launched before it. It must not wait for this stream."""
 
     @property
-    def has_lanes(self) -> bool:
+    def has_side_streams(self) -> bool:
         """Whether calls of different lanes run at the same time."""
         return False
 
-    def launch_in_lanes(self, calls: Sequence[LaneCall]) -> None:
+    def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
         """Run calls after everything launched before them; what comes later waits for them all."""
         for each in calls:
             self.launch(each.call)
@@ -149,7 +149,7 @@ class Stream(ABC):
         """An event that is done once everything launched so far has run."""
 
     @abstractmethod
-    def moment(self) -> Moment:
+    def record_timing(self) -> TimingEvent:
         """When everything launched so far has run."""
 
     @abstractmethod

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
+from caldera.memory.coherence import CoherentMemory, SideName
 from caldera.memory.devices import device as find_device
 from caldera.memory.interface import Device, Stream
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
-from caldera.memory.sides import SideName, Sides
 from caldera.memory.transfer import Side, cheapest_path
 
 
-class MemoryManager(Sides):
+class MemoryManager(CoherentMemory):
     """`size` numbers of one dtype, of one kind of memory, on one device.
 
     Nothing is allocated before it is needed, and nothing is cleared. `copies` counts the transfers

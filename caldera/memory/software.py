@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from caldera.errors import DeviceError
 from caldera.memory.capture import CapturingStream
-from caldera.memory.interface import CapturedGraph, Device, Moment, Stream
+from caldera.memory.interface import CapturedGraph, Device, Stream, TimingEvent
 from caldera.memory.pool import Block, host_view
 
 _BYTE = np.dtype(np.uint8)
 
 
-class WallClock(Moment):
+class WallClock(TimingEvent):
     """The time at which a stream came to a call."""
 
     def __init__(self, stream: Stream) -> None:
@@ -65,7 +65,7 @@ class RecordingStream(CapturingStream):
         else:
             self._recorded.append(call)
 
-    def moment(self) -> Moment:
+    def record_timing(self) -> TimingEvent:
         self._before_waiting("moment")
         return WallClock(self)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from caldera.memory.interface import Device, Moment, Stream
+from caldera.memory.interface import Device, Stream, TimingEvent
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Trace:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._start = device.stream.moment()
-        self._marks: list[tuple[str, str, Moment, Moment]] = []
+        self._start = device.stream.record_timing()
+        self._marks: list[tuple[str, str, TimingEvent, TimingEvent]] = []
 
     @contextmanager
     def around(self, what: str, stream: Stream) -> Iterator[None]:
         """Record what is launched inside."""
-        begin = stream.moment()
+        begin = stream.record_timing()
         yield
         name = "kernels" if stream is self._device.stream else "copies"
-        self._marks.append((what, name, begin, stream.moment()))
+        self._marks.append((what, name, begin, stream.record_timing()))
 
     def spans(self) -> list[Span]:
         """Everything that was recorded, in the order of its launch; waits for the device."""

@@ -46,12 +46,11 @@ from caldera.nn.basic import (
 )
 from caldera.nn.composite import Add, Branches, Concat, Residual
 from caldera.nn.config import from_config, to_config
-from caldera.nn.context import Context, LayerCall, context, trace
 from caldera.nn.convolution import Conv1D, Conv2D, ConvTranspose2D, DepthwiseConv2D
-from caldera.nn.fills import fillers
+from caldera.nn.initialisers import fillers
+from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
-from caldera.nn.outline import count_parameters, network
 from caldera.nn.pooling import (
     AdaptiveAveragePool2D,
     AveragePool2D,
@@ -60,6 +59,7 @@ from caldera.nn.pooling import (
     Pooling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN
+from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
     "ELU",

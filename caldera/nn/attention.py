@@ -15,7 +15,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.basic import Dense, Dropout, check_counts, register
-from caldera.nn.fills import fill_or
+from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import LayerNorm
 from caldera.tensor import glorot_uniform, normal, uniform

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.nn.context import context
-from caldera.nn.fills import fill_or
+from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
+from caldera.nn.tracing import context
 from caldera.registry import Registry
 from caldera.tensor import glorot_uniform
 

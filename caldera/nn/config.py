@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.errors import CalderaError, ConfigError
 from caldera.nn.basic import layers
-from caldera.nn.fills import fill_from_config, fill_to_config
+from caldera.nn.initialisers import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
 from caldera.registry import nearest
 from caldera.tensor import Filler

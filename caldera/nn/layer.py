@@ -33,7 +33,7 @@ from caldera.errors import ConfigError, ShapeError
 from caldera.graph.node import Spec, Symbol
 from caldera.graph.opdef import scope
 from caldera.lazy import Expr, Variable, lift
-from caldera.nn.context import LayerCall, context, resumed
+from caldera.nn.tracing import LayerCall, context, resumed
 from caldera.tensor.dtype import canonical, is_float
 
 

@@ -17,7 +17,7 @@ from caldera import op
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr
-from caldera.nn.decision import decided, in_shape_of, labels
+from caldera.nn.classification import classify, in_shape_of, labels
 from caldera.nn.losses import mean_by_sample
 from caldera.tensor.shape import normalise_axis
 
@@ -115,7 +115,7 @@ class Accuracy(MeanMetric):
     axis: int = -1
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:
-        decision = decided(self.name, prediction, target, self.axis, self.threshold)
+        decision = classify(self.name, prediction, target, self.axis, self.threshold)
         return mean_by_sample(op.cast(decision.predicted == decision.actual, "float64"))
 
 
@@ -173,7 +173,7 @@ class ByClass(Metric):
         return super().name + ("_per_class" if self.per_class else "")
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        decision = decided(self.name, prediction, target, self.axis, self.threshold)
+        decision = classify(self.name, prediction, target, self.axis, self.threshold)
         predicted, actual = decision.indicators()
         if decision.binary:
             predicted, actual = predicted[:, 1:], actual[:, 1:]
@@ -260,7 +260,7 @@ class ConfusionMatrix(Metric):
     axis: int = -1
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
-        decision = decided(self.name, prediction, target, self.axis, self.threshold)
+        decision = classify(self.name, prediction, target, self.axis, self.threshold)
         predicted, actual = decision.indicators()
         factors = decision.spread(_factors(weights, prediction))
         return {"counts": op.transpose(actual) @ (factors * predicted)}

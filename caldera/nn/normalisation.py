@@ -10,8 +10,8 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
-from caldera.nn.context import context
 from caldera.nn.layer import Layer
+from caldera.nn.tracing import context
 from caldera.tensor import one
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from caldera.errors import ConfigError, DataError
 from caldera.graph.opdef import scope as error_scope
 from caldera.onnx.operators import OPERATORS
-from caldera.onnx.operators.registry import Circumstances, apply
+from caldera.onnx.operators.registry import CallContext, apply
 from caldera.onnx.operators.values import Value
 from caldera.onnx.reading import Call, Function, Graph, Program, Reference
 
@@ -79,7 +79,7 @@ class Scope:
                 f"onnx {call}", expected="an operator that Caldera translates",
                 got=f"{call.domain or 'ai.onnx'} {call.operator}",
             )  # fmt: skip
-        now = Circumstances(self.versions.get(call.domain, 1), len(call.outputs), self)
+        now = CallContext(self.versions.get(call.domain, 1), len(call.outputs), self)
         outputs, in_numpy = apply(found, inputs, attributes, now)
         if in_numpy:
             self.in_numpy.add(call.operator)

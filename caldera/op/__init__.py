@@ -50,28 +50,6 @@ from caldera.op.comparison import (
 from caldera.op.control import scan
 from caldera.op.convolution import conv1d, conv2d, conv_transpose2d
 from caldera.op.fourier import complex_mul, fft, fft2, ifft, ifft2, irfft, irfft2, rfft, rfft2
-from caldera.op.functions import (
-    abs,
-    cast,
-    ceil,
-    cos,
-    erf,
-    exp,
-    expm1,
-    floor,
-    log,
-    log1p,
-    reciprocal,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    sin,
-    sqrt,
-    square,
-    stop_gradient,
-    tanh,
-)
 from caldera.op.indexing import (
     argsort,
     gather,
@@ -158,6 +136,28 @@ from caldera.op.reduction import (
     variance,
 )
 from caldera.op.state import assign
+from caldera.op.unary import (
+    abs,
+    cast,
+    ceil,
+    cos,
+    erf,
+    exp,
+    expm1,
+    floor,
+    log,
+    log1p,
+    reciprocal,
+    round,
+    rsqrt,
+    sigmoid,
+    sign,
+    sin,
+    sqrt,
+    square,
+    stop_gradient,
+    tanh,
+)
 
 __all__ = [
     "abs",

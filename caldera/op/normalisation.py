@@ -12,7 +12,7 @@ from typing import Any, overload
 from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.graph.opdef import location
-from caldera.graph.ops import normalisation, synchronised
+from caldera.graph.ops import normalisation, sync_batch_norm
 from caldera.graph.ops.collective import next_number
 from caldera.graph.ops.widening import accumulator
 from caldera.lazy import Expr, as_float, lift, lift_all, wrap
@@ -98,7 +98,7 @@ def batch_norm_over_ranks(
     """
     nodes = _with_parameters(x, scale, shift)
     where = "batch_norm_over_ranks"
-    y, mean, variance, count = wrap(synchronised.batch_norm_over_ranks(
+    y, mean, variance, count = wrap(sync_batch_norm.batch_norm_over_ranks(
         *nodes,
         axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
         eps=_epsilon(eps, where), mesh=mesh, number=next_number(),

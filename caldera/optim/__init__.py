@@ -25,7 +25,7 @@ from caldera.optim.schedule import (
     schedules,
 )
 from caldera.optim.sgd import SGD, GradientDescent
-from caldera.optim.spread import length, total
+from caldera.optim.sharding import length, total
 
 
 def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:

@@ -22,7 +22,7 @@ from caldera.optim.epoch_rule import EpochRule
 from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
-from caldera.optim.spread import check_spread, updating
+from caldera.optim.sharding import check_sharded_update, updating
 from caldera.tensor.dtype import float32, promote
 
 Rate = float | Schedule | EpochRule
@@ -311,7 +311,7 @@ class Optimizer(Configurable, ABC):
                 f"{where}.update", expected=f"new values for {sorted(state)}",
                 got=f"{sorted(kept)}", hint="keeps and update must name the same state",
             )  # fmt: skip
-        check_spread(where, [variable, slope, *state.values()], [new, *kept.values()])
+        check_sharded_update(where, [variable, slope, *state.values()], [new, *kept.values()])
         return new, kept
 
     def _rule_of(self, group: Group | None) -> Self:

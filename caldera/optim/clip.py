@@ -11,7 +11,7 @@ from caldera import op
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.optim.spread import total
+from caldera.optim.sharding import total
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.lazy import Variable
-from caldera.optim.spread import whole_of
+from caldera.optim.sharding import whole_of
 
 Match = str | Variable
 

@@ -10,7 +10,7 @@ from caldera.lazy import Expr
 from caldera.optim._base import optimizers
 from caldera.optim.adam import Adam
 from caldera.optim.decay import Decay, Decoupled
-from caldera.optim.spread import length
+from caldera.optim.sharding import length
 
 
 @optimizers.register("lamb")

@@ -11,7 +11,7 @@ from caldera.lazy import Expr
 from caldera.optim._base import Optimizer, Options, Rate, optimizers
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
-from caldera.optim.spread import length
+from caldera.optim.sharding import length
 
 
 @optimizers.register("lars")

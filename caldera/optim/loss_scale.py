@@ -12,7 +12,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.memory import Device
-from caldera.optim.spread import total
+from caldera.optim.sharding import total
 
 
 class LossScale:

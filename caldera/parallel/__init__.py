@@ -60,17 +60,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from caldera.parallel.data_parallel import DataParallel
-from caldera.parallel.elastic import ElasticAveraging
-from caldera.parallel.ensemble import Ensemble
-from caldera.parallel.gossip import Gossip
-from caldera.parallel.hogwild import Hogwild
-from caldera.parallel.hybrid import Hybrid
-from caldera.parallel.local_sgd import LocalSGD
-from caldera.parallel.parameter_server import ParameterServer
-from caldera.parallel.pipeline_parallel import PipelineParallel
-from caldera.parallel.sharded import Sharded
-from caldera.parallel.tensor_parallel import TensorParallel
+from caldera.parallel.asynchronous.hogwild import Hogwild
+from caldera.parallel.asynchronous.parameter_server import ParameterServer
+from caldera.parallel.averaging.elastic import ElasticAveraging
+from caldera.parallel.averaging.ensemble import Ensemble
+from caldera.parallel.averaging.gossip import Gossip
+from caldera.parallel.averaging.local_sgd import LocalSGD
+from caldera.parallel.data.data_parallel import DataParallel
+from caldera.parallel.data.sharded import Sharded
+from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
+from caldera.parallel.tensor.hybrid import Hybrid
+from caldera.parallel.tensor.tensor_parallel import TensorParallel
 
 if TYPE_CHECKING:
     from caldera.planner import Proposal, plan

@@ -23,7 +23,7 @@ from caldera.graph.opdef import Nodes, item
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.collective import TOKEN, Message, Number, all_sum, cut, finish, start, turn
 from caldera.graph.ops.gathering import GATHERING
-from caldera.graph.ops.synchronised import SYNCHRONISED
+from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
 from caldera.graph.program import Program
 from caldera.passes.lower import lower
 
@@ -131,7 +131,7 @@ def _units(order: Sequence[Node]) -> list[_Unit]:
 
 
 def _is_between_two(node: Node) -> bool:
-    return node.op in (start, finish) and node.attrs["message"].is_between_two
+    return node.op in (start, finish) and node.attrs["message"].is_point_to_point
 
 
 def _fixed(node: Node, mask: int, above: int, begun: dict[Node, _Unit]) -> _Unit:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from caldera.graph.body import Body
+from caldera.graph.memory_format import NHWC, Order, same_memory
 from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import ITEM, Nodes, item
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.movement import arrange
-from caldera.graph.order import NHWC, Order, same_memory
 from caldera.graph.program import Program
 from caldera.tensor.dtype import is_float
 from caldera.tensor.shape import Shape

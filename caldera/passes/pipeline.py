@@ -12,9 +12,9 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
-from caldera.passes import fold, losses, merge, simplify
+from caldera.passes import cse, fold, simplify, stable_losses
 from caldera.passes.collectives import collectives
-from caldera.passes.dead import dead
+from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
 from caldera.passes.hoist import hoist
@@ -80,7 +80,7 @@ def passes(
 
     algebra = _algebra(without, in_loop)
     steps: list[tuple[str, Pass]] = [
-        ("losses", losses.RULES),
+        ("losses", stable_losses.RULES),
         ("precision", lambda program: lower_precision(program, precision)),
         ("algebra", algebra),
         ("pool_first", pool_first),
@@ -88,9 +88,9 @@ def passes(
         ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("norm_epilogue", norm_epilogue),
         ("lower", lambda program: lower(program, has_kernel)),
-        ("merge", merge.merge_loops),
+        ("merge", cse.merge_loops),
         ("hoist", hoist),
-        ("dead", dead),
+        ("dead", eliminate_dead_code),
         ("update_product", update_product),
         ("algebra again", algebra),
         ("bodies of loops", lambda program: _in_bodies(program, inside)),
@@ -117,7 +117,7 @@ def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
     if "simplify" not in without:
         rules += simplify.RULES
     if "merge" not in without:
-        rules += merge.RULES
+        rules += cse.RULES
     return rules
 
 

@@ -14,9 +14,9 @@ from caldera.amounts import (
     shortened,
 )
 from caldera.graph.body import Body
+from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.ops.collective import Message, turn
-from caldera.graph.order import order_name
 from caldera.graph.program import Program
 from caldera.kernels.choose import choices
 from caldera.kernels.table import COPY
@@ -201,7 +201,7 @@ def _bytes_moved(step: Step) -> int:
 
 def _distinct_bytes(value: Value) -> int:
     nbytes = value.buffer.spec.dtype.itemsize
-    for length, stride in zip(value.ghost.shape, value.ghost.strides, strict=True):
+    for length, stride in zip(value.meta_array.shape, value.meta_array.strides, strict=True):
         nbytes *= length if stride or not length else 1
     return nbytes
 
@@ -224,7 +224,7 @@ def _op_text(node: Node) -> str:
     message = node.attrs.get("message")
     if isinstance(message, Message):
         part = node.op.name.removeprefix("collective_")
-        place = f" at {message.peer}" if message.is_between_two else ""
+        place = f" at {message.peer}" if message.is_point_to_point else ""
         return f"{part} {message.kind}{place} over {message.axis}"
     if node.op is turn:
         return f"turn: {node.attrs['action']}"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import ConfigError, ShapeError
+from caldera.graph.memory_format import Order, laid_out, stored_shape
 from caldera.graph.node import Symbol
-from caldera.graph.order import Order, laid_out, stored_shape
 from caldera.memory import Device, Event
 from caldera.memory.pool import host_view
 from caldera.tensor.convert import exactly

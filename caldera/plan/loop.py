@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.graph.body import Body
+from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
-from caldera.graph.order import laid_out
-from caldera.kernels.native.program import in_sequence
+from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plan.arena import aligned
-from caldera.plan.joined import grouped
 from caldera.plan.schedule import Buffer, Chooser, Key, Root, Schedule
+from caldera.plan.step_fusion import grouped
 
 
 def _argument(node: Node) -> Key | None:

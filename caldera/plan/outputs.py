@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Spec
-from caldera.graph.order import laid_out
 from caldera.memory import MANAGED, Device, MemoryManager
 from caldera.tensor import Tensor
 

@@ -13,29 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from caldera.draw.graph import save
 from caldera.errors import ConfigError, DeviceError
+from caldera.graph.memory_format import Order, laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
-from caldera.graph.order import Order, laid_out, stored_shape
-from caldera.graph.picture import save
 from caldera.graph.program import Program
-from caldera.kernels.cpu.blas import one_thread
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.reference import evaluate
+from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import Kernel, Runner
-from caldera.kernels.whole import GROUPERS, Piece
 from caldera.memory import HOST, MANAGED, Block, Device
 from caldera.memory.interface import CapturedGraph
-from caldera.plan.chrome import write_trace
+from caldera.plan.autotune import AutotunedGraph
+from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
-from caldera.plan.faster import Faster
 from caldera.plan.inputs import Inputs
-from caldera.plan.joined import can_join, grouped, joined_step
-from caldera.plan.lanes import in_lanes
 from caldera.plan.loop import LoopKernel, loop_kernel
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
 from caldera.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
-from caldera.plan.shared import SharedArena
+from caldera.plan.shared_arena import SharedArena
+from caldera.plan.step_fusion import can_fuse_step, fuse_step, grouped
+from caldera.plan.stream_assignment import assign_streams
 from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
 
@@ -309,18 +309,18 @@ class Plan:
         stream.begin_capture()
         stream.launch(partial(_execute, pieces))
         graph = stream.end_capture()
-        calls = in_lanes(pieces) if stream.has_lanes else []
+        calls = assign_streams(pieces) if stream.has_side_streams else []
         if not any(each.lane for each in calls):
             return graph
         stream.begin_capture()
-        stream.launch_in_lanes(calls)
-        return Faster(stream, [graph, stream.end_capture()])
+        stream.launch_on_streams(calls)
+        return AutotunedGraph(stream, [graph, stream.end_capture()])
 
     def _schedule(self, *, reuse: bool) -> Schedule:
         family = self.device.kernels
         return Schedule(
             self._roots, self._choose, _symbol_of, self._in_place, family, reuse,
-            spread=reuse and family in GROUPERS,
+            spread=reuse and family in LAUNCH_GROUPERS,
         )  # fmt: skip
 
     def _settle(self) -> None:
@@ -334,7 +334,7 @@ class Plan:
 
     def _is_joined(self) -> bool:
         """Whether all calls become one launch, for which no kernels need to be chosen."""
-        if not can_join(self.device, self.schedule):
+        if not can_fuse_step(self.device, self.schedule):
             return False
         self._block = self._block_to_keep()
         self._bind(self._bound[0], self._slots)
@@ -342,14 +342,14 @@ class Plan:
 
     def _joined(self) -> CapturedGraph | None:
         """All calls as one launch, where the device can do that for this plan."""
-        if not can_join(self.device, self.schedule):
+        if not can_fuse_step(self.device, self.schedule):
             return None
 
         def lookup(block: Block) -> Lookup:
             return partial(self._lookup, block=block)
 
         schedule = self._schedule(reuse=False)
-        return joined_step(self.device, schedule, lookup, self._communicator)
+        return fuse_step(self.device, schedule, lookup, self._communicator)
 
     def _block_to_keep(self) -> Block:
         """Memory for a captured plan: other plans may outgrow the arena, this one stays."""
@@ -466,7 +466,7 @@ class Plan:
 
 def _execute(pieces: list[Piece]) -> None:
     # Infinities and nans are values here, not news.
-    with one_thread, np.errstate(all="ignore"):
+    with single_threaded_blas, np.errstate(all="ignore"):
         for piece in pieces:
             piece.run()
 

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from caldera.kernels.cpu.blas import one_thread
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import Runner
 from caldera.memory import Device
 
@@ -24,7 +24,7 @@ BUDGET_S = 0.5
 def seconds_of_calls(prepare: Callable[[], Sequence[Runner]], device: Device) -> list[float]:
     """The median time of each call; `prepare` makes everything ready for a run and gives them."""
     time = _on_host if device.is_host else _on_stream
-    with one_thread, np.errstate(all="ignore"):
+    with single_threaded_blas, np.errstate(all="ignore"):
         time(prepare(), device)  # the first run warms up
         deadline = perf_counter() + BUDGET_S
         runs: list[list[float]] = []

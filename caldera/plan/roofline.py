@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.remember import digest, machine
+from caldera.kernels.tuning_cache import digest, machine
 from caldera.tensor.dtype import DType, float32, float64
 from caldera.threads import parallel_for
 

@@ -20,7 +20,7 @@ from caldera.graph.ops.collective import Number, start, turn
 from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
-from caldera.plan.views import Look, ghost, look
+from caldera.plan.views import ViewFunction, look, meta_array
 
 Place = Literal["arena", "external", "constant"]
 Key = Symbol | Node | tuple[str, int]
@@ -64,8 +64,8 @@ class Value:
     """A way to look at a buffer."""
 
     buffer: Buffer
-    ghost: np.ndarray
-    looks: tuple[Look, ...] = ()
+    meta_array: np.ndarray
+    looks: tuple[ViewFunction, ...] = ()
 
     def see(self, array: Any) -> Any:
         """This value, given the buffer's array."""
@@ -145,7 +145,7 @@ class Schedule:
             return (self._whole(self._new(node.spec, "constant", node)),)
         inputs = tuple(self._values[given][0] for given in node.inputs)
         if inputs:
-            seen = look(node, inputs[0].ghost)
+            seen = look(node, inputs[0].meta_array)
             if seen is not None:
                 function, strides = seen
                 return (Value(inputs[0].buffer, strides, (*inputs[0].looks, function)),)
@@ -164,7 +164,7 @@ class Schedule:
         return self._external[key]
 
     def _whole(self, buffer: Buffer) -> Value:
-        return Value(buffer, ghost(buffer.spec))
+        return Value(buffer, meta_array(buffer.spec))
 
     def _add_step(
         self, node: Node, kernel: Kernel, inputs: tuple[Value, ...], outputs: tuple[Buffer, ...]

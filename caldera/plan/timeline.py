@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.kernels.cpu.blas import one_thread
-from caldera.kernels.native.program import NativeRunner, joined_runs
-from caldera.kernels.native.watch import Part, watched
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.native.codegen.program import NativeRunner, joined_runs
+from caldera.kernels.native.codegen.tracing import Part, watched
 from caldera.kernels.table import Runner
 from caldera.memory import Device
 from caldera.memory.trace import recorded
@@ -72,7 +72,7 @@ def watch(rehearsal: Rehearsal, schedule: Schedule, device: Device, runs: int) -
     """Run the calls a few times, and write down when each of them ran."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
-    with one_thread, np.errstate(all="ignore"):
+    with single_threaded_blas, np.errstate(all="ignore"):
         # The first run compiles and warms up.
         rehearsal.restore()
         run(rehearsal, device, Timeline(), 0.0)

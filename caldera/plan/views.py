@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from caldera.graph.memory_format import dense_strides, laid_out
 from caldera.graph.node import Node, Spec
-from caldera.graph.order import dense_strides, laid_out
 from caldera.tensor.shape import Shape
 
-Look = Callable[[Any], Any]
+ViewFunction = Callable[[Any], Any]
 
 
-def _arranged(node: Node) -> Look:
+def _arranged(node: Node) -> ViewFunction:
     """The input as it lies, where that is the order wanted already."""
     spec = node.spec
     wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
@@ -47,7 +47,7 @@ def _broadcast(x: Any, shape: Shape) -> Any:
     return seen.view(type(x))
 
 
-_LOOKS: dict[str, Callable[[Node], Look]] = {
+_LOOKS: dict[str, Callable[[Node], ViewFunction]] = {
     # copy=False makes NumPy refuse a reshape that would have to copy.
     "reshape": lambda node: lambda x: x.reshape(node.shape, copy=False),
     "transpose": lambda node: lambda x: x.transpose(node.attrs["axes"]),
@@ -58,7 +58,7 @@ _LOOKS: dict[str, Callable[[Node], Look]] = {
 }
 
 
-def ghost(spec: Spec) -> np.ndarray:
+def meta_array(spec: Spec) -> np.ndarray:
     """An array with the right shape, dtype and strides, and no memory of its own.
 
     Its elements must never be read; it answers questions about strides.
@@ -67,7 +67,7 @@ def ghost(spec: Spec) -> np.ndarray:
     return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
 
-def look(node: Node, base: np.ndarray) -> tuple[Look, np.ndarray] | None:
+def look(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
     """How to see `node` in the memory of its input, whose strides are those of `base`."""
     make = _LOOKS.get(node.op.name)
     if make is None:

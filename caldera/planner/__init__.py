@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from caldera.planner.cluster import Cluster, Wire
 from caldera.planner.compute import Compute
-from caldera.planner.link import measured_wire
+from caldera.planner.link_benchmark import measured_wire
 from caldera.planner.prediction import Prediction, Setting, Way
 from caldera.planner.proposal import Proposal, plan, proposed
 from caldera.planner.ranking import Ranking, rank

@@ -15,14 +15,14 @@ import numpy as np
 from caldera.comm import SingleProcess
 from caldera.data import Pipeline, as_data
 from caldera.errors import ConfigError
-from caldera.parallel.data_parallel import DataParallel
+from caldera.parallel.data.data_parallel import DataParallel
 from caldera.plan.plan import Plan
 from caldera.planner.workload import Workload
-from caldera.strategy import WISHES, Alone, Strategy
+from caldera.strategy import VOTES, SingleProcessStrategy, Strategy
 from caldera.train.fit import make_steps
 from caldera.train.run import loader_for
-from caldera.train.snapshot import Snapshot
-from caldera.train.step import NO_WISHES, Steps
+from caldera.train.saving.snapshot import Snapshot
+from caldera.train.step import NO_VOTES, Steps
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -104,7 +104,7 @@ def measured(
     Larger batches are tried until the budget is spent. The model stays as it was.
     """
     data = _made_up(model, batch)
-    trial = _trial(model, data, Alone())
+    trial = _trial(model, data, SingleProcessStrategy())
     before = Snapshot.of(model)
     began = time.perf_counter()
     points: list[tuple[float, float]] = []
@@ -186,7 +186,7 @@ def _fitting(steps: Steps, data: Sequence[np.ndarray], size: int) -> float:
 def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a plan; the first run makes ready."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
-    feeds[WISHES] = NO_WISHES
+    feeds[VOTES] = NO_VOTES
     feeds = {name: feeds[name] for name in plan.inputs}
     plan.run(feeds)
     if not plan.device.is_host and plan.can_capture:

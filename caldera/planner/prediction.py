@@ -8,7 +8,7 @@ from typing import Any
 
 from caldera.amounts import bytes_text
 from caldera.planner.cluster import Cluster
-from caldera.planner.coding import Coded
+from caldera.planner.compression_cost import CodecCost
 from caldera.planner.compute import Compute
 from caldera.planner.workload import Workload
 
@@ -26,7 +26,7 @@ class Setting:
     compute: Compute
     cluster: Cluster
     batch: int
-    codes: Mapping[str, Coded] = field(default_factory=dict)
+    codes: Mapping[str, CodecCost] = field(default_factory=dict)
     every: int = 8
 
     @property

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from caldera.comm import Communicator, world
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.planner.build import build_strategy
+from caldera.planner.charts import plot
 from caldera.planner.cluster import Cluster, Wire
-from caldera.planner.coding import timed, usual_codes
+from caldera.planner.compression_cost import default_codecs, timed
 from caldera.planner.compute import Compute, measured
-from caldera.planner.link import adding_speed, measured_wire
-from caldera.planner.making import strategy_of
-from caldera.planner.picture import plot
+from caldera.planner.explanation import explained, given, table
+from caldera.planner.link_benchmark import adding_speed, measured_wire
 from caldera.planner.prediction import Setting
 from caldera.planner.ranking import Ranking, rank
 from caldera.planner.units import bytes_of, flops_of, rate_of, seconds_of
-from caldera.planner.wording import explained, given, table
 from caldera.planner.workload import Workload, workload_of
 from caldera.strategy import Strategy
 
@@ -82,7 +82,7 @@ class Proposal:
         It is for as many ranks as were planned for: those of `communicator`, or all processes.
         """
         best = self.ranking(scaling)
-        return strategy_of(best.best.way, best.setting.ranks, communicator)
+        return build_strategy(best.best.way, best.setting.ranks, communicator)
 
     def explain(self, scaling: str = STRONG) -> str:
         """In sentences: what is proposed, what bounds it, what was rejected and why."""
@@ -172,7 +172,7 @@ def plan(
     within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
     room = bytes_of(memory) if isinstance(memory, str) else memory
     cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room, TURN)
-    codes = {name: timed(code) for name, code in usual_codes(wire, workload).items()}
+    codes = {name: timed(code) for name, code in default_codecs(wire, workload).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
 

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from caldera.errors import ConfigError
-from caldera.planner import loose, mixes, spread
+from caldera.planner import asynchronous_cost, data_parallel_cost, hybrid_cost
 from caldera.planner.prediction import Prediction, Setting, Way
 
 CLEARLY = 1.02
 """Times that differ by less are alike."""
 _FAMILIES = (
-    "one process", spread.DATA, spread.SHARDED, mixes.TENSOR, mixes.PIPELINE, mixes.HYBRID,
-    spread.COMPRESSED, loose.AVERAGING, loose.SERVER,
+    "one process", data_parallel_cost.DATA, data_parallel_cost.SHARDED,
+    hybrid_cost.TENSOR, hybrid_cost.PIPELINE, hybrid_cost.HYBRID,
+    data_parallel_cost.COMPRESSED, asynchronous_cost.AVERAGING, asynchronous_cost.SERVER,
 )  # fmt: skip
 """The simplest first."""
 
@@ -59,9 +60,9 @@ def all_ways(setting: Setting) -> Iterator[Way]:
     if setting.ranks == 1:
         yield _alone()
         return
-    yield from spread.ways(setting.codes)
-    yield from mixes.ways(setting.ranks)
-    yield from loose.ways(setting.ranks, setting.every)
+    yield from data_parallel_cost.ways(setting.codes)
+    yield from hybrid_cost.ways(setting.ranks)
+    yield from asynchronous_cost.ways(setting.ranks, setting.every)
 
 
 def rank(setting: Setting, *, exact: bool = True) -> Ranking:
@@ -88,7 +89,7 @@ def _best(allowed: Sequence[Entry]) -> Entry:
 
 def _may_be_chosen(way: Way, exact: bool) -> bool:
     # An ensemble makes no model sooner than one rank alone would.
-    return way.exact or (not exact and way.family != loose.ENSEMBLE)
+    return way.exact or (not exact and way.family != asynchronous_cost.ENSEMBLE)
 
 
 def _alone() -> Way:

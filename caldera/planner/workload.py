@@ -9,8 +9,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from caldera.parallel.splits import LEAST
-from caldera.train.summary import Row
+from caldera.parallel.tensor.layer_sharding import LEAST
+from caldera.train.tracking.summary import Row
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from caldera.graph.picture.svg import SANS, element, number
-from caldera.report.colours import named
-from caldera.report.html import Safe, section, tag
-from caldera.train.curves import curve_panels
-from caldera.train.history import History
-from caldera.train.panel import HEIGHT, WIDTH, Panel, draw
+from caldera.draw.html import Safe, section, tag
+from caldera.draw.learning_curves import learning_curve_charts
+from caldera.draw.line_chart import HEIGHT, WIDTH, LineChart, draw
+from caldera.draw.svg import SANS, element, number
+from caldera.draw.theme import named
+from caldera.train.tracking.history import History
 
 
-def chart(panel: Panel) -> Safe:
+def chart(panel: LineChart) -> Safe:
     """A panel as a picture that fills its column."""
     return Safe(
         named(
@@ -27,7 +27,7 @@ def curves_section(history: History) -> Safe:
     if not history.epochs:
         return section("curves", "Learning curves", note="No epoch was finished.")
     columns = {name: history[name] for name in history.numbers()}
-    panels = curve_panels([epoch + 1 for epoch in history.epochs], columns)
+    panels = learning_curve_charts([epoch + 1 for epoch in history.epochs], columns)
     return section(
         "curves",
         "Learning curves",

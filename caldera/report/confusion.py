@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.amounts import percent_text
-from caldera.graph.picture.palette import QUIET
+from caldera.draw.axis import axis_of
+from caldera.draw.html import Safe, card, section, table, tag
+from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
+from caldera.draw.palette import QUIET
 from caldera.report.charts import chart
-from caldera.report.html import Safe, card, section, table, tag
-from caldera.train.axis import axis_of
-from caldera.train.panel import COLOURS, Line, Panel
-from caldera.train.record import RunRecord
+from caldera.train.tracking.run_record import RunRecord
 
 MOST_IN_TABLE = 40
 """Of more classes, the table would be larger than any screen."""
@@ -107,10 +107,10 @@ def _scatter(pairs: Sequence[Sequence[float]]) -> Safe:
     finite = [value for point in points for value in point if np.isfinite(value)]
     ends = (min(finite, default=0.0), max(finite, default=1.0))
     same = Line("equal", [(ends[0], ends[0]), (ends[1], ends[1])], QUIET, dashed=True)
-    panel = Panel(
+    panel = LineChart(
         "predicted over true values",
         "true value",
-        [same, Line("sample", points, COLOURS[0], dots_only=True)],
+        [same, Line("sample", points, CATEGORICAL[0], dots_only=True)],
         axis_of(finite),
         axis_of(finite),
     )

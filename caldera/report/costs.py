@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from caldera.amounts import bytes_text, flops_text, percent_text, seconds_text
+from caldera.draw.axis import axis_of, whole_axis
+from caldera.draw.html import Safe, card, folded, join, section, table, tag
+from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
 from caldera.report.charts import chart
-from caldera.report.html import Safe, card, folded, join, section, table, tag
-from caldera.train.axis import axis_of, whole_axis
-from caldera.train.history import History
-from caldera.train.panel import COLOURS, Line, Panel
-from caldera.train.record import ProfileFacts, StepFacts
+from caldera.train.tracking.history import History
+from caldera.train.tracking.run_record import KernelRecord, ProfileRecord
 
 _SLOWEST = 12
 _NAMED = 6
@@ -19,7 +19,7 @@ _REST = "other"
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
-def time_section(profile: ProfileFacts | None, history: History) -> Safe:
+def time_section(profile: ProfileRecord | None, history: History) -> Safe:
     """The time of the epochs, of a step, and of its kernels."""
     top = [] if profile is None else [_step_card(profile)]
     if history.epochs and "seconds" in history:
@@ -31,7 +31,7 @@ def time_section(profile: ProfileFacts | None, history: History) -> Safe:
     return section("time", "Where the time went", *parts, note=note)
 
 
-def _step_card(profile: ProfileFacts) -> Safe:
+def _step_card(profile: ProfileRecord) -> Safe:
     rate = profile.batch_size / profile.seconds if profile.seconds else 0.0
     speed = profile.flops / profile.seconds if profile.seconds else 0.0
     note = (
@@ -50,8 +50,8 @@ def _epochs_chart(history: History) -> Safe:
     seconds = [float(value) for value in history["seconds"]]
     epochs = [epoch + 1 for epoch in history.epochs]
     points = [(float(x), y) for x, y in zip(epochs, seconds, strict=True)]
-    line = Line("seconds", points, COLOURS[0], last=seconds_text(seconds[-1]))
-    panel = Panel("seconds an epoch", "epoch", [line], whole_axis(epochs), axis_of(seconds))
+    line = Line("seconds", points, CATEGORICAL[0], last=seconds_text(seconds[-1]))
+    panel = LineChart("seconds an epoch", "epoch", [line], whole_axis(epochs), axis_of(seconds))
     facts = f"{seconds_text(sum(seconds))} in all"
     if len(seconds) > 2:
         usual = sorted(seconds[1:])[(len(seconds) - 1) // 2]
@@ -62,7 +62,7 @@ def _epochs_chart(history: History) -> Safe:
     return tag("figure", chart(panel), tag("figcaption", f"{facts}."))
 
 
-def _kernels_card(profile: ProfileFacts) -> Safe:
+def _kernels_card(profile: ProfileRecord) -> Safe:
     slowest = sorted(profile.steps, key=lambda step: -step.seconds)[:_SLOWEST]
     title = f"The {len(slowest)} slowest of {len(profile.steps)} kernel calls"
     note = (
@@ -77,12 +77,12 @@ def _kernels_card(profile: ProfileFacts) -> Safe:
     )
 
 
-def _steps_table(steps: Sequence[StepFacts], profile: ProfileFacts) -> Safe:
+def _steps_table(steps: Sequence[KernelRecord], profile: ProfileRecord) -> Safe:
     head = ("operation", "kernel", "shapes", "bytes", "FLOPs", "time", "", "roofline")
     return table(head, [_step_row(step, profile.seconds) for step in steps], numbers=(3, 4, 5, 7))
 
 
-def _step_row(step: StepFacts, total: float) -> list[str]:
+def _step_row(step: KernelRecord, total: float) -> list[str]:
     share = step.seconds / total if total else 0.0
     width = tag("i", style=f"width:{100 * share:.1f}%")
     return [
@@ -101,7 +101,7 @@ def _with_small(content: str, small: str) -> Safe:
     return tag("span", content, *([tag("small", small)] if small else []))
 
 
-def _beaten(step: StepFacts) -> str:
+def _beaten(step: KernelRecord) -> str:
     """Which kernels it was measured against, and how many times as long they took."""
     beaten = sorted(step.beaten.items(), key=lambda each: each[1])[:2]
     return ", ".join(f"{name} {ratio:.1f}\u00d7" for name, ratio in beaten)
@@ -110,7 +110,7 @@ def _beaten(step: StepFacts) -> str:
 # --- memory
 
 
-def memory_section(profile: ProfileFacts | None) -> Safe:
+def memory_section(profile: ProfileRecord | None) -> Safe:
     """What the bytes of a training step are for, and how the arena fills and empties."""
     if profile is None:
         note = "The memory of a training step was not written down: the run was ended early."
@@ -131,7 +131,7 @@ def memory_section(profile: ProfileFacts | None) -> Safe:
     return section("memory", "Where the memory went", both)
 
 
-def _arena_panel(profile: ProfileFacts) -> Panel:
+def _arena_panel(profile: ProfileRecord) -> LineChart:
     unit, size = next(each for each in _UNITS if max(profile.arena_in_use, default=0) >= each[1])
     levels = [nbytes / size for nbytes in profile.arena_in_use]
     ends = [*range(len(levels)), len(levels)]
@@ -140,8 +140,10 @@ def _arena_panel(profile: ProfileFacts) -> Panel:
         for (begin, end), level in zip(pairwise(ends), levels, strict=True)
         for x in (begin, end)
     ]
-    line = Line("in use", points, COLOURS[0])
-    return Panel(f"arena in use, {unit}", "kernel call", [line], whole_axis(ends), axis_of(levels))
+    line = Line("in use", points, CATEGORICAL[0])
+    return LineChart(
+        f"arena in use, {unit}", "kernel call", [line], whole_axis(ends), axis_of(levels)
+    )
 
 
 # --- bars
@@ -160,7 +162,7 @@ def _bar(amounts: Mapping[str, float], shown: Callable[[float], str]) -> Safe:
     total = sum(amounts.values()) or 1.0
     parts, rows = [], []
     for index, (name, amount) in enumerate(amounts.items()):
-        colour = f"background:var(--line{index % len(COLOURS)})"
+        colour = f"background:var(--line{index % len(CATEGORICAL)})"
         share = amount / total
         parts.append(tag("i", style=f"width:{100 * share:.2f}%;{colour}", title=name))
         key = tag("span", tag("i", style=colour, class_="key"), name)

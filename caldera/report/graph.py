@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from caldera.draw.html import Safe, join, section, tag
+from caldera.draw.svg import element, safe
+from caldera.draw.theme import named
 from caldera.errors import DataError
-from caldera.graph.picture.svg import element, safe
-from caldera.report.colours import named
-from caldera.report.html import Safe, join, section, tag
-from caldera.train.record import RunRecord
+from caldera.train.tracking.run_record import RunRecord
 
 _SPACE = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = frozenset(

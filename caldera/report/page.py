@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from caldera.amounts import bytes_text, flops_text, seconds_text
+from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
+from caldera.draw.page import document
 from caldera.report.charts import curves_section
 from caldera.report.confusion import predictions_section
 from caldera.report.costs import memory_section, time_section
-from caldera.report.document import document
 from caldera.report.graph import graph_section
-from caldera.report.html import Safe, card, facts, folded, section, table, tag, tiles
-from caldera.train.history import History, shown_number
-from caldera.train.record import RunRecord
-from caldera.train.runfolder import RunFolder
+from caldera.train.tracking.history import History, shown_number
+from caldera.train.tracking.run_folder import RunFolder
+from caldera.train.tracking.run_record import RunRecord
 
 _INDEX = {
     "curves": "Curves",

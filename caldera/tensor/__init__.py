@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldera.tensor.create import from_dlpack, tensor
 from caldera.tensor.fillers import Filler
-from caldera.tensor.fills import (
+from caldera.tensor.initialisers import (
     constant,
     diagonal,
     from_array,

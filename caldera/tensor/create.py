@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.memory import MANAGED, Kind
-from caldera.tensor import exchange
+from caldera.tensor import dlpack
 from caldera.tensor.convert import array_of, exactly
 from caldera.tensor.dtype import canonical, float32, is_float
 from caldera.tensor.tensor import DeviceSpec, Tensor
@@ -40,7 +40,7 @@ def tensor(
 
 
 def from_dlpack(
-    lender: exchange.Lender, kind: Kind = MANAGED, device: DeviceSpec = None, name: str = ""
+    lender: dlpack.SupportsDLPack, kind: Kind = MANAGED, device: DeviceSpec = None, name: str = ""
 ) -> Tensor:
     """A tensor over the memory of an array of another package, without a copy.
 
@@ -55,7 +55,7 @@ def from_dlpack(
     >>> a.tolist()
     [0.0, 5.0, 0.0]
     """
-    return Tensor.from_numpy(exchange.borrow(lender), kind, device, name, copy=False)
+    return Tensor.from_numpy(dlpack.array_from_dlpack(lender), kind, device, name, copy=False)
 
 
 def _has_dtype(data: Any) -> bool:

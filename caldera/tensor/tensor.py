@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from caldera.errors import ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
-from caldera.tensor import exchange
+from caldera.tensor import dlpack
 from caldera.tensor.convert import exactly
 from caldera.tensor.dtype import DType, canonical
-from caldera.tensor.elements import Elements
 from caldera.tensor.fillers import Constant, as_filler, filled
 from caldera.tensor.layout import Layout, index_arrays, is_basic, is_element, picked
 from caldera.tensor.shape import (
@@ -31,12 +30,13 @@ from caldera.tensor.shape import (
     row_major_strides,
     size,
 )
+from caldera.tensor.strided import StridedArray
 
 Array = NDArray[Any]
 DeviceSpec = Device | str | int | None
 
 
-class Tensor(Elements):
+class Tensor(StridedArray):
     """Numbers of one dtype, arranged in a shape.
 
     `fill` is a filler, a number, or an array of this shape; without it the tensor holds zeros.
@@ -110,7 +110,7 @@ class Tensor(Elements):
         [0.0, 5.0, 0.0]
         """
         if not copy:
-            flat, layout = exchange.flattened(array)
+            flat, layout = dlpack.flattened(array)
             memory = MemoryManager.adopt(flat, kind, device, name)
             return cls._wrap(memory, layout.shape, flat.dtype, layout.strides, layout.offset)
         dtype = canonical(array.dtype)

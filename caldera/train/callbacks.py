@@ -16,7 +16,7 @@ import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.registry import nearest
-from caldera.train.snapshot import Snapshot
+from caldera.train.saving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from caldera.train.run import Run

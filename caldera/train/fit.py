@@ -13,21 +13,21 @@ from caldera.config import settings
 from caldera.data import Data, IterableData, Pipeline
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
-from caldera.parallel.data_parallel import DataParallel
-from caldera.strategy import Alone, Strategy
-from caldera.train.alike import how_it_learns
+from caldera.parallel.data.data_parallel import DataParallel
+from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import Callback
-from caldera.train.checkpoint import Checkpointer
-from caldera.train.diagnose import StopAtNonFinite
-from caldera.train.history import History
+from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
+from caldera.train.rank_consistency import training_config
 from caldera.train.resident import resident
 from caldera.train.run import Run, loader_for
+from caldera.train.sample_weights import SampleWeights
+from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
-from caldera.train.source import Fed, Source
 from caldera.train.step import Steps
-from caldera.train.targets import check_targets
-from caldera.train.weights import Weights
+from caldera.train.target_checks import check_targets
+from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -51,7 +51,7 @@ def make_steps(
     strategy: Strategy | None = None,
     *,
     weighted: bool = False,
-    source: Source | None = None,
+    source: BatchSource | None = None,
 ) -> Steps:
     """The plans for training a model on data like this, built for its shapes."""
     sample = sample_of(Pipeline.of(data))
@@ -63,11 +63,11 @@ def make_steps(
         model.objective,
         model.optimizer,
         model.metrics,
-        strategy or Alone(),
+        strategy or SingleProcessStrategy(),
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
         weighted=weighted,
         targets=len(sample) - inputs,
-        source=source or Fed(),
+        source=source or HostSource(),
     )
     steps.strategy.prepare(steps.network)
     return steps
@@ -77,7 +77,7 @@ def make_steps(
 def usual_strategy() -> Strategy:
     """How to train if nobody says: over all processes that were started together."""
     everyone = world()
-    return Alone() if everyone.size == 1 else DataParallel(communicator=everyone)
+    return SingleProcessStrategy() if everyone.size == 1 else DataParallel(communicator=everyone)
 
 
 def fit(
@@ -98,7 +98,7 @@ def fit(
 ) -> History:
     """Train; see `Model.fit`."""
     pipeline = Pipeline.of(data)
-    weights = Weights.of(pipeline, sample_weights, class_weights)
+    weights = SampleWeights.of(pipeline, sample_weights, class_weights)
     model.ensure_built(sample_of(pipeline))
     strategy = usual_strategy() if parallel is None else _checked(parallel)
     held_out = None if validation is None else Pipeline.of(validation)
@@ -109,7 +109,7 @@ def fit(
         "device": model.device.kernels,
         # These put together what ranks have parts of.
         "checkpointers": sum(isinstance(each, Checkpointer) for each in callbacks),
-        **(how_it_learns(model) if strategy.communicator.size > 1 else {}),
+        **(training_config(model) if strategy.communicator.size > 1 else {}),
     })  # fmt: skip
     # The order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
@@ -159,7 +159,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     pipeline = Pipeline.of(data)
-    strategy = Alone() if parallel is None else _checked(parallel).evaluating()
+    strategy = SingleProcessStrategy() if parallel is None else _checked(parallel).evaluating()
     if parallel is None:
         steps = model.evaluation_steps(pipeline)
     else:
@@ -184,21 +184,23 @@ def _length(data: Pipeline | None) -> str:
     return "a stream" if data.is_stream else f"{len(data)}"
 
 
-def _fed(model: Model, pipeline: Pipeline, weights: Weights | None, strategy: Strategy) -> Fed:
+def _fed(
+    model: Model, pipeline: Pipeline, weights: SampleWeights | None, strategy: Strategy
+) -> HostSource:
     """Batches that are fed; a device may take part in making them."""
     if weights is not None and weights.by_class is not None:
         # They go by the labels of a batch that is finished.
-        return Fed()
+        return HostSource()
     # Ranks make their plans together, so none of them may change its own.
-    may_change = not (strategy.several or settings.deterministic)
+    may_change = not (strategy.is_distributed or settings.deterministic)
     inputs = len(model.signature.inputs)
-    return Fed.to(model.device, pipeline, inputs, may_change=may_change)
+    return HostSource.to(model.device, pipeline, inputs, may_change=may_change)
 
 
 def _evaluator(model: Model, data: Pipeline, strategy: Strategy) -> Steps | None:
     """Plans that evaluate over several ranks, or on data that lie on the device; None if those
     serve that the model keeps."""
     there = resident(model, data)
-    if there is None and not strategy.several:
+    if there is None and not strategy.is_distributed:
         return None
     return make_steps(model, data, strategy, source=there)

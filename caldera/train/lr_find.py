@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.data import Loader, Pipeline
+from caldera.draw.axis import axis_of
+from caldera.draw.figure import write_figure
+from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
 from caldera.errors import ConfigError
-from caldera.train.axis import axis_of
-from caldera.train.chart import write_chart
 from caldera.train.fit import make_steps
-from caldera.train.panel import COLOURS, Line, Panel
-from caldera.train.snapshot import Snapshot
+from caldera.train.saving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -54,16 +54,16 @@ class LearningRates:
         """Write the losses over the learning rates to an .svg file; its path."""
         rates = self.learning_rates
         raw = Line("each step", list(zip(rates, self.losses, strict=True)), "#9db8d9")
-        smooth = Line("smoothed", list(zip(rates, self.smoothed, strict=True)), COLOURS[0])
+        smooth = Line("smoothed", list(zip(rates, self.smoothed, strict=True)), CATEGORICAL[0])
         # The explosion at the end would press everything else to the floor.
         top = 1.5 * max(self.smoothed[: int(np.argmin(self.smoothed)) + 1])
         shown = [value for value in (*self.losses, *self.smoothed) if value <= top]
-        panel = Panel(
+        panel = LineChart(
             "loss", "learning rate", [_below(raw, max(shown)), _below(smooth, max(shown))],
             axis_of(rates, log=True), axis_of(shown, log=False),
             note=(self.suggestion, f"suggestion {self.suggestion:.2g}"),
         )  # fmt: skip
-        return write_chart(path, [panel], title)
+        return write_figure(path, [panel], title)
 
     def __repr__(self) -> str:
         rates = self.learning_rates

@@ -17,23 +17,23 @@ from caldera.lazy import compile
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.basic import Sequential
-from caldera.nn.context import Context, trace
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss, losses
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
+from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.fit import evaluate, fit, make_steps
-from caldera.train.history import History
 from caldera.train.lr_find import LearningRates, lr_find
-from caldera.train.modelfile import load_weights, save_model
-from caldera.train.profile import profile
+from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import MAIN, Objective, Signature, Steps, main_output, named_outputs
-from caldera.train.summary import Summary, summarise
+from caldera.train.tracking.history import History
+from caldera.train.tracking.profile import profile
+from caldera.train.tracking.summary import Summary, summarise
 
 
 class Model(Layer):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.train.callbacks import Callback
-from caldera.train.history import shown_number
+from caldera.train.tracking.history import shown_number
 
 if TYPE_CHECKING:
+    from caldera.train.metric_totals import TotalsReading
     from caldera.train.run import Run
-    from caldera.train.totals import TotalsReading
 
 LIVE_EVERY_S = 0.4
 LINE_EVERY_S = 10.0

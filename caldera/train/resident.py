@@ -16,23 +16,23 @@ import numpy as np
 from caldera import op
 from caldera.config import settings
 from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
-from caldera.data.draw import Draw, LazyDraw
-from caldera.data.placing import can_finish
-from caldera.data.stored import Stored
+from caldera.data.loading.device_stages import can_run_on_device
+from caldera.data.random_draws import Draw, LazyDraw
+from caldera.data.sources.stored_arrays import StoredArrays
 from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.memory import DEVICE, Device
 from caldera.tensor import Tensor
 from caldera.tensor.convert import exactly
 from caldera.tensor.dtype import canonical
-from caldera.train.source import Source, Values, array_names, as_words, by_name, in_shape
-from caldera.train.weights import Weights
+from caldera.train.batch_source import BatchSource, Values, array_names, as_words, by_name, in_shape
+from caldera.train.sample_weights import SampleWeights
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
 
-class Resident(Source):
+class DeviceSource(BatchSource):
     """Batches of data on a device. `arrays` has all samples of each array, by name.
 
     The arrays called `staged` are held as they are stored, and pass through the stages of the
@@ -150,8 +150,8 @@ class Resident(Source):
 
 
 def resident(
-    model: Model, data: Data | IterableData, weights: Weights | None = None
-) -> Resident | None:
+    model: Model, data: Data | IterableData, weights: SampleWeights | None = None
+) -> DeviceSource | None:
     """The data on the model's device; None if they cannot be there or would take too much of it."""
     pipeline = Pipeline.of(data)
     stored = None if model.device.is_host else pipeline.stored()
@@ -165,7 +165,7 @@ def resident(
     if not pipeline.own_stages and _bytes(stored, taken) <= room:
         # As the network takes it: nothing is left to do in a step.
         given = pipeline.stages.apply(stored.samples(), Draw())
-    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= room and can_finish(
+    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= room and can_run_on_device(
         pipeline, pipeline.example(0), 0
     ):
         staged, given = names, stored.samples()
@@ -174,7 +174,7 @@ def resident(
     arrays = dict(zip(names, given, strict=True))
     if weights is not None:
         arrays["weights"] = weights.of_samples(np.arange(len(stored)), given[-1])
-    return Resident(arrays, len(stored), model.device, pipeline, staged)
+    return DeviceSource(arrays, len(stored), model.device, pipeline, staged)
 
 
 def _share(batch: Batch | Share) -> Share:
@@ -182,7 +182,7 @@ def _share(batch: Batch | Share) -> Share:
     return batch
 
 
-def _bytes(stored: Stored, dtypes: Sequence[np.dtype[Any]]) -> int:
+def _bytes(stored: StoredArrays, dtypes: Sequence[np.dtype[Any]]) -> int:
     """What all samples take in these dtypes."""
     return len(stored) * sum(
         math.prod(array.shape[1:]) * dtype.itemsize

@@ -13,11 +13,11 @@ from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.errors import CommError
 from caldera.memory import Reading
 from caldera.strategy import Strategy
-from caldera.train.ahead import Ahead
 from caldera.train.callbacks import Callback
-from caldera.train.history import History
-from caldera.train.step import NO_WISHES, Steps
-from caldera.train.weights import Weights
+from caldera.train.launch_throttle import LaunchThrottle
+from caldera.train.sample_weights import SampleWeights
+from caldera.train.step import NO_VOTES, Steps
+from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -54,7 +54,7 @@ class Run:
         callbacks: Sequence[Callback],
         validation: Any = None,
         evaluator: Steps | None = None,
-        weights: Weights | None = None,
+        weights: SampleWeights | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
@@ -65,14 +65,14 @@ class Run:
         self.validation = validation
         self._evaluator = evaluator
         self._weights = weights
-        self._ahead = Ahead(model.device)
+        self._throttle = LaunchThrottle(model.device)
         self.epoch = 0
         self.batch = 0
         self.step = 0
         self.stopped = ""
         self._wish = ""
         self._wants_save = False
-        self._heard: Reading | None = None
+        self._tally: Reading | None = None
         self.must_save = False
         """Whether somebody asked for a checkpoint to be saved after this batch."""
         self.started = time.perf_counter()
@@ -149,40 +149,40 @@ class Run:
         if self.batch == 0:
             self.steps.training_totals.reset()
         self._tell("epoch_begins")
-        self.steps.strategy.take_apart()
+        self.steps.strategy.shard()
         for batch in self.steps.batches(self.loader):
-            wishes = (float(bool(self._wish)), float(self._wants_save))
-            self.steps.train(batch, self.weights_of(batch), wishes)
-            told = self.steps.strategy.after_step(wishes)
-            self._ahead.step_launched()
+            votes = (float(bool(self._wish)), float(self._wants_save))
+            self.steps.train(batch, self.weights_of(batch), votes)
+            tally = self.steps.strategy.after_step(votes)
+            self._throttle.step_launched()
             self.batch += 1
             self.step += 1
-            self._heed(told)
+            self._heed(tally)
             self._tell("batch_ends")
             if self.stopped:
                 break
-        self.steps.strategy.make_whole()
+        self.steps.strategy.unshard()
         if not self.stopped:
             self._close_epoch()
 
-    def _heed(self, told: Sequence[float] | None) -> None:
+    def _heed(self, tally: Sequence[float] | None) -> None:
         """Do what ranks were asked for before this batch, or before they told each other."""
         if self.communicator.size == 1:
             return
-        if self.steps.strategy.several:
-            told = self._told_in_steps()
-        self.must_save = told is not None and told[1] > 0
-        if told is not None:
+        if self.steps.strategy.is_distributed:
+            tally = self._tally_of_step()
+        self.must_save = tally is not None and tally[1] > 0
+        if tally is not None:
             self._wants_save = False
-            if told[0] > 0:
+            if tally[0] > 0:
                 self.agree()
 
-    def _told_in_steps(self) -> Sequence[float]:
+    def _tally_of_step(self) -> Sequence[float]:
         """How many ranks had which wish, where steps carry them."""
-        heard, now = self._heard, self.steps.heard.tensor.memory.begin_read()
+        tally, now = self._tally, self.steps.tally.tensor.memory.begin_read()
         # A device may still be at work on this batch; the one before is over soon.
-        heard, self._heard = (now, None) if self.model.device.is_host else (heard, now)
-        return NO_WISHES if heard is None else heard.numbers().tolist()
+        tally, self._tally = (now, None) if self.model.device.is_host else (tally, now)
+        return NO_VOTES if tally is None else tally.numbers().tolist()
 
     def _close_epoch(self) -> None:
         results = self.steps.training_totals.results(self.steps.strategy.epoch_sums)

@@ -21,24 +21,24 @@ from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr, Variable, compile
-from caldera.nn.context import Context, trace
 from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
+from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
-from caldera.strategy import WISHES, Alone, Strategy
-from caldera.train.in_step import in_step
-from caldera.train.source import Fed, Source, Values, drawn
-from caldera.train.totals import Totals
+from caldera.strategy import VOTES, SingleProcessStrategy, Strategy
+from caldera.train.batch_source import BatchSource, HostSource, Values, drawn
+from caldera.train.metric_totals import MetricTotals
+from caldera.train.stream_sync import synchronised_stream
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
-NO_WISHES = (0.0, 0.0)
+NO_VOTES = (0.0, 0.0)
 """To stop, and to save."""
-Wishes = Sequence[float]
+Votes = Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Steps:
     loss_scale: LossScale | None = None
     weighted: bool = False
     targets: int = 1
-    source: Source = field(default_factory=Fed)
-    training_totals: Totals = field(init=False)
-    evaluation_totals: Totals = field(init=False)
+    source: BatchSource = field(default_factory=HostSource)
+    training_totals: MetricTotals = field(init=False)
+    evaluation_totals: MetricTotals = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.model.device
-        self.training_totals = Totals("training", self.metrics, device)
-        self.evaluation_totals = Totals("evaluation", self.metrics, device)
+        self.training_totals = MetricTotals("training", self.metrics, device)
+        self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
         self.random = op.var(
             "random state",
             (2,),
@@ -100,20 +100,20 @@ class Steps:
         self._plans: dict[tuple[str, Hashable], Plan] = {}
         self._ran: set[Plan] = set()
         self._values: Values | None = None
-        self._wishes = op.input(WISHES, (len(NO_WISHES),), "float64")
-        self.heard = op.var("wishes heard", (len(NO_WISHES),), dtype="float64", device=device)
+        self._votes = op.input(VOTES, (len(NO_VOTES),), "float64")
+        self.tally = op.var("wishes heard", (len(NO_VOTES),), dtype="float64", device=device)
 
     def fed(self) -> Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
-        twin.source, twin.strategy = Fed(), Alone()
+        twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
         twin._plans, twin._ran, twin._values = {}, set(), None
         return twin
 
     # --- running
 
     def train(
-        self, batch: Batch | Share, weights: np.ndarray | None = None, wishes: Wishes | None = None
+        self, batch: Batch | Share, weights: np.ndarray | None = None, votes: Votes | None = None
     ) -> None:
         """Launch a training step; nothing is waited for.
 
@@ -123,16 +123,16 @@ class Steps:
         feeds: dict[str, Any] = {}
         if not isinstance(batch, Share):
             feeds = self.feeds(batch.arrays, weights) | drawn(batch, plan)
-        if self.strategy.several:
-            feeds[WISHES] = NO_WISHES if wishes is None else wishes
+        if self.strategy.is_distributed:
+            feeds[VOTES] = NO_VOTES if votes is None else votes
         # A rank that computes only a part of the network may not need all of it.
         self._launch(plan, {name: each for name, each in feeds.items() if name in plan.inputs})
 
     def batches(self, loader: Loader) -> Iterator[Batch | Share]:
         """The rest of the loader's epoch."""
         found = self.source.epoch(loader)
-        if loader.data.is_stream and self.strategy.several:
-            return in_step(found, self.strategy.communicator)
+        if loader.data.is_stream and self.strategy.is_distributed:
+            return synchronised_stream(found, self.strategy.communicator)
         return found
 
     def evaluated(self, loader: Loader) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Steps:
             [*self.strategy.written(programs), *values.updates],
             device=self.model.device,
             precision=self.model.precision,
-            communicator=self.strategy.in_plans,
+            communicator=self.strategy.plan_communicator,
             # Nobody else asks for them, and they hold the data.
             remember=False,
         )
@@ -197,10 +197,10 @@ class Steps:
     def _training_program(self, count: int) -> list[Expr]:
         outputs, traced = self.traced(count, training=True)
         loss, total = self.loss(outputs, count, self.objective.of(outputs))
-        wishes: list[Expr] = [self._wishes] if self.strategy.several else []
-        whole, sums, wishes = self._over_all(loss, outputs, count, wishes)
+        votes: list[Expr] = [self._votes] if self.strategy.is_distributed else []
+        whole, sums, votes = self._sum_over_ranks(loss, outputs, count, votes)
         updates = self._updates(loss, whole, total, traced)
-        updates += [op.assign(self.heard, each) for each in wishes]
+        updates += [op.assign(self.tally, each) for each in votes]
         return [*updates, *self.training_totals.add(whole * total, total, sums)]
 
     def _evaluation_program(self, count: int) -> list[Expr]:
@@ -209,7 +209,7 @@ class Steps:
         present = {k: v for k, v in self.objective.losses.items() if k in outputs}
         main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
         loss, total = self.loss(outputs, count, main)
-        whole, sums, _ = self._over_all(loss, outputs, count, [])
+        whole, sums, _ = self._sum_over_ranks(loss, outputs, count, [])
         return self.evaluation_totals.add(whole * total, total, sums)
 
     # --- parts of the graph
@@ -234,7 +234,7 @@ class Steps:
         ]
         with trace(
             training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
-            several_ranks=self.strategy.several,
+            several_ranks=self.strategy.is_distributed,
         ) as traced:  # fmt: skip
             self.model(*inputs)
         return traced
@@ -275,7 +275,7 @@ class Steps:
             total = lifted(float(samples), self.model.dtype)
             divisor = lifted(float(samples or 1), self.model.dtype)
         else:
-            (total,) = self.strategy.over_all([op.sum(weights)])
+            (total,) = self.strategy.sum_over_ranks([op.sum(weights)])
             # Samples that count for nothing have no loss.
             divisor = op.where(total == 0.0, 1.0, total)
         terms = [
@@ -287,7 +287,7 @@ class Steps:
             result = result + term
         return result, total
 
-    def _over_all(
+    def _sum_over_ranks(
         self, loss: Expr, outputs: Mapping[str, Expr], count: int, more: list[Expr]
     ) -> tuple[Expr, list[dict[str, Expr]], list[Expr]]:
         """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
@@ -295,14 +295,14 @@ class Steps:
         target, weights = self._target(name, prediction), self._weights(count)
         here = [metric.sums(prediction, target, weights) for metric in self.metrics]
         flat = [value for sums in here for value in sums.values()]
-        whole, *rest = self.strategy.over_all([loss, *flat, *more])
+        whole, *rest = self.strategy.sum_over_ranks([loss, *flat, *more])
         found = iter(rest)
         return whole, [{key: next(found) for key in sums} for sums in here], list(found)
 
     def _updates(self, loss: Expr, whole: Expr, weight: Expr, traced: Context) -> list[Expr]:
         fine = op.logical_and(op.isfinite(whole), self.bad_step < 0)
         scaled = loss if self.loss_scale is None else self.loss_scale.scaled(loss)
-        variables, gradients = self.strategy.slopes(scaled, self.model.trainable())
+        variables, gradients = self.strategy.gradients(scaled, self.model.trainable())
         ok = fine
         updates: list[Expr] = []
         with self.strategy.updating():

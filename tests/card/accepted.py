@@ -14,8 +14,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from caldera.kernels.cuda import nvrtc
-from caldera.kernels.cuda.driver import headers
+from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime.driver import headers
 from tests.object_cache import CACHE, cached_file
 
 LIST = Path(__file__).parent / "accepted.txt"

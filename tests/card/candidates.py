@@ -11,18 +11,18 @@ import numpy as np
 import caldera.kernels.cuda  # noqa: F401 - registers its kernels
 from caldera.errors import DtypeError
 from caldera.graph.body import topological
+from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import ITEM, parameter
-from caldera.graph.order import laid_out
-from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.elementwise import LoopRunner
-from caldera.kernels.cuda.launch import Launch
+from caldera.kernels.cuda.elementwise.loop import LoopRunner
 from caldera.kernels.cuda.persistent.phases import span
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr, lift
 from caldera.memory import Device
-from caldera.memory.cards import cupy
+from caldera.memory.gpus import cupy
 from caldera.tensor.dtype import BY_NAME, bool_
 from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.unit.kernels.checking import ELSEWHERE, LAYOUTS, compare

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caldera.kernels.cuda import driver
+from caldera.kernels.cuda.runtime import driver
 from caldera.lazy import forget_plans
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.memory.cards import card_count
+from caldera.memory.gpus import card_count
 from tests.card import accepted
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 STAND_INS = {"float16": "bfloat16", "float64": "float32"}
 """Sources that differ in nothing but the type: where a card is played, one of the two is enough."""
-EVERY_TYPE = ("test_loops.py", "test_every_op.py")
+EVERY_TYPE = ("test_elementwise.py", "test_every_op.py")
 """Files whose subject is the types."""
 
 

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caldera.kernels.cuda.driver import Driver, Size
+from caldera.kernels.cuda.runtime.driver import Driver, Size
 from caldera.memory import device as find_device
 from caldera.memory.loopback import LoopbackDevice
 from tests.card.accepted import check_for_a_card, included
@@ -80,7 +80,7 @@ class EmulatedDriver(Driver):
         with _one_at_a_time:
             library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
 
-    def launch_together(
+    def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
         self.launch(function, grid, block, shared, parameters)
@@ -117,7 +117,7 @@ def _built(source: str, name: str) -> Path:
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
             "-O1", f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
-            "-x", "none", str(machine), text=text,
+            "-x", "none", str(machine), "-lgcc", text=text,
         ),
     )  # fmt: skip
 

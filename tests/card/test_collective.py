@@ -11,11 +11,11 @@ from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import DeviceError
 from caldera.graph.ops.collective import (
     Message,
+    all_gather_flat,
+    all_reduce,
     all_sum,
-    gathered,
     next_number,
-    scattered,
-    summed,
+    reduce_scatter_flat,
 )
 from caldera.kernels.cuda import collective
 from caldera.kernels.table import TABLE
@@ -73,11 +73,11 @@ def test_messages_of_several_ranks(
         mine = emulated_card(comm.rank) if isinstance(card, EmulatedCard) else card
         x = op.var(f"x{comm.rank}", (7, 3), fill=numbers[comm.rank], device=mine)
         values = [(x * 2.0).node, op.transpose(x).node, op.sum(x, axis=0).node]
-        sums = summed(values, Message("sum", "data", next_number()))
+        sums = all_reduce(values, Message("sum", "data", next_number()))
         how = Message("scatter", "data", next_number(), ranks=comm.size)
-        parts = scattered(values[1:], how)
+        parts = reduce_scatter_flat(values[1:], how)
         how = Message("gather", "data", next_number(), ranks=comm.size)
-        wholes = gathered(parts, [(3, 7), (3,)], how)
+        wholes = all_gather_flat(parts, [(3, 7), (3,)], how)
         plan = cd.compile([Expr(n) for n in (*sums, *wholes)], device=mine, communicator=comm)
         plan.run()
         return [tensor.numpy().copy() for tensor in plan.run()]

@@ -15,17 +15,18 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops import product
 from caldera.graph.ops.epilogue import conv2d_epilogue
-from caldera.kernels.cuda import nvrtc
-from caldera.kernels.cuda.convolution import correlate, text, weight
+from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
+from caldera.kernels.cuda.convolution import source as text
 from caldera.kernels.cuda.convolution.parameters import Divider
-from caldera.kernels.cuda.driver import headers
-from caldera.kernels.cuda.tiling import TILES, Tile, Tiling
+from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
+from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, run_kernel
-from tests.card.test_products import numbers
+from tests.card.test_product import numbers
 from tests.unit.kernels.checking import DTYPES, compare, in_both_orders
 from tests.unit.ops.cases.convolution import SETTINGS, Setting, output_shape
 
@@ -55,15 +56,15 @@ def test_every_kind(card: Device, setting: Setting, dtype: str) -> None:
         assert "direct" in check(card, node, inputs_of(node))
 
 
-Ending = tuple[bool, str | None, Any]
+EpilogueCode = tuple[bool, str | None, Any]
 """Whether there is a bias; the activation and its attributes."""
-ENDINGS: list[Ending] = [
+ENDINGS: list[EpilogueCode] = [
     (True, "relu", ()), (False, "tanh", ()), (True, "leaky_relu", (("slope", 0.1),)),
     (True, "sigmoid", ()), (True, None, ()), (True, "gelu", (("approximate", False),)),
 ]  # fmt: skip
 
 
-def ended_of(setting: Setting, dtype: str, ending: Ending) -> Iterator[Node]:
+def ended_of(setting: Setting, dtype: str, ending: EpilogueCode) -> Iterator[Node]:
     """A convolution that ends so, with images row major and channels last."""
     has_bias, activation, attributes = ending
     shapes = [setting.x, setting.w, *([(setting.w[0], 1, 1)] if has_bias else [])]
@@ -74,7 +75,7 @@ def ended_of(setting: Setting, dtype: str, ending: Ending) -> Iterator[Node]:
 
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: str(ending[1]))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_bias_and_activation(card: Device, ending: Ending, dtype: str) -> None:
+def test_bias_and_activation(card: Device, ending: EpilogueCode, dtype: str) -> None:
     for setting in (TILED[0], TILED[3]):
         for node in ended_of(setting, dtype, ending):
             assert "direct" in check(card, node, inputs_of(node), layouts=FEW_LAYOUTS)
@@ -134,7 +135,7 @@ def test_tiles_of_every_size(
         span = max(1, -(-length // tile.depth)) * tile.depth
         return Tiling(tile, across, down, 1, span, length, count)
 
-    for module in (correlate, weight):
+    for module in (implicit_gemm, weight_gradient):
         monkeypatch.setattr(module, "tiling", chosen)
     for setting in TILED[:2]:
         for node in nodes_of(setting, "float32"):

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 from caldera.config import settings
+from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node
 from caldera.graph.ops import product
-from caldera.graph.order import laid_out
 from caldera.kernels.choose import choices
-from caldera.kernels.cuda import blas, cublaslt, cudnn, libraries
+from caldera.kernels.cuda.convolution import cudnn
+from caldera.kernels.cuda.product import cublas
+from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.microbatch import fitting
 from caldera.kernels.reference import evaluate
-from caldera.kernels.slices import fitting
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
-from caldera.memory.cards import card_count
+from caldera.memory.gpus import card_count
 from tests.card.candidates import check, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn
-from tests.card.test_convolution import ENDINGS, TILED, Ending, ended_of, inputs_of, nodes_of
+from tests.card.test_convolution import ENDINGS, TILED, EpilogueCode, ended_of, inputs_of, nodes_of
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, compare
 from tests.unit.ops.cases.convolution import SETTINGS, Setting
 
@@ -30,7 +32,13 @@ pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the re
 
 
 def _forget() -> None:
-    for known in (cudnn.handle, cudnn.graph_of, cublaslt.handle, cublaslt.algorithms, blas._found):
+    for known in (
+        cudnn.handle,
+        cudnn.graph_of,
+        cublaslt.handle,
+        cublaslt.algorithms,
+        cublas._found,
+    ):
         known.cache_clear()
 
 
@@ -135,7 +143,9 @@ def test_what_cudnn_does_not_support(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: str(ending[1]))
-def test_bias_and_activation(card: Device, library: FakeCudnn, ending: Ending, dtype: str) -> None:
+def test_bias_and_activation(
+    card: Device, library: FakeCudnn, ending: EpilogueCode, dtype: str
+) -> None:
     for node in ended_of(TILED[0], dtype, ending):
         inputs = _as_planned(node, inputs_of(node))
         (right,) = evaluate(node, inputs)
@@ -214,7 +224,7 @@ def test_lanes_have_contexts_of_their_own(
 ) -> None:
     node = next(nodes_of(TILED[0], "float32"))
     for lane in (0, 1, 1, 2):
-        monkeypatch.setattr(cudnn, "launching_lane", lambda lane=lane: lane)
+        monkeypatch.setattr(cudnn, "launching_side_stream", lambda lane=lane: lane)
         run_kernel(card, _kernels(node)[0], node, _as_planned(node, inputs_of(node)))
     assert len(library.handles) == 3
 

@@ -26,8 +26,8 @@ def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places where rows may be while they are worked on."""
     if request.param == "workspace":
-        monkeypatch.setattr("caldera.kernels.cuda.room._MOST", 0)
-        monkeypatch.setattr("caldera.kernels.cuda.fourier._MOST_BLOCKS", 2)
+        monkeypatch.setattr("caldera.kernels.cuda.runtime.shared_memory._MOST", 0)
+        monkeypatch.setattr("caldera.kernels.cuda.fourier.stockham._MOST_BLOCKS", 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

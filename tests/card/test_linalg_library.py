@@ -13,7 +13,8 @@ import pytest
 
 from caldera.errors import DataError
 from caldera.graph.ops import linalg
-from caldera.kernels.cuda import cufft, cusolver
+from caldera.kernels.cuda.fourier import cufft
+from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device

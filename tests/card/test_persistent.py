@@ -11,12 +11,12 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
-from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.persistent.followers import Loop, Producer, with_followers
-from caldera.kernels.cuda.persistent.parts import Part, plain
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, fuse_epilogues
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.program import Program, shared_out
-from caldera.kernels.recipe import Recipe
+from caldera.kernels.cuda.persistent.tasks import Part, plain
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
@@ -191,8 +191,8 @@ def test_what_the_phase_before_writes_is_not_there_early() -> None:
 
 
 def _loop(source: np.ndarray, target: np.ndarray) -> Loop:
-    recipe = Recipe(("float32",), (), (("float32", ("in", 0)),))
-    return Loop(recipe, target.shape, (source,), (target,))
+    loop_body = LoopBody(("float32",), (), (("float32", ("in", 0)),))
+    return Loop(loop_body, target.shape, (source,), (target,))
 
 
 def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before() -> None:
@@ -200,7 +200,7 @@ def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before(
     producer = Producer((weights,), slopes)
     update = _loop(other, weights)
     follower = _loop(slopes, ended)
-    assert with_followers([producer, update, follower], lambda array: True) == [producer, update]
+    assert fuse_epilogues([producer, update, follower], lambda array: True) == [producer, update]
     assert producer.followers == [follower]
     assert not producer.stores
 
@@ -209,7 +209,7 @@ def test_a_loop_that_reads_what_is_written_in_between_is_not_taken_in() -> None:
     weights, slopes, other = (np.zeros((3, 4), np.float32) for _ in range(3))
     pieces = [Producer((weights,), slopes), _loop(other, weights), _loop(weights, slopes)]
     pieces.append(_loop(slopes, other))
-    assert with_followers(pieces, lambda array: True) == pieces
+    assert fuse_epilogues(pieces, lambda array: True) == pieces
 
 
 def _part(units: int, heavy: bool) -> Part:

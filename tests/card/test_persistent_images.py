@@ -9,7 +9,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
-from caldera.kernels.cuda.driver import driver
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 

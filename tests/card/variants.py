@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Node, Spec, intern
-from caldera.graph.order import NHWC, laid_out
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.memory import Device

@@ -9,9 +9,8 @@ import pytest
 
 from caldera.bench import contestants, session
 from caldera.bench.protocol import WorkerError
-from caldera.bench.slot import Slot
-
-from .conftest import Caldera
+from caldera.bench.worker_handle import WorkerHandle
+from tests.cli.conftest import Caldera
 
 
 def test_caldera_alone_is_measured_from_end_to_end(caldera: Caldera, tmp_path: Path) -> None:
@@ -58,10 +57,10 @@ def test_a_missing_peer_is_named(caldera: Caldera, monkeypatch: pytest.MonkeyPat
 def test_a_contestant_that_fails_is_reported(
     caldera: Caldera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(self: Slot, do: str, **more: object) -> dict[str, object]:
+    def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
         raise WorkerError.build(self.contestant.label, got="a worker that died: no beads")
 
-    monkeypatch.setattr(Slot, "ask", ask)
+    monkeypatch.setattr(WorkerHandle, "ask", ask)
     done = caldera("bench", "mlp", "--peers", "", "--quick", "--accuracy", "fast")
     assert done.status == 1
     assert "no beads" in " ".join(done.out.split())

@@ -12,8 +12,7 @@ import pytest
 import caldera as cd
 from caldera.cli import commands
 from caldera.cli.program import find_commands
-
-from .conftest import Caldera
+from tests.cli.conftest import Caldera
 
 COMMANDS = [
     "train", "eval", "report", "predict", "summary", "graph", "run", "plan", "bench", "info",

@@ -11,8 +11,7 @@ import pytest
 from caldera.cli import completion
 from caldera.cli.program import find_commands
 from caldera.optim import optimizers
-
-from .conftest import Caldera
+from tests.cli.conftest import Caldera
 
 SHELLS = list(completion.SCRIPTS)
 

@@ -15,9 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import caldera as cd
-from caldera.cli import machine
-
-from .conftest import Caldera
+from caldera.cli import optional_parts
+from tests.cli.conftest import Caldera
 
 
 def test_info_for_programs(caldera: Caldera) -> None:
@@ -38,8 +37,8 @@ def test_info_for_programs(caldera: Caldera) -> None:
 def test_what_is_missing_comes_with_the_command_that_installs_it(
     caldera: Caldera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(optional_parts, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional_parts.shutil, "which", lambda name: None)
     lines = caldera("info").out.splitlines()
     missing = lines[lines.index("not here, and how to get it") :]
     assert any(
@@ -47,11 +46,11 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(
         for line in missing
     )
     assert any(line.split()[0] == "GPU" for line in missing[1:])
-    assert len(missing) == 1 + len(machine.parts())
+    assert len(missing) == 1 + len(optional_parts.parts())
 
 
 def test_every_package_of_an_extra_is_named() -> None:
-    known = {name for package in machine.PACKAGES for name in package.distributions}
+    known = {name for package in optional_parts.PACKAGES for name in package.distributions}
     extras = [
         Requirement(text)
         for text in requires("caldera") or []
@@ -73,7 +72,7 @@ def test_programs_are_asked_for_what_they_know(
         (tmp_path / name).write_text(f"#!{sys.executable}\nprint({text!r}, end='')\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = {part.name: part.found for part in machine.parts()}
+    found = {part.name: part.found for part in optional_parts.parts()}
     assert found["GPU"] == "NVIDIA H200, 143771 MiB, 570.1"
     assert found["MPI"] == "mpiexec (Open MPI) 5"
 
@@ -84,7 +83,7 @@ def test_a_program_that_fails_counts_as_not_there(
     (tmp_path / "nvidia-smi").write_text(f"#!{sys.executable}\nraise SystemExit(9)\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.parts()[0].found == ""
+    assert optional_parts.parts()[0].found == ""
 
 
 def test_no_optional_package_is_imported() -> None:

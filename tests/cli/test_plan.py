@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Caldera
+from tests.cli.conftest import Caldera
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
 WORDS = ("plan", "lenet5", "--ranks", "64", "--link", "10Gb", "--speed", "100G")

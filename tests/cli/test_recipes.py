@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caldera.cli.build import make_optimizer, make_schedule, total_steps
+from caldera.cli.option_types import Choice, Count, Counts, Flag, Names, Number, OptionType, Texts
 from caldera.cli.options import CONSTANT, OPTIONS
 from caldera.cli.recipe import complete, read_recipe, write_recipe
-from caldera.cli.values import Choice, Count, Counts, Flag, Kind, Names, Number, Texts
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.errors import ConfigError
 from caldera.nn import models
 from caldera.optim import epoch_rules, optimizers, schedules
 
 
-def _values(kind: Kind) -> st.SearchStrategy[Any]:
+def _values(kind: OptionType) -> st.SearchStrategy[Any]:
     """Values that an option of this kind can have."""
     if isinstance(kind, Count):
         return st.integers(kind.least, 10**9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .conftest import Caldera
+from tests.cli.conftest import Caldera
 
 
 def test_a_page_beside_the_run(caldera: Caldera, trained: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from caldera.cli.commands import run as command
 from caldera.comm.launch import Launch
-
-from .conftest import Caldera
+from tests.cli.conftest import Caldera
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ from PIL import Image
 import caldera as cd
 from caldera import data
 from caldera.cli.recipe import read_recipe
-from caldera.train.history import History
-from caldera.train.load import load_model
-
-from .conftest import Caldera
+from caldera.train.saving.load_model import load_model
+from caldera.train.tracking.history import History
+from tests.cli.conftest import Caldera
 
 SMALL = ("--hidden", "16", "--dropout", "0", "--epochs", "1", "--quiet")
 

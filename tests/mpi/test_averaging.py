@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 
 def test_what_holds_in_threads_holds_in_processes(job: Job, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 
 def test_mpi_gives_the_bits_that_ranks_in_threads_get(job: Job) -> None:

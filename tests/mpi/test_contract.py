@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 
 def test_mpi_keeps_the_contract_at_1_2_3_4_and_8_ranks(job: Job) -> None:

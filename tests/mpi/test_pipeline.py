@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 
 def test_a_pipeline_equals_one_process(job: Job, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 
 def test_the_link_is_measured_between_the_ranks(job: Job) -> None:

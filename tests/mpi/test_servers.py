@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .conftest import MOST_S, Job
+from tests.mpi.conftest import MOST_S, Job
 
 
 def test_servers_and_shared_memory_serve_processes(job: Job) -> None:

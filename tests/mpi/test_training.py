@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Job
+from tests.mpi.conftest import Job
 
 FAMILIES = {
     "data": (

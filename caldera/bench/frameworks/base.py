@@ -11,7 +11,7 @@ import numpy as np
 
 from caldera import optim
 from caldera.bench.precision import REFERENCE_PRECISION
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
     FormulaCase,
@@ -21,7 +21,7 @@ from caldera.bench.work import (
     TrainingCase,
     UpdateCase,
 )
-from caldera.bench.work.stored import read_batches
+from caldera.bench.workloads.batch_files import read_batches
 from caldera.errors import ConfigError
 from caldera.nn.basic import Dropout
 from caldera.train.neural_network import NeuralNetwork
@@ -179,7 +179,7 @@ class Framework(ABC):
 def caldera_optimizer(rule: Rule) -> optim.Optimizer:
     """A rule as Caldera's optimizer.
 
-    >>> from caldera.bench.work import Rule
+    >>> from caldera.bench.workloads import Rule
     >>> type(caldera_optimizer(Rule("adam", 1e-3))).__name__
     'Adam'
     """

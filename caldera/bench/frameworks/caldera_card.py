@@ -24,7 +24,7 @@ from caldera.bench.frameworks.base import (
     built,
     initial_weights,
 )
-from caldera.bench.work import TrainingCase
+from caldera.bench.workloads import TrainingCase
 from caldera.data import ArrayData, Batch, Loader, Share
 from caldera.lazy import compile
 from caldera.train.callbacks import Callback
@@ -32,7 +32,7 @@ from caldera.train.fit import make_steps
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.resident import resident
 from caldera.train.run import Run
-from caldera.train.snapshot import Snapshot
+from caldera.train.saving.snapshot import Snapshot
 from caldera.train.step import Steps
 
 ENDLESS = 1 << 30

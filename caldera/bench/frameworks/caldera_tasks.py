@@ -26,7 +26,7 @@ from caldera.bench.frameworks.caldera_card import (
     ResidentTrainer,
     begin,
 )
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
     FormulaCase,
@@ -39,7 +39,7 @@ from caldera.config import settings
 from caldera.data import ArrayData, Loader
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import device as find_device
-from caldera.memory.cards import cupy
+from caldera.memory.gpus import cupy
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
 from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
     ProductCase,

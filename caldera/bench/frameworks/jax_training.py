@@ -22,7 +22,7 @@ from caldera.bench.frameworks.base import (
     initial_weights,
 )
 from caldera.bench.translate import to_jax
-from caldera.bench.work import Rule, TrainingCase
+from caldera.bench.workloads import Rule, TrainingCase
 
 _BETA1, _BETA2, _SMOOTHING, _EPSILON = 0.9, 0.999, 0.99, 1e-8
 

@@ -19,7 +19,7 @@ from caldera.bench.frameworks.base import (
     initial_weights,
 )
 from caldera.bench.translate import to_tensorflow
-from caldera.bench.work import TrainingCase
+from caldera.bench.workloads import TrainingCase
 from caldera.optional import optional_import
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
 from caldera.bench.frameworks.torch_training import TorchTrainer, set_precision, torch_optimizer
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
     InputCase,

@@ -22,7 +22,7 @@ from caldera.bench.frameworks.base import (
     initial_weights,
 )
 from caldera.bench.translate import to_torch
-from caldera.bench.work import Rule, TrainingCase
+from caldera.bench.workloads import Rule, TrainingCase
 
 WARM_UP_STEPS = 3
 """Before a capture, as PyTorch's manual asks for: libraries choose and load their kernels."""

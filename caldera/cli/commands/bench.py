@@ -16,9 +16,9 @@ from caldera.bench.precision import PRECISIONS
 from caldera.bench.results import Report
 from caldera.bench.session import Session
 from caldera.bench.table import print_report
-from caldera.bench.work import WORK, TrainingCase
+from caldera.bench.workloads import WORKLOADS, TrainingCase
 from caldera.cli.command import Command
-from caldera.cli.values import Choice, Count, Names
+from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
 
@@ -31,7 +31,7 @@ _LIMIT = 300
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench`."""
-    parser.add_argument("work", nargs="*", metavar="WORK", help="what to measure; see --list")
+    parser.add_argument("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list")
     parser.add_argument(
         "--peers",
         metavar="NAME,...",
@@ -119,8 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> Options:
     device = Choice("device", lambda: _DEVICES).from_text(arguments.device, "--device")
     for name in arguments.work:
-        Choice("work", lambda: WORK).from_text(name, "caldera bench")
-        if device == _CARD and not WORK[name].is_training:
+        Choice("work", lambda: WORKLOADS).from_text(name, "caldera bench")
+        if device == _CARD and not WORKLOADS[name].is_training:
             raise ConfigError.build(
                 "caldera bench --device cuda", got=name,
                 expected="work that a card is measured with: " + ", ".join(_networks()),
@@ -151,7 +151,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _networks() -> list[str]:
-    return [name for name in WORK if WORK[name].is_training]
+    return [name for name in WORKLOADS if WORKLOADS[name].is_training]
 
 
 def _peers(arguments: argparse.Namespace, device: str) -> list[str]:
@@ -224,8 +224,8 @@ def _tell(line: str) -> None:
 
 def _print_list(options: Options) -> None:
     print("work")
-    for name in WORK:
-        work = WORK[name]
+    for name in WORKLOADS:
+        work = WORKLOADS[name]
         if options.on_card and not work.is_training:
             continue
         count = f"  ({len(work.cases)} cases)" if len(work.cases) > 1 else ""
@@ -241,7 +241,7 @@ def _print_list(options: Options) -> None:
 
 def _precisions_text(name: str, options: Options) -> str:
     """In which precisions a work is measured on a card."""
-    case = WORK[name].cases[0]
+    case = WORKLOADS[name].cases[0]
     if not options.on_card or not isinstance(case, TrainingCase):
         return ""
     return f"; {', '.join(options.precisions_of(case))}"
@@ -249,7 +249,7 @@ def _precisions_text(name: str, options: Options) -> str:
 
 COMMAND = Command(
     name="bench",
-    takes="WORK ...",
+    takes="WORKLOADS ...",
     summary="Measure Caldera beside PyTorch, JAX and TensorFlow, with equal results.",
     examples="""
         caldera bench --list
@@ -262,5 +262,5 @@ COMMAND = Command(
     add_flags=add_flags,
     run=run,
     order=55,
-    words=lambda: WORK,
+    words=lambda: WORKLOADS,
 )

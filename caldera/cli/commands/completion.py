@@ -7,8 +7,8 @@ import argparse
 from caldera.cli.command import Command
 from caldera.cli.completion import SCRIPTS
 from caldera.cli.completion.words import words_of
+from caldera.cli.option_types import Choice
 from caldera.cli.program import find_commands, make_parsers
-from caldera.cli.values import Choice
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 
 from caldera.cli.command import Command
 from caldera.cli.datasets import load_data
+from caldera.cli.option_types import Count
 from caldera.cli.options import OPTIONS, add_options, given_options
-from caldera.cli.show import results_line, tables
-from caldera.cli.values import Count
+from caldera.cli.result_text import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
-from caldera.train.classes import read_class_names
-from caldera.train.load import load_model
+from caldera.train.class_names import read_class_names
+from caldera.train.saving.load_model import load_model
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

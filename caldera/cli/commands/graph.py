@@ -7,7 +7,7 @@ from pathlib import Path
 
 from caldera.cli.command import Command
 from caldera.cli.drawing import draw_training_step
-from caldera.cli.subject import add_subject, find_model
+from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
 
 
@@ -19,7 +19,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.svg",
         help="where to write it (default: graph.svg)",
     )
-    add_subject(parser)
+    add_model_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

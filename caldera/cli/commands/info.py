@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from caldera.cli.command import Command
-from caldera.cli.machine import Part, parts
+from caldera.cli.optional_parts import Part, parts
 from caldera.machine import facts
 
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from caldera.cli.command import Command, UsageError
-from caldera.cli.subject import add_subject, find_model
-from caldera.cli.values import Count
+from caldera.cli.model_argument import add_model_argument, find_model
+from caldera.cli.option_types import Count
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
 from caldera.planner import Proposal, plan
@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--plot", metavar="FILE.html|svg", default="plan.html",
         help="where charts over the ranks are written (default: plan.html)",
     )  # fmt: skip
-    add_subject(parser)
+    add_model_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,11 +13,11 @@ import numpy as np
 
 from caldera import io
 from caldera.cli.command import Command
-from caldera.cli.inputs import read_inputs
+from caldera.cli.prediction_inputs import read_inputs
 from caldera.errors import ShapeError
-from caldera.train.classes import read_class_names
-from caldera.train.load import load_model
+from caldera.train.class_names import read_class_names
 from caldera.train.model import Model
+from caldera.train.saving.load_model import load_model
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

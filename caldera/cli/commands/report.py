@@ -7,7 +7,7 @@ from pathlib import Path
 
 from caldera.cli.command import Command, UsageError
 from caldera.report import page
-from caldera.train.runfolder import RunFolder
+from caldera.train.tracking.run_folder import RunFolder
 
 PAGE = "report.html"
 

@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from caldera.cli.command import Command
-from caldera.cli.values import Count
+from caldera.cli.option_types import Count
 from caldera.comm.launch import RESTART, Launch, launch
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)

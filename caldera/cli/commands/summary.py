@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from caldera.cli.command import Command
-from caldera.cli.subject import add_subject, find_model
+from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
 
 
@@ -25,7 +25,7 @@ COMMAND = Command(
         caldera summary resnet50 --input-shape 3,64,64 --classes 200
         caldera summary out/digits.caldera
     """,
-    add_flags=add_subject,
+    add_flags=add_model_argument,
     run=run,
     order=40,
     words=lambda: ZOO,

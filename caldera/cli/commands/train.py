@@ -14,11 +14,11 @@ from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data, split_seed
 from caldera.cli.options import GROUPS, add_options, given_options
 from caldera.cli.recipe import complete, read_recipe, write_recipe
-from caldera.cli.show import results_line
+from caldera.cli.result_text import results_line
 from caldera.data import Dataset
-from caldera.train.folder import CheckpointFolder
 from caldera.train.neural_network import NeuralNetwork
-from caldera.train.runfolder import CURVES, GRAPH, HISTORY, RUN, RunFolder
+from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
 RECIPE = "recipe.toml"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from caldera.cli.command import Command
+from caldera.cli.option_types import Choice
 from caldera.cli.options import OPTIONS
-from caldera.cli.values import Choice
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from caldera.comm.algorithms.master import master
 from caldera.comm.algorithms.ring import ring
 from caldera.comm.algorithms.torus import torus
 from caldera.comm.algorithms.window import window
-from caldera.comm.reduction import must_widen, narrowed, widened
+from caldera.comm.reduction import downcast, must_widen, upcast
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 Algorithm = Callable[["Communicator", np.ndarray, str], None]
 
@@ -41,18 +41,19 @@ SHORT_BYTES = 16384
 def allreduce(comm: Communicator, buffer: np.ndarray, op: str, name: str) -> None:
     """Reduce a flat buffer over all ranks, in place, with the algorithm of that name."""
     if must_widen(buffer.dtype, op) and name != "direct":
-        wide = widened(buffer, comm.size)
+        wide = upcast(buffer, comm.size)
         ALLREDUCE[name](comm, wide, "sum")
-        buffer[:] = narrowed(wide, buffer.dtype, op, comm.size)
+        buffer[:] = downcast(wide, buffer.dtype, op, comm.size)
     else:
         ALLREDUCE[name](comm, buffer, op)
 
 
-def usual(buffer: np.ndarray, op: str) -> str:
+def default_algorithm(buffer: np.ndarray, op: str) -> str:
     """What to take where nothing was measured.
 
     >>> import numpy as np
-    >>> usual(np.zeros(4), "sum"), usual(np.zeros(10**6), "sum"), usual(np.zeros(4, "f2"), "sum")
+    >>> buffers = np.zeros(4), np.zeros(10**6), np.zeros(4, "f2")
+    >>> tuple(default_algorithm(buffer, "sum") for buffer in buffers)
     ('doubling', 'ring', 'direct')
     """
     if must_widen(buffer.dtype, op):

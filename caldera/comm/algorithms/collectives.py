@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.comm.algorithms.direct import direct_reduce_scatter
-from caldera.comm.algorithms.messages import (
+from caldera.comm.algorithms.partition import bounds, even_counts, segments
+from caldera.comm.algorithms.point_to_point import (
     TAG,
     post_receive,
     post_send,
@@ -18,13 +19,12 @@ from caldera.comm.algorithms.messages import (
     start_send,
     wait_all,
 )
-from caldera.comm.algorithms.parts import bounds, even_counts, segments
 from caldera.comm.algorithms.ring import ring_allgather, ring_reduce_scatter
 from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 _NOTHING = np.empty(0, np.uint8)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.messages import start_receive, start_send, wait_all
-from caldera.comm.algorithms.parts import bounds, even_counts
+from caldera.comm.algorithms.partition import bounds, even_counts
+from caldera.comm.algorithms.point_to_point import start_receive, start_send, wait_all
 from caldera.comm.algorithms.ring import ring_allgather
-from caldera.comm.reduction import combine, finish, must_widen, narrowed, widened
+from caldera.comm.reduction import combine, downcast, finish, must_widen, upcast
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def direct(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
@@ -55,13 +55,13 @@ def direct_reduce_scatter(
 
     def numbers_of(rank: int) -> np.ndarray:
         wait_all(arriving.get(rank, []))
-        return widened(rooms[rank], comm.size) if halves else rooms[rank]
+        return upcast(rooms[rank], comm.size) if halves else rooms[rank]
 
     total = numbers_of(0).copy()
     for rank in range(1, comm.size):
         combine(total, numbers_of(rank), op)
     wait_all(leaving)
     if halves:
-        return narrowed(total, send.dtype, op, comm.size)
+        return downcast(total, send.dtype, op, comm.size)
     finish(total, op, comm.size)
     return total

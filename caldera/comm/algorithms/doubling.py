@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.messages import (
+from caldera.comm.algorithms.point_to_point import (
     combine_from,
     start_receive,
     start_send,
@@ -20,7 +20,7 @@ from caldera.comm.algorithms.messages import (
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def doubling(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:

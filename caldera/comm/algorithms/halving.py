@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.comm.algorithms.doubling import core_ranks, fold_in, fold_out
-from caldera.comm.algorithms.messages import combine_from, exchange, start_send, wait_all
-from caldera.comm.algorithms.parts import bounds, even_counts
+from caldera.comm.algorithms.partition import bounds, even_counts
+from caldera.comm.algorithms.point_to_point import combine_from, exchange, start_send, wait_all
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def halving(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:

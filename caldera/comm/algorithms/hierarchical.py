@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.messages import combine_from, start_receive, start_send, wait_all
+from caldera.comm.algorithms.point_to_point import (
+    combine_from,
+    start_receive,
+    start_send,
+    wait_all,
+)
 from caldera.comm.algorithms.ring import ring
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def hierarchical(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:

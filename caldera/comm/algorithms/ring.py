@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.messages import (
+from caldera.comm.algorithms.partition import bounds, even_counts, segments
+from caldera.comm.algorithms.point_to_point import (
     WINDOW,
     post_receive,
     post_send,
     segment_elements,
     wait_all,
 )
-from caldera.comm.algorithms.parts import bounds, even_counts, segments
 from caldera.comm.reduction import combine, finish
 from caldera.comm.request import Request
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def ring(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.parts import bounds, even_counts
+from caldera.comm.algorithms.partition import bounds, even_counts
 from caldera.comm.algorithms.ring import ring, ring_allgather, ring_reduce_scatter
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 
 def torus(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:

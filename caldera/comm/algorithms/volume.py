@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from caldera.comm.algorithms.parts import even_counts
+from caldera.comm.algorithms.partition import even_counts
 
 
 class Volume(NamedTuple):

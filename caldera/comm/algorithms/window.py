@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from caldera.comm.algorithms.parts import bounds, even_counts, segments
+from caldera.comm.algorithms.partition import bounds, even_counts, segments
 from caldera.comm.algorithms.volume import allreduce_volume
 from caldera.comm.reduction import combine, finish
 from caldera.comm.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from caldera.comm.interface import Communicator
+    from caldera.comm.communicator import Communicator
 
 ROOM_BYTES = 1 << 20
 """A longer buffer goes through it piece by piece."""

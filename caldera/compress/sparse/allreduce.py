@@ -7,17 +7,17 @@ from collections.abc import Callable
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.codes import Plain
-from caldera.compress.draws import Chance
-from caldera.compress.sparse.coding import Coding
+from caldera.compress.codecs import RawCodec
+from caldera.compress.random_stream import RandomStream
+from caldera.compress.sparse.codec import SparseCodec
 from caldera.compress.sparse.cost import Link, fastest
 from caldera.compress.sparse.recursive_doubling import recursive_doubling
-from caldera.compress.sparse.split import dense_switching, split_allgather
+from caldera.compress.sparse.split_allgather import dense_switching, split_allgather
 from caldera.compress.sparse.vector import SparseVector
 from caldera.registry import Registry
 
 Sum = SparseVector | np.ndarray
-Algorithm = Callable[[Communicator, SparseVector, Coding], Sum]
+Algorithm = Callable[[Communicator, SparseVector, SparseCodec], Sum]
 
 ALGORITHMS: Registry[Algorithm] = Registry("sparse allreduce")
 ALGORITHMS.add("recursive_doubling", recursive_doubling)
@@ -48,7 +48,9 @@ def sparse_allreduce(
     """
     counts = np.array([vector.places.size], np.int64)
     communicator.Allreduce(counts.copy(), counts, op="max")
-    coding = Coding(Plain(vector.values.dtype), Chance(0, 0, ""), communicator.rank, None)
+    coding = SparseCodec(
+        RawCodec(vector.values.dtype), RandomStream(0, 0, ""), communicator.rank, None
+    )
     total = sum_sparse(vector, communicator, coding, int(counts[0]), algorithm, link)
     return total if isinstance(total, np.ndarray) else total.dense()
 
@@ -56,7 +58,7 @@ def sparse_allreduce(
 def sum_sparse(
     vector: SparseVector,
     communicator: Communicator,
-    coding: Coding,
+    coding: SparseCodec,
     expected: int,
     algorithm: str = "auto",
     link: Link | None = None,

@@ -14,8 +14,8 @@ from math import log2
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.compress.index_coding import HEADER, packed_bits
 from caldera.compress.messages import AT_ONCE
-from caldera.compress.places import HEADER, packed_bits
 from caldera.errors import ConfigError
 
 NAMES = ("recursive_doubling", "split_allgather", "dense_switching")

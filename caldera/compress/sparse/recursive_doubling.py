@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.sparse.coding import Coding
+from caldera.compress.sparse.codec import SparseCodec
 from caldera.compress.sparse.vector import SparseVector
 
 _FOLD = 0
@@ -17,7 +17,7 @@ _FOLD = 0
 
 
 def recursive_doubling(
-    communicator: Communicator, vector: SparseVector, coding: Coding
+    communicator: Communicator, vector: SparseVector, coding: SparseCodec
 ) -> SparseVector:
     """The sum over all ranks, the same bits on each.
 

@@ -87,12 +87,12 @@ class Message:
         object.__setattr__(self, "who", id(self.exchange))
 
     @property
-    def is_between_two(self) -> bool:
+    def is_point_to_point(self) -> bool:
         """Whether only two ranks take part."""
         return self.kind in ("send", "receive")
 
 
-def piece(elements: int, ranks: int) -> int:
+def shard_size(elements: int, ranks: int) -> int:
     """How many elements each rank has of a value that is spread over ranks; the last ones of the
     last ranks may stand for nothing."""
     return -(-elements // ranks)
@@ -111,7 +111,7 @@ def start(*inputs: Spec, message: Message) -> tuple[Spec, ...]:
     if message.kind == "gather":
         return Spec((message.ranks, sum(given.size for given in values)), dtype), TOKEN
     if message.kind == "scatter":
-        each = sum(piece(given.size, message.ranks) for given in values)
+        each = sum(shard_size(given.size, message.ranks) for given in values)
         return Spec((message.ranks, each), dtype), Spec((each,), dtype), TOKEN
     total = sum(given.size for given in values)
     if message.leaves is None:
@@ -132,20 +132,22 @@ def turn(*inputs: Spec, action: str, number: Number) -> Spec:
     return TOKEN
 
 
-def begun(values: Sequence[Node], message: Message, token: Node | None) -> tuple[Nodes, Node]:
+def start_collective(
+    values: Sequence[Node], message: Message, token: Node | None
+) -> tuple[Nodes, Node]:
     """What is on its way once a message has started after a token, and the next token."""
     sent = start.node(*values, *([] if token is None else [token]), message=message)
     *places, after = (item(sent, index) for index in range(len(sent.outputs)))
     return tuple(places), after
 
 
-def ended(places: Nodes, message: Message, token: Node) -> tuple[Node, Node]:
+def finish_collective(places: Nodes, message: Message, token: Node) -> tuple[Node, Node]:
     """What a message that has started brings, waited for after a token, and the next token."""
     node = finish.node(*places, token, message=message)
     return item(node, 0), item(node, 1)
 
 
-def exchanged(values: Sequence[Node], message: Message) -> Node:
+def run_collective(values: Sequence[Node], message: Message) -> Node:
     """What a message brings: flat, and for "gather" a row for each rank."""
     sent = start.node(*values, message=message)
     parts = [item(sent, index) for index in range(len(sent.outputs))]
@@ -153,9 +155,9 @@ def exchanged(values: Sequence[Node], message: Message) -> Node:
     return node
 
 
-def summed(values: Sequence[Node], message: Message) -> list[Node]:
+def all_reduce(values: Sequence[Node], message: Message) -> list[Node]:
     """The sums over ranks of several values, in one message."""
-    return cut(exchanged(values, message), [value.shape for value in values])
+    return cut(run_collective(values, message), [value.shape for value in values])
 
 
 def cut(flat: Node, shapes: Sequence[Shape]) -> list[Node]:
@@ -167,15 +169,15 @@ def cut(flat: Node, shapes: Sequence[Shape]) -> list[Node]:
     return found
 
 
-def scattered(values: Sequence[Node], message: Message) -> list[Node]:
+def reduce_scatter_flat(values: Sequence[Node], message: Message) -> list[Node]:
     """This rank's part of the sum over ranks of each value; parts are flat."""
-    shapes = [(piece(value.spec.size, message.ranks),) for value in values]
-    return cut(exchanged(values, message), shapes)
+    shapes = [(shard_size(value.spec.size, message.ranks),) for value in values]
+    return cut(run_collective(values, message), shapes)
 
 
-def gathered(parts: Sequence[Node], shapes: Sequence[Shape], message: Message) -> list[Node]:
+def all_gather_flat(parts: Sequence[Node], shapes: Sequence[Shape], message: Message) -> list[Node]:
     """Values of these shapes, of which each rank has a part."""
-    rows = exchanged(parts, message)
+    rows = run_collective(parts, message)
     found, place = [], 0
     for part, shape in zip(parts, shapes, strict=True):
         flat = reshape(narrow(rows, 1, place, part.spec.size), (rows.shape[0] * part.spec.size,))

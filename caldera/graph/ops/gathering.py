@@ -14,7 +14,7 @@ from __future__ import annotations
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, composite, refuse_shape
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.collective import Message, Number, exchanged, next_number
+from caldera.graph.ops.collective import Message, Number, next_number, run_collective
 from caldera.graph.ops.movement import concat, narrow, pad
 from caldera.tensor.shape import Shape, size
 
@@ -42,7 +42,7 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     room = max(map(size, shapes))
     # It depends on what this rank computes: none is begun before it is needed.
     message = Message("gather", axis, number, len(sizes), now=True, ahead=0)
-    rows = exchanged([_flat(x, room)], message)
+    rows = run_collective([_flat(x, room)], message)
     parts = []
     for index, shape in enumerate(shapes):
         row = reshape(narrow(rows, 0, index, 1), (room,))
@@ -71,7 +71,7 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
         parts.append(_flat(narrow(x, dim, begin, length), room))
         begin += length
     message = Message("scatter", axis, number, len(sizes), now=True)
-    own = exchanged([concat(tuple(parts), 0)], message)
+    own = run_collective([concat(tuple(parts), 0)], message)
     return reshape(narrow(own, 0, 0, size(shapes[rank])), shapes[rank])
 
 

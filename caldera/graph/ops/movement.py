@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from caldera.graph.memory_format import Order
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import Axes, broadcast_to, full, reshape
-from caldera.graph.order import Order
 from caldera.tensor.shape import Shape
 
 Bounds = tuple[tuple[int, int, int], ...]

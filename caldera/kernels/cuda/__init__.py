@@ -6,38 +6,28 @@ from __future__ import annotations
 
 from caldera.kernels.cuda import (
     attention,
-    batchnorm,
-    batchnorm_small,
-    blas,
     collective,
     convolution,
-    copying,
-    crossentropy,
-    cudnn,
-    cufft,
-    cumsum,
-    cusolver,
-    elementwise,
-    ended,
-    fewchannels,
-    fourier,
-    fused,
-    grouping,
-    groupnorm,
-    indexing,
-    layernorm,
-    linalg,
-    listing,
-    measure,
-    movement,
     persistent,
-    pointwise,
     pooling,
     random,
-    reduction,
-    response,
-    scatter,
-    softmax,
     sorting,
-    tiles,
 )
+from caldera.kernels.cuda.convolution import cudnn, epilogue, pointwise
+from caldera.kernels.cuda.convolution.small_channels import kernels
+from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop
+from caldera.kernels.cuda.fourier import cufft, stockham
+from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
+from caldera.kernels.cuda.linalg import batched, cusolver
+from caldera.kernels.cuda.movement import copy, rearrange
+from caldera.kernels.cuda.normalisation import (
+    batchnorm,
+    batchnorm_cooperative,
+    groupnorm,
+    layernorm,
+    local_response,
+)
+from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.reduction import cumsum, reduce
+from caldera.kernels.cuda.runtime import measure
+from caldera.kernels.cuda.softmax import cross_entropy, softmax

@@ -14,11 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.cpu.scratch import computed_in
-from caldera.kernels.cuda.elements import computed_type
-from caldera.kernels.cuda.launch import Argument, CudaRunner, Launch
-from caldera.kernels.cuda.source import flags, kernel_source, type_of
-from caldera.kernels.cuda.strided import (
+from caldera.kernels.common.scratch import compute_dtype
+from caldera.kernels.cuda.codegen.dtypes import computed_type
+from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.strided import (
     Strides,
     Walk,
     index,
@@ -28,6 +27,7 @@ from caldera.kernels.cuda.strided import (
     strides_of,
     walk,
 )
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
@@ -120,7 +120,7 @@ class _Work:
 
     @property
     def item(self) -> int:
-        return computed_in(self.operands[1].array.dtype).itemsize
+        return compute_dtype(self.operands[1].array.dtype).itemsize
 
     @property
     def tile(self) -> int:
@@ -297,7 +297,7 @@ class _Gradient:
             "results);"
         )
         parts = -(-self.depth // (columns * _SIDE))
-        return work.launch("attention_slopes.cuh", "attention_query_slopes",
+        return work.launch("attention_backward.cuh", "attention_query_slopes",
                            work.tiles(self.queries), parts, columns, body)  # fmt: skip
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
@@ -329,7 +329,7 @@ class _Gradient:
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
-        return work.launch("attention_slopes.cuh", "attention_key_slopes",
+        return work.launch("attention_backward.cuh", "attention_key_slopes",
                            work.tiles(self.keys), parts, columns, body)  # fmt: skip
 
     def of_mask(self, added: Array) -> Launch:
@@ -354,7 +354,7 @@ class _Gradient:
             f"    block_deliver_mask<{flags(rows, columns)}>("
             f"matrix(slopes, own, steps, {place}), in, top, side, room.tile, results);"
         )
-        return work.launch("attention_slopes.cuh", "attention_mask_slopes", down, across, 4, body)
+        return work.launch("attention_backward.cuh", "attention_mask_slopes", down, across, 4, body)
 
 
 def _room(kind: str) -> str:

@@ -16,22 +16,22 @@ from caldera.comm import Communicator
 from caldera.comm.nccl import NcclCommunicator
 from caldera.graph.node import Node
 from caldera.graph.ops.collective import Message
-from caldera.kernels.collective import (
-    Flight,
+from caldera.kernels.common.collective import (
+    PendingMessage,
     communicator_of,
+    dense_workspace,
     packing,
     places,
-    room_for_dense,
     starting,
     unused,
     values_of,
 )
-from caldera.kernels.cuda.copying import copy_calls
-from caldera.kernels.cuda.launch import CudaRunner
+from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.cards import cupy
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
+from caldera.memory.gpus import cupy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -117,7 +117,11 @@ def _bind_start(call: Call) -> Runner:
 
 def _bind_finish(call: Call) -> Runner:
     message, communicator = call.node.attrs["message"], communicator_of(call)
-    flight, source, target = Flight.of(communicator, message), call.inputs[-2], call.outputs[0]
+    flight, source, target = (
+        PendingMessage.of(communicator, message),
+        call.inputs[-2],
+        call.outputs[0],
+    )
     if not _between_cards(communicator, message):
         return CudaRunner([lambda: _back(target, flight.end())])
     moved = address_of(source) != address_of(target)
@@ -156,7 +160,7 @@ def _in_place(node: Node) -> bool:
 _HOW = "through the host"
 TABLE.add(Kernel("all_sum", "cuda", _HOW, _bind_all_sum, workspace=_workspace, capturable=False))
 TABLE.add(Kernel(
-    "collective_start", "cuda", _HOW, _bind_start, workspace=room_for_dense, places=places,
+    "collective_start", "cuda", _HOW, _bind_start, workspace=dense_workspace, places=places,
     capturable=False,
 ))  # fmt: skip
 TABLE.add(Kernel(

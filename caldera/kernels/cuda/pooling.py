@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from caldera.graph.node import Node
 from caldera.graph.ops.epilogue import max_pool2d_epilogue
-from caldera.kernels.cuda.launch import CudaRunner, Launch
-from caldera.kernels.cuda.operands import divisor
-from caldera.kernels.cuda.source import flags, kernel_source, type_of
-from caldera.kernels.cuda.strided import (
+from caldera.kernels.cuda.codegen.loop_operands import divisor
+from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.strided import (
     index,
     index_type,
     indices,
@@ -22,6 +21,7 @@ from caldera.kernels.cuda.strided import (
     neighbours,
     strides_of,
 )
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
@@ -36,7 +36,7 @@ _BANDS = (4, 2)
 
 @dataclass(frozen=True)
 class _Axis:
-    """The windows along rows or along columns: as the Axis of pool.cuh, with the padding before."""
+    """The windows along rows or columns: the Axis of pooling.cuh, with the padding before."""
 
     size: int
     stride: int
@@ -89,7 +89,7 @@ def _launch(
     adjoint: bool,
     bias: Array | None = None,
 ) -> Runner:
-    """A function of pool.cuh on these arrays, the last `outputs` of which it writes; a bias is
+    """A function of pooling.cuh on these arrays, the last `outputs` of which it writes; a bias is
     added to the first of these."""
     written, read = arrays[-outputs], arrays[0]
     if written.size == 0:
@@ -121,11 +121,12 @@ def _launch(
     integer = index_type(large)
     given = [*names, *(f"p{i}" for i in range(len(arrays))), "in"]
     if node.op is max_pool2d_epilogue:
-        kind = f"Ending<{flags(bool(biases), node.attrs['activated'])}, {type_of(read)}, {integer}>"
+        applied = flags(bool(biases), node.attrs["activated"])
+        kind = f"PoolEpilogue<{applied}, {type_of(read)}, {integer}>"
         pointers += [f"const {type_of(each)}* bias" for each in biases]
         given.append(f"{kind}{{bias, step}}" if biases else f"{kind}{{}}")
     source = kernel_source(
-        "pool_adjoints.cuh" if adjoint else "pool.cuh", f"{function}_pixels", _THREADS,
+        "pooling_backward.cuh" if adjoint else "pooling.cuh", f"{function}_pixels", _THREADS,
         [*pointers, *(f"Pixels<{integer}> p{i}" for i in range(len(arrays))),
          f"Windows<{integer}> in", *(f"{integer} step" for _ in biases)],
         f"{function}<{kinds}, {bands}>({', '.join(given)});",

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 from functools import cache, partial
 
-from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.elements import STORED
-from caldera.kernels.cuda.launch import CudaRunner, Launch
-from caldera.kernels.cuda.walk import axes_of, blocks_for, element_strides, merged, walk
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.merged_axes import (
+    axes_of,
+    blocks_for,
+    element_strides,
+    merged,
+    walk,
+)
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256

@@ -7,9 +7,9 @@ from functools import cache
 from math import prod
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.elements import STORED
-from caldera.kernels.cuda.launch import Argument, CudaRunner, Launch
-from caldera.kernels.cuda.walk import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 TILE = 2048

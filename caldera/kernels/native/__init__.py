@@ -4,25 +4,10 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native import (
-    attention,
-    batchnorm,
-    convolution,
-    copying,
-    crossentropy,
-    elementwise,
-    fourier,
-    fused,
-    groupnorm,
-    indexing,
-    layernorm,
-    pooling,
-    position,
-    product,
-    random,
-    reduction,
-    response,
-    small_product,
-    softmax,
-    winograd,
-)
+from caldera.kernels.native import attention, convolution, indexing, movement, pooling, random
+from caldera.kernels.native.convolution import fourier, winograd
+from caldera.kernels.native.elementwise import fused, loop
+from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
+from caldera.kernels.native.product import gemm, small
+from caldera.kernels.native.reduction import argmax, reduce
+from caldera.kernels.native.softmax import cross_entropy, softmax

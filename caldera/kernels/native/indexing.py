@@ -15,9 +15,8 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.copying import copy_calls
-from caldera.kernels.native.emit import (
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
     F32,
     F64,
     I8,
@@ -29,7 +28,8 @@ from caldera.kernels.native.emit import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64

@@ -16,8 +16,8 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.config import settings
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.emit import (
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
     F32,
     F64,
     I8,
@@ -31,8 +31,8 @@ from caldera.kernels.native.emit import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.half import load_wide, store_narrow
-from caldera.kernels.native.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.half import load_wide, store_narrow
+from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 WORTH_SPLITTING = 1 << 14

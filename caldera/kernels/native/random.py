@@ -6,9 +6,8 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.copying import copying, transposed
-from caldera.kernels.native.emit import (
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
     F32,
     F64,
     I32,
@@ -19,7 +18,8 @@ from caldera.kernels.native.emit import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.movement import copying, transposed
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
 

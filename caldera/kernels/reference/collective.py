@@ -6,12 +6,12 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.graph.ops.collective import Number
-from caldera.kernels.collective import (
-    Flight,
+from caldera.kernels.common.collective import (
+    PendingMessage,
     communicator_of,
+    dense_workspace,
     packing,
     places,
-    room_for_dense,
     starting,
     unused,
     values_of,
@@ -56,7 +56,7 @@ def _bind_start(call: Call) -> Runner:
 
 
 def _bind_finish(call: Call) -> Runner:
-    flight = Flight.of(communicator_of(call), call.node.attrs["message"])
+    flight = PendingMessage.of(communicator_of(call), call.node.attrs["message"])
     target = call.outputs[0]
     if np.shares_memory(call.inputs[-2], target):
         return flight.end
@@ -73,7 +73,8 @@ def _in_place(node: Node) -> bool:
 
 TABLE.add(Kernel("all_sum", "cpu", "communicator", _bind_all_sum))
 TABLE.add(Kernel(
-    "collective_start", "cpu", "communicator", _bind_start, workspace=room_for_dense, places=places,
+    "collective_start", "cpu", "communicator", _bind_start,
+    workspace=dense_workspace, places=places,
 ))  # fmt: skip
 TABLE.add(Kernel("collective_finish", "cpu", "communicator", _bind_finish, in_place=_in_place))
 TABLE.add(Kernel("turn", "cpu", "order alone", _bind_turn))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from caldera.kernels.reference.registry import by_parts
+from caldera.kernels.reference.registry import by_decomposition
 
-by_parts("matmul_epilogue")
-by_parts("scaled_dot_product_attention")
-by_parts("scaled_dot_product_attention_grad")
+by_decomposition("matmul_epilogue")
+by_decomposition("scaled_dot_product_attention")
+by_decomposition("scaled_dot_product_attention_grad")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.order import Order
+from caldera.graph.memory_format import Order
 from caldera.kernels.reference.registry import reference
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape

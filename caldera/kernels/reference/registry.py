@@ -34,7 +34,7 @@ def reference(name: str) -> Callable[[Function], Function]:
     return register
 
 
-def by_parts(name: str) -> None:
+def by_decomposition(name: str) -> None:
     """Register a kernel that interprets a composite op's decomposition.
 
     It serves where the op has a kernel of its own that cannot run every node.

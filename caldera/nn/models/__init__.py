@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from caldera.nn.models.alexnet import alexnet
+from caldera.nn.models.classic import lenet5, mlp
 from caldera.nn.models.googlenet import GoogLeNet, googlenet
 from caldera.nn.models.gpt import GPT, gpt
 from caldera.nn.models.inception3 import Inception3, inception3
-from caldera.nn.models.plain import lenet5, mlp
+from caldera.nn.models.lstm import lstm_classifier
 from caldera.nn.models.resnet import (
     PaddedShortcut,
     resnet18,
@@ -15,7 +16,6 @@ from caldera.nn.models.resnet import (
     resnet50,
     resnet56,
 )
-from caldera.nn.models.sequence import lstm_classifier
 from caldera.nn.models.torchvision import load_torchvision, torchvision_names
 from caldera.nn.models.vgg import vgg16
 

@@ -10,10 +10,10 @@ import numpy as np
 from caldera.lazy import Expr
 from caldera.nn.activations import ReLU
 from caldera.nn.basic import Sequential
-from caldera.nn.context import context
 from caldera.nn.convolution import Conv2D
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import BatchNorm
+from caldera.nn.tracing import context
 
 # The means and deviations of ImageNet's channels, and those with which Google's weights were made.
 _MEANS, _DEVIATIONS = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

@@ -16,8 +16,8 @@ from caldera.io import load_safetensors
 from caldera.lazy import Variable
 from caldera.nn.attention import MultiHeadAttention
 from caldera.nn.basic import Dense
+from caldera.nn.inspection import network, sample_input
 from caldera.nn.layer import Layer
-from caldera.nn.outline import network, sample_input
 from caldera.nn.recurrent import Recurrent
 
 _RECURRENT = {

@@ -12,11 +12,10 @@ from caldera.onnx.operators import (
     control,
     convolution,
     detection,
-    functions,
     indexing,
-    learning,
     logic,
     loss,
+    ml_and_training,
     movement,
     normalisation,
     pooling,
@@ -30,6 +29,7 @@ from caldera.onnx.operators import (
     shape,
     signal,
     text,
+    unary,
 )
 from caldera.onnx.operators.registry import OPERATORS
 

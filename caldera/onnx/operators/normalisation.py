@@ -10,7 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
-from caldera.nn.context import context
+from caldera.nn.tracing import context
 from caldera.onnx.dtypes import dtype_of
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, known

@@ -103,7 +103,7 @@ def _add(
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class CallContext:
     """What a translator may ask for besides inputs and attributes."""
 
     opset: int
@@ -112,7 +112,7 @@ class Circumstances:
 
 
 def apply(
-    found: Operator, inputs: Sequence[Value], attributes: Mapping[str, Any], now: Circumstances
+    found: Operator, inputs: Sequence[Value], attributes: Mapping[str, Any], now: CallContext
 ) -> tuple[tuple[Value, ...], bool]:
     """The outputs of an operator, and whether NumPy computed them."""
     unknown = sorted(set(attributes) - found.attributes)

@@ -9,10 +9,10 @@ from typing import Any
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.nn.context import trace
+from caldera.nn.tracing import trace
 from caldera.onnx.library import helper, onnx
 from caldera.onnx.reading.files import LARGEST_FILE
-from caldera.onnx.writing.pairs import FIRST, SECOND, Pair
+from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
 from caldera.train.step import named_outputs

@@ -12,7 +12,7 @@ from caldera.errors import ConfigError
 from caldera.graph.node import describe
 from caldera.onnx.dtypes import NUMBERS
 from caldera.onnx.library import helper, numpy_helper
-from caldera.onnx.writing.pairs import Pair, Samples, Size, in_order
+from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order
 from caldera.onnx.writing.rules import RULES
 from caldera.tensor.dtype import DType
 

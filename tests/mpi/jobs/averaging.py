@@ -11,7 +11,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)
@@ -45,7 +45,7 @@ def said(name: str) -> None:
 
 
 def main(folder: Path) -> None:
-    expected, alone = trained(Alone())
+    expected, alone = trained(SingleProcessStrategy())
     found, history = trained(parallel.LocalSGD(every=1))
     for key, value in values(found).items():
         np.testing.assert_allclose(value, values(expected)[key], rtol=1e-12, atol=1e-12)
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
         said(f"{name} goes on to the bit")
     ensemble = parallel.Ensemble()
     member, _ = trained(ensemble)
-    expected, _ = trained(Alone(), seed=everyone.rank)
+    expected, _ = trained(SingleProcessStrategy(), seed=everyone.rank)
     for key, value in values(member).items():
         assert value.tobytes() == values(expected)[key].tobytes(), key
     means = everyone.gather_objects(ensemble.predict(member, x).tolist())

@@ -13,7 +13,7 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.comm import world
 from caldera.parallel import DataParallel, Hybrid, PipelineParallel
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 WIDE = 1500
@@ -38,7 +38,7 @@ def trained(strategy: Strategy, **how: Any) -> tuple[dict[str, np.ndarray], cd.H
 
 def main(folder: Path) -> None:
     everyone = world()
-    expected, alone = trained(Alone(), epochs=2)
+    expected, alone = trained(SingleProcessStrategy(), epochs=2)
     cuts = ["2-Dropout", "3-ReLU", "5-Dense"]
     strategies = {
         "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),

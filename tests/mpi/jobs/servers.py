@@ -9,7 +9,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)
@@ -43,7 +43,7 @@ def main() -> None:
         statistics = name == "synchronous"
         found, history = trained(strategy, statistics=statistics)
         if name in ("synchronous", "bound 0"):
-            expected, alone = trained(Alone(), statistics=statistics)
+            expected, alone = trained(SingleProcessStrategy(), statistics=statistics)
             for key, value in found.items():
                 np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12)
             np.testing.assert_allclose(history["val_loss"], alone["val_loss"], rtol=1e-12)

@@ -11,7 +11,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import MpiCommunicator, RankLostError, world
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 EPOCHS = 3
 generator = np.random.default_rng(1)
@@ -43,7 +43,7 @@ def main() -> None:
             break
         except RankLostError:
             everyone = everyone.Shrink()
-    expected = trained(Alone())
+    expected = trained(SingleProcessStrategy())
     for mine, other in zip(found.parameters(), expected.parameters(), strict=True):
         np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-12, atol=1e-12)
     print(f"rank {everyone.rank} of {everyone.size} has what one process has", flush=True)

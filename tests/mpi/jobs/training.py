@@ -12,7 +12,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
-from caldera.strategy import Alone, Strategy
+from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)
@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Strategy | None]]] = {
 
 def main(folder: Path, family: str) -> None:
     everyone = world()
-    expected, alone = trained(Alone(), verbose=0)
+    expected, alone = trained(SingleProcessStrategy(), verbose=0)
     for name, make in FAMILIES[family].items():
         found, history = trained(make(), checkpoint=folder / name)
         assert found.keys() == expected.keys()

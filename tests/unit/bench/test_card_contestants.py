@@ -7,13 +7,13 @@ import pytest
 from caldera.bench.card_contestants import CARD_PEERS, card_contestants
 from caldera.bench.contestants import Contestant
 from caldera.bench.precision import PRECISIONS, is_as_strict
-from caldera.bench.work import WORK, TrainingCase
+from caldera.bench.workloads import WORKLOADS, TrainingCase
 
-NETWORKS = [name for name in WORK if WORK[name].is_training]
+NETWORKS = [name for name in WORKLOADS if WORKLOADS[name].is_training]
 
 
 def _case(work: str) -> TrainingCase:
-    case = WORK[work].cases[0]
+    case = WORKLOADS[work].cases[0]
     assert isinstance(case, TrainingCase)
     return case.on("cuda")
 
@@ -86,7 +86,7 @@ def test_every_option_says_where_and_in_which_precision(work: str) -> None:
 
 @pytest.mark.parametrize("work", NETWORKS)
 def test_every_network_has_precisions_and_whole_batches_on_a_card(work: str) -> None:
-    for case in WORK[work].cases:
+    for case in WORKLOADS[work].cases:
         assert isinstance(case, TrainingCase)
         there = case.on("cuda")
         assert set(there.precisions) <= set(PRECISIONS)
@@ -98,8 +98,8 @@ def test_every_network_has_precisions_and_whole_batches_on_a_card(work: str) -> 
 
 def test_large_images_come_in_larger_batches_on_a_card() -> None:
     assert _case("vgg16").batch == 256
-    assert "batch 256" in WORK["vgg16"].description("cuda")
-    assert "batch 16" in WORK["vgg16"].description("cpu")
+    assert "batch 256" in WORKLOADS["vgg16"].description("cuda")
+    assert "batch 16" in WORKLOADS["vgg16"].description("cpu")
 
 
 def test_the_order_of_precisions() -> None:

@@ -17,9 +17,9 @@ from caldera.bench.frameworks.base import Restartable, Task
 from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.frameworks.torch_training import WARM_UP_STEPS, CapturedStep
 from caldera.bench.timing import first_call, timed
-from caldera.bench.work import Rule, TrainingCase
-from caldera.bench.work.networks import _mlp
-from caldera.bench.work.stored import read_batches, write_batches
+from caldera.bench.workloads import Rule, TrainingCase
+from caldera.bench.workloads.batch_files import read_batches, write_batches
+from caldera.bench.workloads.networks import _mlp
 
 CASE = TrainingCase(
     "small", layers=lambda: _mlp(2), batch=4, shape=(784,), rule=Rule("adam", 0.01), card_epoch=16

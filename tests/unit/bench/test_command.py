@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from caldera.bench.options import Options
-from caldera.bench.work import WORK
+from caldera.bench.workloads import WORKLOADS
 from caldera.cli.commands import bench as command
 from caldera.errors import ConfigError
 
@@ -32,7 +32,7 @@ def test_a_card_is_measured_with_limits_and_in_the_precisions_of_each_work() -> 
     assert found.peers == ["torch", "jax"]
     assert found.accuracies == ["strict"]
     assert found.limit == 300
-    cases = [WORK[name].cases[0] for name in found.works]
+    cases = [WORKLOADS[name].cases[0] for name in found.works]
     assert [found.precisions_of(case) for case in cases] == [  # type: ignore[arg-type]
         ("tf32", "float32"), ("bfloat16",),
     ]  # fmt: skip

@@ -9,13 +9,13 @@ import pytest
 
 from caldera.bench import contestants as room
 from caldera.bench.contestants import PEERS, contestants, missing_peers
-from caldera.bench.work import WORK
+from caldera.bench.workloads import WORKLOADS
 
 EVERYBODY = list(PEERS)
 
 
 def _labels(work: str, *, compiler: bool = True) -> list[str]:
-    case = WORK[work].cases[0]
+    case = WORKLOADS[work].cases[0]
     return [
         each.label for each in contestants(case, EVERYBODY, ["strict", "fast"], compiler=compiler)
     ]
@@ -41,7 +41,7 @@ def test_large_networks_have_no_loop_over_steps() -> None:
     assert "jax scan" not in _labels("resnet50")
 
 
-@pytest.mark.parametrize("work", list(WORK))
+@pytest.mark.parametrize("work", list(WORKLOADS))
 def test_the_reference_comes_first_in_everything(work: str) -> None:
     labels = _labels(work)
     assert labels[0].startswith("torch ")
@@ -56,13 +56,13 @@ def test_a_missing_peer_comes_with_the_command_that_installs_it(
     assert missing_peers(EVERYBODY) == {"jax": "pip install jax"}
 
 
-@pytest.mark.parametrize("work", list(WORK))
+@pytest.mark.parametrize("work", list(WORKLOADS))
 def test_cases_have_names_of_their_own_and_quick_ones_are_among_them(work: str) -> None:
-    names = [case.name for case in WORK[work].cases]
+    names = [case.name for case in WORKLOADS[work].cases]
     assert len(set(names)) == len(names)
-    assert {case.name for case in WORK[work].quick} <= set(names)
-    for case in WORK[work].quick:
-        assert WORK[work].case(case.name) == case
+    assert {case.name for case in WORKLOADS[work].quick} <= set(names)
+    for case in WORKLOADS[work].quick:
+        assert WORKLOADS[work].case(case.name) == case
 
 
 def test_importing_the_bench_imports_no_peer() -> None:

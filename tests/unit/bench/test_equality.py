@@ -16,8 +16,8 @@ from caldera.bench.equality import (
     largest_difference,
     relative,
 )
+from caldera.bench.formatting import equality_text
 from caldera.bench.results import Entry
-from caldera.bench.show import equality_text
 
 LIMITS = {"first_loss": 1e-6, "gradients": 1e-4, "float64": 1e-9, "result": 1e-4}
 

@@ -15,7 +15,7 @@ from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import Restartable
 from caldera.bench.precision import TOLERANCES
 from caldera.bench.timing import first_call, timed
-from caldera.bench.work import (
+from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
     FormulaCase,
@@ -25,8 +25,8 @@ from caldera.bench.work import (
     TrainingCase,
     UpdateCase,
 )
-from caldera.bench.work.kernels import _chain
-from caldera.bench.work.networks import _mlp
+from caldera.bench.workloads.kernels import _chain
+from caldera.bench.workloads.networks import _mlp
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "caldera": {"accuracy": "strict"},

@@ -8,8 +8,7 @@ import pytest
 
 from caldera.bench.equality import Equality
 from caldera.bench.results import Entry
-
-from .reports import entry, report
+from tests.unit.bench.reports import entry, report
 
 
 def test_ratios_are_to_the_best_setting_of_each_peer() -> None:

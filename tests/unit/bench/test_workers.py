@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from caldera.bench import slot as slot_module
+from caldera.bench import worker_handle as handle_module
 from caldera.bench.contestants import Contestant
 from caldera.bench.process import WorkerProcess, hello, worker_environment
 from caldera.bench.protocol import WorkerError, from_line, to_line
@@ -150,16 +150,16 @@ def test_a_contestant_has_a_limit_for_all_its_answers(
         made.append(_Process(*given))
         return made[-1]
 
-    monkeypatch.setattr(slot_module, "WorkerProcess", start)
+    monkeypatch.setattr(handle_module, "WorkerProcess", start)
     contestant = Contestant("jax", "jit", {"device": "cuda"}, "tf32")
-    slot = slot_module.Slot(contestant, tmp_path, 1, limit=0.25, data=tmp_path)
-    slot.ask("prepare")
-    assert slot.versions == {"jax": "1"}
-    slot.close()
-    slot.ask("train")
+    handle = handle_module.WorkerHandle(contestant, tmp_path, 1, limit=0.25, data=tmp_path)
+    handle.ask("prepare")
+    assert handle.versions == {"jax": "1"}
+    handle.close()
+    handle.ask("train")
     assert made[0].allowed[0] == pytest.approx(0.25)
     assert made[0].allowed[1] < 0.16
     # Real data may take as long as they take.
     assert made[1].allowed[1] > 1000
     with pytest.raises(WorkerError, match=r"jax jit, tf32: expected everything within 0 s"):
-        slot.ask("measure")
+        handle.ask("measure")

@@ -12,8 +12,7 @@ from caldera.bench.equality import Equality
 from caldera.bench.page import page
 from caldera.bench.results import Report
 from caldera.bench.table import plain_lines, print_report
-
-from .reports import entry, report
+from tests.unit.bench.reports import entry, report
 
 VOID = {"meta", "br"}
 

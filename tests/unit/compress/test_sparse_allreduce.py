@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import caldera as cd
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.compress import Link, SparseVector, predicted_seconds, sparse_allreduce
-from caldera.compress.codes import Levels
-from caldera.compress.draws import Chance
-from caldera.compress.sparse import ALGORITHMS, Coding, sum_sparse
+from caldera.compress.codecs import QsgdCodec
+from caldera.compress.random_stream import RandomStream
+from caldera.compress.sparse import ALGORITHMS, SparseCodec, sum_sparse
 from caldera.compress.sparse.cost import fastest
 
 NAMES = list(ALGORITHMS)
@@ -92,7 +92,7 @@ def _quantised(algorithm: str, vectors: np.ndarray) -> tuple[list[np.ndarray], n
 
     def work(comm: Communicator) -> np.ndarray:
         mine = SparseVector.of(vectors[comm.rank])
-        coding = Coding(Levels(4), Chance(1, 2, "w"), comm.rank, kept[comm.rank])
+        coding = SparseCodec(QsgdCodec(4), RandomStream(1, 2, "w"), comm.rank, kept[comm.rank])
         total = sum_sparse(mine, comm, coding, mine.places.size, algorithm)
         return total if isinstance(total, np.ndarray) else total.dense()
 

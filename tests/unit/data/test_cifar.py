@@ -124,7 +124,7 @@ def test_an_archive_is_unpacked_once(
     archive.write_bytes(tar(pictures(), "xz"))
     check_pictures(data.cifar10(archive))
     with monkeypatch.context() as no_unpacking:
-        no_unpacking.setattr("caldera.data.cifar_files.archive_members", None)
+        no_unpacking.setattr("caldera.data.datasets.cifar.archive_members", None)
         check_pictures(data.cifar10(archive))
     (kept,) = (cache / "data").iterdir()
     content = bytearray(kept.read_bytes())

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data import cifar_files, mnist_files
-from caldera.data.download import Published, download
-from caldera.data.places import replaced
+from caldera.data.datasets import cifar, mnist
+from caldera.data.datasets.dataset_cache import replaced
+from caldera.data.datasets.download import PublishedFile, download
 from caldera.errors import DataError
 from tests.unit.data.files import idx, tar
 from tests.unit.data.test_cifar import binary10, check_binary
@@ -59,8 +59,8 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-def published(name: str, content: bytes) -> Published:
-    return Published(name, len(content), hashlib.sha256(content).hexdigest())
+def published(name: str, content: bytes) -> PublishedFile:
+    return PublishedFile(name, len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_a_file_is_fetched_and_kept(server: Server, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_mnist_is_downloaded_once(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = {}
-    for key, file in mnist_files.FILES.items():
+    for key, file in mnist.FILES.items():
         array = np.zeros((2, 3, 3)) if "images" in key else np.arange(2)
         contents[key] = gzip.compress(idx(array))
         server.files["/" + file.name] = contents[key]
-    monkeypatch.setattr(mnist_files, "MIRRORS", (server.url,))
-    files = {key: published(f.name, contents[key]) for key, f in mnist_files.FILES.items()}
-    monkeypatch.setattr(mnist_files, "FILES", files)
+    monkeypatch.setattr(mnist, "MIRRORS", (server.url,))
+    files = {key: published(f.name, contents[key]) for key, f in mnist.FILES.items()}
+    monkeypatch.setattr(mnist, "FILES", files)
     assert data.mnist().shape == (1, 3, 3)
     assert len(server.asked) == 4
     assert data.mnist().shape == (1, 3, 3)
@@ -124,11 +124,11 @@ def test_mnist_is_downloaded_once(
 
 def test_cifar_is_downloaded_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tar({f"cifar-10-batches-bin/{name}": each for name, each in binary10().items()})
-    name = cifar_files._CIFAR10.archive.name
+    name = cifar._CIFAR10.archive.name
     server.files["/" + name] = content
-    monkeypatch.setattr(cifar_files, "MIRRORS", (server.url,))
-    form = replace(cifar_files._CIFAR10, archive=published(name, content))
-    monkeypatch.setattr(cifar_files, "_CIFAR10", form)
+    monkeypatch.setattr(cifar, "MIRRORS", (server.url,))
+    form = replace(cifar._CIFAR10, archive=published(name, content))
+    monkeypatch.setattr(cifar, "_CIFAR10", form)
     check_binary(data.cifar10())
     check_binary(data.cifar10())
     assert server.asked == ["/" + name]

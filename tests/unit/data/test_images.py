@@ -14,7 +14,7 @@ from PIL import Image
 
 import caldera as cd
 from caldera import data
-from caldera.data.decode import Decoder, Size
+from caldera.data.transforms.decode import Decoder, Size
 from caldera.errors import ConfigError, DataError
 from tests.unit.data.files import picture, survives_damage
 

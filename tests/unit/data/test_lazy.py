@@ -10,8 +10,8 @@ import pytest
 import caldera as cd
 from caldera import data, op
 from caldera.data import ArrayData, Draw, Loader, Share
-from caldera.data.draw import LazyDraw
-from caldera.data.stage import Stages
+from caldera.data.random_draws import LazyDraw
+from caldera.data.transforms.stage import Stages
 
 
 def lazily(stages: Any, arrays: tuple[np.ndarray, ...], draw: Draw) -> list[np.ndarray]:

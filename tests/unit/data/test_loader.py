@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera import data
-from caldera.data.draw import permutation
+from caldera.data.random_draws import permutation
 from caldera.errors import CheckpointError, ConfigError, DataError
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.placing import places_of
-from caldera.data.tuner import Setting
+from caldera.data.loading.device_stages import device_splits
+from caldera.data.loading.tuner import Setting
 from caldera.errors import ConfigError, DataError, ShapeError
 
 STAGES = [
@@ -310,13 +310,13 @@ def test_slow_stages_get_workers_and_keep_them() -> None:
 def test_stages_that_have_expressions_may_run_on_a_device() -> None:
     own = [lambda x, draw: x]
     late = [data.Mirror(), data.Crop(6)]
-    assert places_of(data.Pipeline(images(), [*own, *late])) == (1, 3, None)
-    assert places_of(data.Pipeline(images(), [*late, data.Normalise(0.5, 1.0)])) == (0, 2, None)
-    assert places_of(data.Pipeline(images(), [*late, *own])) == (3, None)
-    assert places_of(data.Pipeline(images())) == (0, None)
+    assert device_splits(data.Pipeline(images(), [*own, *late])) == (1, 3, None)
+    assert device_splits(data.Pipeline(images(), [*late, data.Normalise(0.5, 1.0)])) == (0, 2, None)
+    assert device_splits(data.Pipeline(images(), [*late, *own])) == (3, None)
+    assert device_splits(data.Pipeline(images())) == (0, None)
     floats = np.zeros((4, 3), np.float32)
-    assert places_of(data.Pipeline(floats)) == (None,)
-    assert places_of(data.Pipeline(floats, own)) == (None,)
+    assert device_splits(data.Pipeline(floats)) == (None,)
+    assert device_splits(data.Pipeline(floats, own)) == (None,)
 
 
 def test_a_batch_that_is_not_finished_says_what_is_left() -> None:

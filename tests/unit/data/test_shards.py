@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.draw import block_permutation
+from caldera.data.random_draws import block_permutation
 from caldera.errors import ConfigError, DataError, IndexingError
 from tests.unit.data.files import picture
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
-from caldera.data import making
-from caldera.data.tuner import MOST_WORKERS, Cost, Setting, Tuner
+from caldera.data.loading import prefetch as making
+from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
 
 
 @dataclass
@@ -129,13 +129,13 @@ def test_a_container_has_less_memory_than_its_machine(
 ) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(making, "_LIMITS", (str(tmp_path / "none"), str(limit)))
-    everything = making.memory_for_batches()
+    everything = making.prefetch_memory()
     limit.write_text("max\n")
-    assert making.memory_for_batches() == everything
+    assert making.prefetch_memory() == everything
     limit.write_text("8000000\n")
-    assert making.memory_for_batches() == 1_000_000
+    assert making.prefetch_memory() == 1_000_000
     with cd.settings.override(memory_limit=16_000_000):
-        assert making.memory_for_batches() == 2_000_000
+        assert making.prefetch_memory() == 2_000_000
 
 
 def test_stages_move_to_where_they_are_faster() -> None:

@@ -17,12 +17,12 @@ import caldera as cd
 from caldera import op
 from caldera.errors import ShapeError
 from caldera.graph.body import Body
+from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec, Symbol, describe, intern
 from caldera.graph.opdef import OPS, item
 from caldera.graph.ops.elementwise import add, exp, mul, sub
 from caldera.graph.ops.leaf import constant, input_
 from caldera.graph.ops.movement import arrange, split, transpose
-from caldera.graph.order import NHWC
 from caldera.kernels.reference import evaluate
 from caldera.tensor.dtype import bool_, float32, float64, int64
 

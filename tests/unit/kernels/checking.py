@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.control import items
-from caldera.graph.order import NHWC, laid_out
 from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel
 from caldera.passes.layout import IMAGES, layout
 from caldera.tensor.dtype import bool_, is_float
-from tests.unit.kernels.guarded import guarded
+from tests.unit.kernels.guard_pages import guarded
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 
 from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.onnx import Backend
-
-from .files import declared, made
+from tests.unit.onnx.files import declared, made
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -13,8 +13,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError
-
-from .files import by_onnxruntime
+from tests.unit.onnx.files import by_onnxruntime
 
 
 class Written(cd.Model):

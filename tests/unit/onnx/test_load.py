@@ -12,8 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError, DataError, DtypeError
-
-from .files import by_onnxruntime, declared, made, written
+from tests.unit.onnx.files import by_onnxruntime, declared, made, written
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -13,8 +13,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn
-
-from .files import by_onnxruntime
+from tests.unit.onnx.files import by_onnxruntime
 
 models = nn.models
 ZOO: dict[str, Callable[[], list[nn.Layer]]] = {

@@ -13,7 +13,7 @@ import caldera as cd
 from caldera import optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.parallel import DataParallel, Hybrid, PipelineParallel, Sharded, TensorParallel
-from caldera.train.folder import CheckpointFolder
+from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
     alone,

@@ -15,7 +15,7 @@ from caldera.errors import CommError, NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.parallel import DataParallel, Sharded
 from caldera.strategy import Strategy
-from caldera.train.folder import CheckpointFolder
+from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
 
 

@@ -11,12 +11,12 @@ import caldera as cd
 from caldera import nn, op, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.graph.node import Node
-from caldera.graph.ops.collective import Message, gathered, next_number, summed
+from caldera.graph.ops.collective import Message, all_gather_flat, all_reduce, next_number
 from caldera.graph.program import Program
 from caldera.graph.verify import verify
 from caldera.lazy import Expr
 from caldera.parallel import DataParallel, Sharded
-from caldera.parallel.agreement import messages
+from caldera.parallel.consistency import messages
 from caldera.passes.collectives import collectives
 from caldera.strategy import Strategy
 from caldera.train.fit import make_steps
@@ -144,7 +144,7 @@ def test_small_sums_that_do_not_depend_on_each_other_share_a_message() -> None:
 def test_equal_values_are_still_messages_of_their_own() -> None:
     """On another rank they may differ, and it would wait."""
     x = op.input("x", (5,))
-    several = [summed([x.node], Message("sum", "data", next_number()))[0] for _ in range(3)]
+    several = [all_reduce([x.node], Message("sum", "data", next_number()))[0] for _ in range(3)]
     assert len(_written([Expr(node) for node in several])) == 3
 
 
@@ -153,7 +153,7 @@ def test_nothing_that_others_wait_for_is_left_out() -> None:
     comm = _two_ranks()
     part = op.var("part", (6,))
     message = Message("gather", "data", next_number(), ranks=2)
-    (weight,) = gathered([part.node], [(3, 4)], message)
+    (weight,) = all_gather_flat([part.node], [(3, 4)], message)
     loss = op.sum(op.input("x", (0, 3)) @ Expr(weight))
     assert messages(cd.compile(op.all_sum(loss), communicator=comm)) == [
         "gather along data of (6,) float32", "sum along data of () float32",

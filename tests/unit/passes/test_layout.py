@@ -10,8 +10,8 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
+from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node
-from caldera.graph.order import NHWC
 from caldera.graph.program import Program, program_of
 from caldera.graph.verify import verify
 from caldera.kernels.table import TABLE

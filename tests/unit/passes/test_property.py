@@ -15,8 +15,8 @@ from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM
 from caldera.graph.program import Program
 from caldera.graph.verify import verify
-from caldera.kernels.native import reduction
-from caldera.kernels.native.loop import sizes
+from caldera.kernels.native.elementwise import widths
+from caldera.kernels.native.reduction import reduce
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import device
@@ -132,9 +132,9 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Fused loops in one piece, and shared by several workers."""
     if request.param == "small":
         for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
-            monkeypatch.setattr(sizes, name, 2)
+            monkeypatch.setattr(widths, name, 2)
         for name in ("STRETCH", "ROWS"):
-            monkeypatch.setattr(reduction, name, 2)
+            monkeypatch.setattr(reduce, name, 2)
     return
 
 

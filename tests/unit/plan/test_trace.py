@@ -13,7 +13,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError
-from caldera.kernels.native.program import NativeRunner
+from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.plan.timeline import arena_in_use
 
 Event = dict[str, Any]

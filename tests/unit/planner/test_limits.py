@@ -8,15 +8,20 @@ import pytest
 
 from caldera import compress
 from caldera.planner import Cluster, Setting, Wire
-from caldera.planner.coding import Coded, Work
-from caldera.planner.collectives import ALGORITHMS, Cost, allreduce
-from caldera.planner.loose import ENSEMBLE
-from caldera.planner.mixes import FILL_DRAIN, ONE_F_ONE_B, Mix, mixed
+from caldera.planner.asynchronous_cost import ENSEMBLE
+from caldera.planner.collective_cost import ALGORITHMS, Cost, allreduce
+from caldera.planner.compression_cost import CodecCost, CodecSeconds
+from caldera.planner.hybrid_cost import FILL_DRAIN, ONE_F_ONE_B, HybridConfig, mixed
+from caldera.planner.overlap import (
+    BucketCost,
+    overlapped_sends,
+    pieces,
+    prefetched_and_sent,
+    waited_for,
+)
 from caldera.planner.ranking import all_ways
 from caldera.planner.stages import cut
-from caldera.planner.timeline import Piece, fetched_and_sent, pieces, sent_behind, waited_for
-
-from .made import MEGABYTE, free, layer, setting, workload
+from tests.unit.planner.examples import MEGABYTE, free, layer, setting, workload
 
 RANKS = (2, 3, 4, 8, 64)
 
@@ -67,31 +72,31 @@ def test_nothing_is_sent_by_an_ensemble() -> None:
 
 
 def test_what_can_be_hidden_is_the_shorter_of_exchange_and_backward_pass() -> None:
-    work = [Piece(0.001, 1.0)] * 1000
+    work = [BucketCost(0.001, 1.0)] * 1000
     for each in (0.0002, 0.001, 0.004):
         exchange, backward = 1000 * each, 1.0
-        whole = sent_behind(work, lambda nbytes, each=each: Cost(each))  # type: ignore[misc]
+        whole = overlapped_sends(work, lambda nbytes, each=each: Cost(each))  # type: ignore[misc]
         hidden = exchange + backward - whole
         assert hidden <= min(exchange, backward) + 1e-9
         assert hidden == pytest.approx(min(exchange, backward), rel=0.01)
 
 
 def test_one_message_at_the_end_hides_nothing() -> None:
-    assert sent_behind([Piece(1.0, 1.0)], lambda nbytes: Cost(0.5)) == 1.5
+    assert overlapped_sends([BucketCost(1.0, 1.0)], lambda nbytes: Cost(0.5)) == 1.5
 
 
 def test_a_piece_waits_for_its_message() -> None:
-    work = [Piece(1.0, 1.0), Piece(1.0, 1.0), Piece(1.0, 1.0)]
+    work = [BucketCost(1.0, 1.0), BucketCost(1.0, 1.0), BucketCost(1.0, 1.0)]
     assert waited_for(work, lambda nbytes: Cost(2.0)) == 7.0
-    assert fetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost()) == 7.0
+    assert prefetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost()) == 7.0
     # Each scatter goes between two gathers.
-    assert fetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost(1.0)) == 9.0
+    assert prefetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost(1.0)) == 9.0
 
 
 def test_layers_fill_messages_in_their_order() -> None:
     layers = [layer("a", 0.25, 3), layer("b", 0.25, 3), layer("c", 0.5, 1)]
     found = pieces(layers, 8.0, most_bytes=5)
-    assert found == [Piece(4.0, 6), Piece(4.0, 1)]
+    assert found == [BucketCost(4.0, 6), BucketCost(4.0, 1)]
 
 
 # --- machines
@@ -132,7 +137,7 @@ def test_within_a_machine_messages_take_a_core() -> None:
 
 
 def test_encoding_takes_a_core_whatever_carries_the_message() -> None:
-    code = Coded(compress.QSGD(bits=4), few=Work(2, 1e-9), many=Work(8, 1e-9))
+    code = CodecCost(compress.QSGD(bits=4), few=CodecSeconds(2, 1e-9), many=CodecSeconds(8, 1e-9))
     spare = replace(free(4), codes={"QSGD, 4 bits": code})
     full = replace(spare, cluster=replace(spare.cluster, at_full_speed=1.0))
     whole = 1e-9 * spare.workload.trained / spare.workload.value
@@ -155,7 +160,7 @@ def test_adding_up_may_take_longer_than_the_link() -> None:
 def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
     given = free(stages, batch=256)
     for schedule in (ONE_F_ONE_B, FILL_DRAIN):
-        mix = Mix(pipeline=stages, micro=micro, schedule=schedule)
+        mix = HybridConfig(pipeline=stages, micro=micro, schedule=schedule)
         found = mixed(given, mix)
         share = (stages - 1) / (micro + stages - 1)
         assert mix.bubble == pytest.approx(share)
@@ -165,7 +170,7 @@ def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
 def test_1f1b_keeps_as_many_micro_batches_as_stages() -> None:
     given = free(4, batch=64)
     kept, all_of_them = (
-        mixed(given, Mix(pipeline=4, micro=32, schedule=schedule)).memory
+        mixed(given, HybridConfig(pipeline=4, micro=32, schedule=schedule)).memory
         for schedule in (ONE_F_ONE_B, FILL_DRAIN)
     )
     sample = given.workload.activations / 4
@@ -186,7 +191,7 @@ def test_stages_are_balanced_and_leave_nothing_out() -> None:
 
 def test_split_layers_share_parameters_and_send_activations() -> None:
     given = setting(4, latency=0.0, batch=16, work=workload(layers=4))
-    found = mixed(given, Mix(model=4))
+    found = mixed(given, HybridConfig(model=4))
     # Two pairs of layers, each with a sum forward and one backward of 1 kB a sample.
     assert found.sent == pytest.approx(4 * 2 * 3 / 4 * 16e3)
     assert found.computing == pytest.approx(given.alone() / 4)
@@ -198,6 +203,8 @@ def test_a_layer_with_few_units_stays_whole() -> None:
     given = setting(8, work=workload(layers=4))
     narrow = (*given.workload.layers[:3], layer("last", 0.25, MEGABYTE, units=2))
     work = type(given.workload)("made", narrow, 1e9, 0, activations=1e5, room=0)
-    found = mixed(setting(8, work=work), Mix(model=8))
+    found = mixed(setting(8, work=work), HybridConfig(model=8))
     assert found.computing == pytest.approx(given.alone() * (0.75 / 8 + 0.25))
-    assert mixed(setting(128, work=work), Mix(model=128)).refused.startswith("no layer has more")
+    assert mixed(setting(128, work=work), HybridConfig(model=128)).refused.startswith(
+        "no layer has more"
+    )

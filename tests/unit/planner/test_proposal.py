@@ -13,13 +13,12 @@ from caldera import nn, parallel
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.planner import Compute, Proposal, Wire, measured_wire, workload_of
+from caldera.planner.build import build_strategy
 from caldera.planner.compute import measured
-from caldera.planner.making import strategy_of
-from caldera.planner.mixes import HYBRID, PIPELINE
+from caldera.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
+from caldera.planner.hybrid_cost import HYBRID, PIPELINE
 from caldera.planner.ranking import all_ways
-from caldera.planner.spread import COMPRESSED, DATA, SHARDED
-
-from .made import setting
+from tests.unit.planner.examples import setting
 
 SLOW, QUICK = "100Mb", "100Gb"
 WIDE = 2048
@@ -194,14 +193,14 @@ def test_every_way_that_has_a_strategy_makes_it() -> None:
     }  # fmt: skip
 
     def made(comm: Communicator) -> list[str]:
-        return [type(strategy_of(way, 4, comm)).__name__ for way in chosen]
+        return [type(build_strategy(way, 4, comm)).__name__ for way in chosen]
 
     assert run_virtual_ranks(4, made)[0] == [way.maker[0] for way in chosen]
 
 
 def test_one_rank_trains_alone() -> None:
     found = proposal(ranks=1)
-    assert found.strategy().several is False
+    assert found.strategy().is_distributed is False
     assert found.ranking().best.prediction.sent == 0
 
 

@@ -10,8 +10,7 @@ from PIL import Image
 import caldera as cd
 from caldera.report import page
 from tests.browser import Browser
-
-from .conftest import written
+from tests.unit.report.conftest import written
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import caldera as cd
+from caldera.draw.theme import DARK, LIGHT
 from caldera.errors import DataError
+from caldera.plain_data import to_plain
 from caldera.report import page
-from caldera.report.colours import DARK, LIGHT
 from caldera.report.graph import trusted
-from caldera.train.plain import to_plain
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
 PARTS = ("curves", "predictions", "network", "graph", "time", "memory", "settings")

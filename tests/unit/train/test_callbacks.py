@@ -11,9 +11,9 @@ import pytest
 
 from caldera.errors import ConfigError
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
-from caldera.train.history import History
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
+from caldera.train.tracking.history import History
 from tests.unit.train.small import classifier, points, same_bits, values
 
 

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from caldera.errors import ConfigError
-from caldera.train.history import History
 from caldera.train.progress import LINE_EVERY_S, LIVE_EVERY_S, Progress
+from caldera.train.tracking.history import History
 from tests.unit.train.small import classifier, points
 
 
-class Totals:
+class MetricTotals:
     """Counts how often somebody asks for the results, which are there `late` questions later."""
 
     def __init__(self, late: int = 0) -> None:
@@ -23,7 +23,7 @@ class Totals:
         self.late = late
         self.missing = 0
 
-    def begin_read(self) -> Totals:
+    def begin_read(self) -> MetricTotals:
         self.asked += 1
         self.missing = self.late
         return self
@@ -54,7 +54,7 @@ class Rehearsal:
         self, *, epochs: int = 2, batches: int | None = 100, step_s: float = 0.001, late: int = 0
     ) -> None:
         self.clock = Clock()
-        self.totals = Totals(late)
+        self.totals = MetricTotals(late)
         self.steps = self
         self.training_totals = self.totals
         self.loader = self

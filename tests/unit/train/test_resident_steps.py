@@ -12,8 +12,9 @@ import caldera as cd
 from caldera import nn
 from caldera.memory import Device, device
 from caldera.plan import plan
-from caldera.train import ahead, diagnose
+from caldera.train import launch_throttle
 from caldera.train.callbacks import Callback
+from caldera.train.debug import nonfinite
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
 from tests.unit.train.apart import APART, assert_same
@@ -54,7 +55,7 @@ class Watch(Callback):
 
 
 def test_the_steps_of_an_epoch_need_no_copy_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "MOST_S", 60.0)
+    monkeypatch.setattr(launch_throttle, "MOST_S", 60.0)
     where = device(APART)
     watch = Watch(where, epoch=2)
     model = classifier(device=where, batch_size=4)
@@ -86,8 +87,8 @@ def test_an_epoch_needs_the_order_and_a_few_numbers() -> None:
 def test_reading_is_not_waited_for_in_the_middle_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead, "MOST_S", 60.0)
-    monkeypatch.setattr(diagnose, "LOOK_SELDOM", 4)
+    monkeypatch.setattr(launch_throttle, "MOST_S", 60.0)
+    monkeypatch.setattr(nonfinite, "LOOK_SELDOM", 4)
     where = device(APART)
     watch = Watch(where, epoch=1)
     classifier(device=where, batch_size=4).fit(points(200), epochs=2, callbacks=[watch], verbose=0)
@@ -98,18 +99,18 @@ def test_reading_is_not_waited_for_in_the_middle_of_an_epoch(
 def test_the_host_does_not_run_away() -> None:
     where = device(APART)
     now = [0.0]
-    held = ahead.Ahead(where, clock=lambda: now[0])
+    held = launch_throttle.LaunchThrottle(where, clock=lambda: now[0])
     waits = where.counters.waits
     gate = threading.Event()
     where.stream.launch(lambda: gate.wait(20))
     for _ in range(1000):
         held.step_launched()
-    now[0] += ahead.MOST_S / 2
+    now[0] += launch_throttle.MOST_S / 2
     held.step_launched()
     assert where.counters.waits == waits
     opener = threading.Timer(0.05, gate.set)
     opener.start()
-    now[0] += ahead.MOST_S / 2
+    now[0] += launch_throttle.MOST_S / 2
     held.step_launched()
     assert gate.is_set()
     assert where.counters.waits == waits + 1
@@ -119,7 +120,7 @@ def test_a_bad_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = points(301)
     x[115] = np.nan
     for every in (4, 1000):
-        monkeypatch.setattr(diagnose, "LOOK_SELDOM", every)
+        monkeypatch.setattr(nonfinite, "LOOK_SELDOM", every)
         model = NeuralNetwork([nn.Input((2,)), nn.Dense(2)], batch_size=10, device=APART)
         with pytest.raises(cd.NonFiniteError, match=r"step 11: .*x0.* first in sample 5"):
             model.fit((x, y), shuffle=False, verbose=0)

@@ -8,15 +8,15 @@ from typing import Any
 from caldera.graph.node import Node, intern
 from caldera.graph.ops.epilogue import conv2d_epilogue
 from caldera.graph.ops.product import conv2d
-from caldera.kernels.cpu.scratch import Scratch
-from caldera.kernels.cuda.convolution import correlate, weight
-from caldera.kernels.cuda.elementwise import loop_calls
-from caldera.kernels.cuda.finish import ending_recipe
-from caldera.kernels.cuda.launch import CudaRunner
-from caldera.kernels.cuda.product import described_call
-from caldera.kernels.native.finish import Finish
-from caldera.kernels.recipe import Recipe
-from caldera.kernels.slices import ADDING
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
+from caldera.kernels.cuda.elementwise.loop import loop_calls
+from caldera.kernels.cuda.product.epilogue import ending_recipe
+from caldera.kernels.cuda.product.problem import described_call
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.microbatch import ADDING
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 ENDING = frozenset({"activation", "attributes"})
@@ -37,8 +37,8 @@ def plain_call(call: Call) -> Call:
 def ending_calls(call: Call) -> list[Any]:
     """The loop that adds the bias and applies the activation, once the convolution is there."""
     (out,), bias = call.outputs, call.inputs[2:]
-    recipe = ending_recipe(out.dtype, Finish.of(call.node))
-    return list(loop_calls(recipe, out.shape, [out, *bias], [out]))
+    loop_body = ending_recipe(out.dtype, Epilogue.of(call.node))
+    return list(loop_calls(loop_body, out.shape, [out, *bias], [out]))
 
 
 def launches(call: Call) -> list[Any]:
@@ -46,16 +46,16 @@ def launches(call: Call) -> list[Any]:
     if call.node.op is conv2d_epilogue:
         return [*launches(plain_call(call)), *ending_calls(call)]
     if call.node.op.name != "conv2d_weight":
-        return correlate.launches(call)
-    return list(weight.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
+        return implicit_gemm.launches(call)
+    return list(weight_gradient.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
 
 
 def room(node: Node) -> int:
     """The workspace that these launches can use."""
     call = described_call(node)
     if node.op.name != "conv2d_weight":
-        return correlate.room(call)
-    return weight.FilterGradient.of(call).room()
+        return implicit_gemm.room(call)
+    return weight_gradient.FilterGradient.of(call).room()
 
 
 def _bind(call: Call) -> Runner:
@@ -66,8 +66,8 @@ def _adding(total: Array, term: Array) -> Runner:
     """total += term."""
     name = total.dtype.name
     step = ("add", name, (name, name), (("in", 0), ("in", 1)))
-    recipe = Recipe((name, name), (step,), ((name, ("step", 0)),))
-    return CudaRunner(loop_calls(recipe, total.shape, [total, term], [total]))
+    loop_body = LoopBody((name, name), (step,), ((name, ("step", 0)),))
+    return CudaRunner(loop_calls(loop_body, total.shape, [total, term], [total]))
 
 
 ADDING["cuda"] = _adding

@@ -1,15 +1,15 @@
-"""The numbers that kernels of convolutions are told: the same structures as in convolve.cuh."""
+"""What kernels of convolutions are told: the same structures as in implicit_gemm.cuh."""
 
 from __future__ import annotations
 
 import ctypes
 
-from caldera.kernels.native.convolution.geometry import Correlation, steps
+from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.table import Array
 
 
 class Divider(ctypes.Structure):
-    """`Divider` of tile.cuh."""
+    """`Divider` of tiled_product.cuh."""
 
     _fields_ = [(name, ctypes.c_uint) for name in ("divisor", "magic", "shift")]
 
@@ -21,7 +21,7 @@ class Divider(ctypes.Structure):
 
 
 class Window(ctypes.Structure):
-    """`Window` of convolve.cuh."""
+    """`Window` of implicit_gemm.cuh."""
 
     _fields_ = [
         *[(name, Divider) for name in ("area", "width", "channels", "taps")],
@@ -33,7 +33,7 @@ class Window(ctypes.Structure):
 
 
 class Steps(ctypes.Structure):
-    """`Images` and `Filters` of convolve.cuh: from one image or filter to the next, and so on."""
+    """`Images` and `Filters` of implicit_gemm.cuh: the strides of images and of filters."""
 
     _fields_ = [
         (name, ctypes.c_longlong) for name in ("first", "channel", "row", "column", "group")

@@ -2,7 +2,7 @@
 // block of 16 x 16 threads has M x M numbers of a tile in each thread; what a tile is multiplied
 // with waits in shared memory. Sums over keys or queries run in a fixed order in one block.
 #pragma once
-#include "rows.cuh"
+#include "row_primitives.cuh"
 
 static const int SIDE = 16;  // threads along each side of a tile
 static const int THREADS = SIDE * SIDE;

@@ -1,7 +1,7 @@
 // Fourier transforms of any length, rows in shared memory or in the workspace: Stockham's method, in
 // which every stage writes in another order what the one before it wrote, so nothing is sorted.
 #pragma once
-#include "walk.cuh"
+#include "strided_index.cuh"
 
 template <typename C> struct __align__(2 * sizeof(C)) Complex { C real, imaginary; };
 

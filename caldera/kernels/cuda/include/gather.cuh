@@ -1,6 +1,6 @@
 // Reading at computed positions. A position that an array does not have reads as `missing`.
 #pragma once
-#include "walk.cuh"
+#include "strided_index.cuh"
 
 __device__ __forceinline__ void repeat(u8& unit, u32 byte) { unit = (u8)byte; }
 __device__ __forceinline__ void repeat(u16& unit, u32 byte) { unit = (u16)(byte * 0x0101u); }

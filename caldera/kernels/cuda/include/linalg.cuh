@@ -1,7 +1,7 @@
 // Linear algebra with one block for each matrix. Matrices live in shared memory, or in the workspace
 // where they are too large for it. What cannot be factorised or inverted comes out as nan.
 #pragma once
-#include "walk.cuh"
+#include "strided_index.cuh"
 
 template <typename C> struct Limits;
 template <> struct Limits<float> {

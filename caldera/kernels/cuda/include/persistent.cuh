@@ -1,7 +1,7 @@
 // Whole training steps in one kernel: blocks stay, and meet between phases. What a step does is a
 // table of parts in order of their phases; equal code is there once, and finds its arrays by numbers.
 #pragma once
-#include "persistent_images.cuh"
+#include "persistent_convolution.cuh"
 
 // `units` units of code number `body`, done in `phase` by `span` blocks from number `first` on; its
 // arrays are those from number `base` on. `soon`: what it brings ahead of its phase may be brought

@@ -1,7 +1,7 @@
 // Arrays of random numbers. Elements are numbered row by row from `offset` on, however they lie.
 #pragma once
 #include "philox.cuh"
-#include "walk.cuh"
+#include "strided_index.cuh"
 
 template <typename T, typename Distribution, bool DENSE>
 __device__ __forceinline__ void draw_elements(

@@ -1,7 +1,7 @@
 // Sorting in tiles and merging them. An item is a key and the position it came from, so no two are
 // equal: whatever sorts them is stable.
 #pragma once
-#include "walk.cuh"
+#include "strided_index.cuh"
 
 // --- items
 

@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from caldera.kernels.cuda.elements import computed_type, literal
-from caldera.kernels.cuda.persistent.followers import Loop, Producer, Reduction
-from caldera.kernels.cuda.persistent.gathers import Gather
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
+from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
+from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
-from caldera.kernels.cuda.persistent.near import Near, Nearby
-from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, units_of
-from caldera.kernels.cuda.persistent.writer import Held, Places, unravelled
-from caldera.kernels.native.loop.operations import accumulated, neutral
-from caldera.kernels.recipe import Recipe
-from caldera.kernels.whole import Fresh
+from caldera.kernels.cuda.persistent.memory_access import Held, Places, unravelled
+from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
+from caldera.kernels.native.elementwise.operations import accumulated, neutral
+from caldera.kernels.step_launch import Fresh
 from caldera.tensor.shape import Shape, size
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Finish = Callable[[Producer, Places, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Producer, Places, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
@@ -60,7 +60,7 @@ class ImageWork(Protocol):
     def load(self) -> int:
         """Multiplications for an image."""
 
-    def code(self, places: Nearby, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
         """Statements for a block that does `image`."""
 
 
@@ -134,7 +134,7 @@ class Pixelwise(Producer):
         more = [array for loop in self.followers for array in loop.inputs]
         return shared_by_all([*self.given, *more], self.images)
 
-    def code(self, places: Nearby, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.result,
@@ -171,7 +171,7 @@ class ImageLoop:
         """What is the same for all images."""
         return shared_by_all(self.loop.inputs, self.images)
 
-    def code(self, places: Nearby, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
@@ -207,7 +207,7 @@ class ImageGather:
         """The table, and what the numbers are found in."""
         return self.reads
 
-    def code(self, places: Nearby, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         gather = self.gather
 
@@ -225,7 +225,7 @@ class ImageGather:
 class ImageSums:
     """A reduction over all but some axes of an image; `partial` has a row for each image."""
 
-    recipe: Recipe
+    loop_body: LoopBody
     shape: Shape
     axes: tuple[int, ...]
     given: tuple[Array, ...]
@@ -254,7 +254,7 @@ class ImageSums:
         """What is the same for all images."""
         return shared_by_all(self.given, self.images)
 
-    def code(self, places: Nearby, finish: Finish) -> list[str]:
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
         """A warp makes a sum."""
         kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
         results = size(tuple(self.shape[axis] for axis in kept))
@@ -263,8 +263,8 @@ class ImageSums:
         inner, inner_names = unravelled("k", [self.shape[axis] for axis in self.axes], "r")
         named = dict(zip((*kept, *self.axes), (*outer_names, *inner_names), strict=True))
         here = ["image", *(named[axis] for axis in range(1, len(self.shape)))]
-        lines, found = evaluated(places, self.recipe, self.given, here, {})
-        op, dtype, _ = self.recipe.reductions[0]
+        lines, found = evaluated(places, self.loop_body, self.given, here, {})
+        op, dtype, _ = self.loop_body.reductions[0]
         kind, combined = computed_type(accumulated(op, dtype)), COMBINED[op]
         start = literal(neutral(op, dtype), accumulated(op, dtype))
         return [
@@ -290,13 +290,13 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
     shape, axes = reduction.shape, reduction.axes
     if len(shape) != AXES or 0 not in axes or len(axes) == 1:
         return None
-    op, dtype, _ = reduction.recipe.reductions[0]
+    op, dtype, _ = reduction.loop_body.reductions[0]
     kept = tuple(shape[axis] for axis in range(AXES) if axis not in axes)
     kind = accumulated(op, dtype)
     partial = fresh((shape[0], *kept), kind)
     inside = tuple(axis for axis in axes if axis)
-    first = ImageSums(reduction.recipe, shape, inside, reduction.given, partial)
-    rest = Recipe((kind,), (), (), ((op, kind, ("in", 0)),))
+    first = ImageSums(reduction.loop_body, shape, inside, reduction.given, partial)
+    rest = LoopBody((kind,), (), (), ((op, kind, ("in", 0)),))
     return [first, Reduction((partial,), reduction.result, rest, partial.shape, (0,))]
 
 

@@ -15,32 +15,32 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.driver import driver
-from caldera.kernels.cuda.elements import computed_type
-from caldera.kernels.cuda.finish import activation_lines
-from caldera.kernels.cuda.launch import Launch
-from caldera.kernels.cuda.persistent.chains import Chain, with_chains
-from caldera.kernels.cuda.persistent.followers import (
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.cuda.codegen.dtypes import computed_type
+from caldera.kernels.cuda.persistent.classifier_head import Head, with_heads
+from caldera.kernels.cuda.persistent.epilogue_fusion import (
     Loop,
     Producer,
     Product,
     Reduction,
+    fuse_epilogues,
     same,
-    with_followers,
 )
-from caldera.kernels.cuda.persistent.gathers import Gather, look_through
-from caldera.kernels.cuda.persistent.heads import Head, with_heads
+from caldera.kernels.cuda.persistent.gather import Gather, look_through
+from caldera.kernels.cuda.persistent.image_fusion import Chain, with_chains
 from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.parts import MASKS, SHARED_FLOATS, THREADS, Part, units_of
+from caldera.kernels.cuda.persistent.lowering import Piece, copy_piece, pieces_of
+from caldera.kernels.cuda.persistent.memory_access import Places
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
-from caldera.kernels.cuda.persistent.pieces import Piece, copy_piece, pieces_of
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
 from caldera.kernels.cuda.persistent.program import Program
-from caldera.kernels.cuda.persistent.rows import RowWork
-from caldera.kernels.cuda.persistent.writer import Places
-from caldera.kernels.native.finish import Finish
+from caldera.kernels.cuda.persistent.row_ops import RowWork
+from caldera.kernels.cuda.persistent.tasks import MASKS, SHARED_FLOATS, THREADS, Part, units_of
+from caldera.kernels.cuda.product.epilogue import activation_lines
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.step_launch import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
-from caldera.kernels.whole import JOINERS, Fresh, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Other = Gather | Loop | Reduction | RowWork | Chain
@@ -69,7 +69,7 @@ class PersistentStep:
         return Launch(
             program.source, "steps", driver().multiprocessors, THREADS,
             [program.pointers, self.counters, ctypes.c_int(steps)], shared=4 * SHARED_FLOATS,
-            together=True, kept=program.arrays,
+            cooperative=True, kept=program.arrays,
         )  # fmt: skip
 
     @property
@@ -102,7 +102,7 @@ def persistent_step(
     look_through(pieces)
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
-        with_heads(with_chains(with_followers(pieces, is_scratch), is_scratch)),
+        with_heads(with_chains(fuse_epilogues(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
     return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
@@ -167,7 +167,7 @@ def _finished(product: Product, places: Places, value: str) -> list[str]:
             "x = kept + (alpha == 0.0f ? 0.0f : alpha * x);",
         ]
     elif call.node.op.name == "matmul_epilogue":
-        finish = Finish.of(call.node)
+        finish = Epilogue.of(call.node)
         if finish.bias:
             bias = call.inputs[2]
             lines.append(f"x = x + {places.load(bias, ['0'] * (bias.ndim - 1) + ['column'])};")
@@ -200,4 +200,4 @@ def joined(
     return None if step is None or not step.is_small else step.launch
 
 
-JOINERS["cuda"] = joined
+STEP_FUSERS["cuda"] = joined

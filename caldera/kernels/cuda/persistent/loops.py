@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.elements import computed_type, literal
-from caldera.kernels.cuda.expression import statements
-from caldera.kernels.cuda.persistent.followers import Loop, Reduction
-from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, Part, plain, units_of
-from caldera.kernels.cuda.persistent.writer import Places, aligned_coordinates, unravelled
-from caldera.kernels.native.loop.operations import accumulated, neutral
-from caldera.kernels.recipe import Recipe
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
+from caldera.kernels.cuda.codegen.expression import statements
+from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
+from caldera.kernels.cuda.persistent.memory_access import Places, aligned_coordinates, unravelled
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Part, plain, units_of
+from caldera.kernels.native.elementwise.operations import accumulated, neutral
 from caldera.tensor.shape import Shape, size
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,7 +47,7 @@ def element_code(
     places: Places, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
 ) -> list[str]:
     """The statements for one element; `known` names inputs that are in registers already."""
-    lines, found = evaluated(places, loop.recipe, loop.inputs, coordinates, known or {})
+    lines, found = evaluated(places, loop.loop_body, loop.inputs, coordinates, known or {})
     for array, value in zip(loop.outputs, found.outputs, strict=True):
         lines.append(places.store(array, aligned_coordinates(array, coordinates), value))
     return lines
@@ -55,7 +55,7 @@ def element_code(
 
 def evaluated(
     places: Places,
-    recipe: Recipe,
+    loop_body: LoopBody,
     inputs: Sequence[Array],
     coordinates: Sequence[str],
     known: dict[int, str],
@@ -67,11 +67,11 @@ def evaluated(
         for index, array in enumerate(inputs)
         if index not in known
     ]
-    found = statements(recipe, operands)
+    found = statements(loop_body, operands)
     return lines + found.lines, found
 
 
-Finish = Callable[[Places, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Places, str, Sequence[str]], list[str]]
 """Statements for one result, given its value and its coordinates."""
 
 
@@ -80,7 +80,7 @@ class _Job:
     """A reduction, and what is known about it."""
 
     reduction: Reduction
-    finish: Finish
+    finish: Epilogue
 
     @property
     def kept(self) -> list[int]:
@@ -105,7 +105,7 @@ class _Job:
     @property
     def what(self) -> tuple[str, str]:
         """The op and the dtype of what it reduces."""
-        return self.reduction.recipe.reductions[0][:2]
+        return self.reduction.loop_body.reductions[0][:2]
 
     @property
     def combined(self) -> str:
@@ -143,8 +143,8 @@ class _Job:
         by_axis = zip((*self.kept, *self.reduction.axes), (*outer_names, *inner_names), strict=True)
         names = dict(by_axis)
         coordinates = [names[axis] for axis in range(len(self.shape))]
-        recipe, given = self.reduction.recipe, self.reduction.given
-        lines, found = evaluated(places, recipe, given, coordinates, {})
+        loop_body, given = self.reduction.loop_body, self.reduction.given
+        lines, found = evaluated(places, loop_body, given, coordinates, {})
         at_once = min(MOST_AT_ONCE, units_of(self.length, apart))
         return [
             *outer,
@@ -170,7 +170,7 @@ class _Job:
         return [*split, *self.finish(places, "total", names)]
 
 
-def reduction_part(reduction: Reduction, finish: Finish) -> Part:
+def reduction_part(reduction: Reduction, finish: Epilogue) -> Part:
     """A reduction; `finish` writes what becomes of each result.
 
     Where neighbouring results come from neighbouring elements, a lane takes a result and some warps

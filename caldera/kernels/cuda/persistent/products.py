@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.persistent.gathers import Gather
-from caldera.kernels.cuda.persistent.layout import Layout
-from caldera.kernels.cuda.persistent.parts import (
+from caldera.kernels.cuda.persistent.gather import Gather
+from caldera.kernels.cuda.persistent.memory_access import Held, Kept, Places
+from caldera.kernels.cuda.persistent.shared_memory import Layout
+from caldera.kernels.cuda.persistent.tasks import (
     ROOM_FLOATS,
     THREADS,
     Early,
@@ -21,12 +22,11 @@ from caldera.kernels.cuda.persistent.parts import (
     units_of,
 )
 from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
-from caldera.kernels.cuda.persistent.writer import Held, Kept, Places
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Finish = Callable[[Places, str], list[str]]
+Epilogue = Callable[[Places, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
 LOAD = 64 * 64
 """Sums that are as much work as a unit of other parts, or more."""
@@ -131,7 +131,7 @@ class Job:
     left: Operand
     right: Operand
     result: Array
-    finish: Finish
+    finish: Epilogue
 
     @property
     def name(self) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.elements import STORED
-from caldera.kernels.cuda.persistent.layout import starts
-from caldera.kernels.cuda.persistent.parts import MASKS, NUMBERS, THREADS, Part, Text
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.persistent.memory_access import Places
 from caldera.kernels.cuda.persistent.phases import early_in
-from caldera.kernels.cuda.persistent.writer import Places
+from caldera.kernels.cuda.persistent.shared_memory import starts
+from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Part, Text
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

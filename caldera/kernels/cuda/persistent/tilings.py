@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from caldera.kernels.cuda.persistent.parts import THREADS, WARPS, units_of
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
-from caldera.kernels.cpu.scratch import Scratch, computed_in, room_for
+from caldera.kernels.common.matrices import offsets_of, steps
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.attention.head import BLOCK, Sizes
 from caldera.kernels.native.attention.kernels import backward, forward
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.machine import CACHE_LINE
-from caldera.kernels.native.matrix import offsets_of, steps
-from caldera.kernels.native.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
@@ -64,7 +64,7 @@ def _bind_forward(call: Call) -> Runner:
     y, logarithm = call.outputs
     if logarithm.size == 0:
         return NativeRunner([])
-    dtype = computed_in(q.dtype)
+    dtype = compute_dtype(q.dtype)
     sizes = Sizes.of(q.shape, v.shape)
     batch = y.shape[:-2]
     ready, before = _dense_masks(masks, sizes.keys)
@@ -98,15 +98,15 @@ def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
 def _forward_room(node: Node) -> int:
     q, _, v, *_ = node.inputs
     sizes = Sizes.of(q.shape, v.shape)
-    dtype = computed_in(q.dtype)
+    dtype = compute_dtype(q.dtype)
     parts, _ = _forward_parts(size(node.outputs[0].shape[:-2]), sizes)
     elements = _aligned_room(sizes.forward_elements(dtype), dtype)
-    return room_for(Spec((parts * elements,), dtype))
+    return workspace_bytes(Spec((parts * elements,), dtype))
 
 
 def _bind_backward(call: Call) -> Runner:
     g, q, key, v, common, logarithm, *masks = call.inputs
-    dtype = computed_in(q.dtype)
+    dtype = compute_dtype(q.dtype)
     sizes = Sizes.of(q.shape, v.shape)
     batch = q.shape[:-2]
     ready, before = _dense_masks(masks, sizes.keys)
@@ -153,15 +153,15 @@ def _backward_parts(node: Node) -> int:
 
 def _backward_room(node: Node) -> int:
     _, q, _, v, *_ = node.inputs
-    dtype = computed_in(q.dtype)
+    dtype = compute_dtype(q.dtype)
     elements = _aligned_room(Sizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
-    return room_for(Spec((_backward_parts(node) * elements,), dtype))
+    return workspace_bytes(Spec((_backward_parts(node) * elements,), dtype))
 
 
 def _has_plain_heads(node: Node) -> bool:
     """Whether no two heads share keys or values, whose gradients would have to be added up."""
     batches = {given.shape[:-2] for given in node.inputs[:4]}
-    wide = computed_in(node.inputs[0].dtype)
+    wide = compute_dtype(node.inputs[0].dtype)
     return len(batches) == 1 and all(given.dtype == wide for given in node.inputs[4:6])
 
 

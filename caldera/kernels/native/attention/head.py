@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from caldera.kernels.native.emit import (
+from caldera.kernels.common.matrices import TYPES
+from caldera.kernels.native.codegen.emitter import (
     I8,
     I32,
     I64,
@@ -20,11 +21,10 @@ from caldera.kernels.native.emit import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.half import load_wide, store_narrow
-from caldera.kernels.native.machine import CACHE_LINE
-from caldera.kernels.native.matrix import TYPES
-from caldera.kernels.native.stored import computed
-from caldera.kernels.native.tile import Matrix
+from caldera.kernels.native.codegen.float_pointer import computed
+from caldera.kernels.native.codegen.half import load_wide, store_narrow
+from caldera.kernels.native.codegen.target import CACHE_LINE
+from caldera.kernels.native.product.microkernel import Matrix
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape
 

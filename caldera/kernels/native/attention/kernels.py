@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math as constants
 
-from caldera.kernels.native import math
 from caldera.kernels.native.attention.head import (
     BLOCK,
     MASK_TYPES,
@@ -20,7 +19,8 @@ from caldera.kernels.native.attention.head import (
     whole_vectors,
     write,
 )
-from caldera.kernels.native.emit import (
+from caldera.kernels.native.codegen import math
+from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
@@ -29,8 +29,8 @@ from caldera.kernels.native.emit import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.stored import computed
-from caldera.kernels.native.tile import Matrix, multiply
+from caldera.kernels.native.codegen.float_pointer import computed
+from caldera.kernels.native.product.microkernel import Matrix, multiply
 
 # --- forward
 

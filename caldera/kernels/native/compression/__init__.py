@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native.compression.largest import (
-    largest_in_blocks,
-    take_largest_in_blocks,
-)
-from caldera.kernels.native.compression.levels import from_levels, to_levels
-from caldera.kernels.native.compression.merge import merge_sorted
-from caldera.kernels.native.compression.rounding import FORMATS, round_by_chance
+from caldera.kernels.native.compression.quantise import dequantise, quantise
 from caldera.kernels.native.compression.scatter import add_at, not_zero, put_only, take_out
+from caldera.kernels.native.compression.sparse_add import merge_sorted
+from caldera.kernels.native.compression.stochastic_rounding import FORMATS, round_stochastically
+from caldera.kernels.native.compression.top_k import take_top_k_in_blocks, top_k_in_blocks
 
 __all__ = [
     "FORMATS",
     "add_at",
-    "from_levels",
-    "largest_in_blocks",
+    "dequantise",
     "merge_sorted",
     "not_zero",
     "put_only",
-    "round_by_chance",
-    "take_largest_in_blocks",
+    "quantise",
+    "round_stochastically",
     "take_out",
-    "to_levels",
+    "take_top_k_in_blocks",
+    "top_k_in_blocks",
 ]

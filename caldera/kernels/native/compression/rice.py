@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compression.rice_reading import SLACK, build_unpack
-from caldera.kernels.native.compression.rice_writing import HEADER, build_pack
-from caldera.kernels.native.compression.run import addresses_of, kernel, run
+from caldera.kernels.native.compression.call import addresses_of, kernel, run
+from caldera.kernels.native.compression.rice_decode import SLACK, build_unpack
+from caldera.kernels.native.compression.rice_encode import HEADER, build_pack
 
 Span = tuple[int, int]
 """From one number to (but without) another."""

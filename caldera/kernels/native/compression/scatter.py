@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.compression.run import kernel, run
-from caldera.kernels.native.emit import F32, F64, I32, I64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.emitter import F32, F64, I32, I64, Emitter, Pointer, Value
+from caldera.kernels.native.compression.call import kernel, run
 
 _KINDS = {4: F32, 8: F64}
 _PIECE = 4096

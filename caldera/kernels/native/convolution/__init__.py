@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from caldera.graph.node import Node
-from caldera.kernels.native.convolution import columns, direct, weight_gradient
-from caldera.kernels.native.convolution.estimate import columns_seconds, direct_seconds
-from caldera.kernels.native.convolution.geometry import Geometry
+from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.native.convolution import direct, im2col, weight_gradient
+from caldera.kernels.native.convolution.cost_model import columns_seconds, direct_seconds
 from caldera.kernels.table import TABLE, Kernel
 
 PRIORITY = 12
@@ -17,12 +17,12 @@ def _is_usual(node: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    return columns.is_offered(node) and Geometry.of(node).is_pointwise
+    return im2col.is_offered(node) and Geometry.of(node).is_pointwise
 
 
 def _needs_columns(node: Node) -> bool:
     geometry = Geometry.of(node)
-    return columns.is_offered(node) and not geometry.is_pointwise and not geometry.is_depthwise
+    return im2col.is_offered(node) and not geometry.is_pointwise and not geometry.is_depthwise
 
 
 for _op, _direct in (
@@ -31,9 +31,9 @@ for _op, _direct in (
     for _kernel in (
         Kernel(_op, "cpu", "direct", _direct.bind, _is_usual, _direct.workspace, PRIORITY,
                estimate=direct_seconds),
-        Kernel(_op, "cpu", "1x1 product", columns.bind, _is_product, columns.workspace, PRIORITY,
+        Kernel(_op, "cpu", "1x1 product", im2col.bind, _is_product, im2col.workspace, PRIORITY,
                estimate=columns_seconds),
-        Kernel(_op, "cpu", "im2col", columns.bind, _needs_columns, columns.workspace, PRIORITY,
+        Kernel(_op, "cpu", "im2col", im2col.bind, _needs_columns, im2col.workspace, PRIORITY,
                estimate=columns_seconds),
     ):  # fmt: skip
         TABLE.add(_kernel)

@@ -12,11 +12,14 @@ from functools import cached_property
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.convolution.arrange import Loop, gather
-from caldera.kernels.native.convolution.geometry import Correlation, kind_of, steps
+from caldera.kernels.common.geometry import Correlation, kind_of, steps
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.convolution.microkernel import Tile, best_shape, depthwise_shape
+from caldera.kernels.native.convolution.packing import Loop, gather
 from caldera.kernels.native.convolution.slots import Integers, in_order
-from caldera.kernels.native.convolution.strips import (
+from caldera.kernels.native.convolution.strip_mining import (
     FILL,
     Strips,
     cut,
@@ -24,9 +27,6 @@ from caldera.kernels.native.convolution.strips import (
     fill_values,
     pixel_table,
 )
-from caldera.kernels.native.convolution.tiles import Tile, best_shape, depthwise_shape
-from caldera.kernels.native.emit import I64, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.program import NativeCall, native_call
 from caldera.tensor.dtype import DType
 
 FEW = 12

@@ -11,10 +11,10 @@ from itertools import chain
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
+from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution.correlate import Packing, correlate, pack_filters
-from caldera.kernels.native.convolution.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.convolution.stage import Room, bind_staged, room_of, staging_bytes
-from caldera.kernels.native.program import NativeCall
+from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
 from caldera.kernels.table import Call, Runner
 
 

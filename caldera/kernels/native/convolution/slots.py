@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.kernels.native.emit import Emitter, Value
+from caldera.kernels.native.codegen.emitter import Emitter, Value
 
 
 class Integers:

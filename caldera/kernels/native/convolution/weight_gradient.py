@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.native.convolution import depthwise, weight
-from caldera.kernels.native.convolution.depthwise import DepthwiseGradient
-from caldera.kernels.native.convolution.geometry import Geometry, forward
-from caldera.kernels.native.convolution.stage import Room, bind_staged, room_of, staging_bytes
-from caldera.kernels.native.convolution.weight_layout import Gradient
-from caldera.kernels.native.program import NativeCall
+from caldera.kernels.common.geometry import Geometry, forward
+from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.convolution import depthwise_weight, weight_kernel
+from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
+from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.kernels.table import Call, Runner
 
 
@@ -34,7 +34,7 @@ def bind(call: Call) -> Runner:
         x, y, out = arrays
         scratch = [room.array(length, geometry.dtype) for length in gradient.lengths]
         if isinstance(gradient, DepthwiseGradient):
-            return depthwise.gradient_calls(gradient, x, y, scratch, out)
-        return weight.gradient_calls(gradient, x, y, scratch, out)
+            return depthwise_weight.gradient_calls(gradient, x, y, scratch, out)
+        return weight_kernel.gradient_calls(gradient, x, y, scratch, out)
 
     return bind_staged(call, gradient.lengths, compute)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.onnx.writing.pairs import Samples, size
+from caldera.onnx.writing.dynamic_batch import Samples, size
 from caldera.onnx.writing.rules.registry import writes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.onnx.writing.pairs import Samples
+from caldera.onnx.writing.dynamic_batch import Samples
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 _END = 2**63 - 1

@@ -11,7 +11,7 @@ import caldera as cd
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.attention import attention, attention_grad
-from caldera.kernels.cpu.scratch import computed_in
+from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.tensor.dtype import BY_NAME, bool_
@@ -65,7 +65,7 @@ def _gradient_case(setting: Setting, dtype: str) -> tuple[Node, list[np.ndarray]
     forward, arrays = _case(setting, dtype)
     y, logarithm = evaluate(forward, arrays)
     generator = np.random.default_rng(1)
-    wide = computed_in(y.dtype)
+    wide = compute_dtype(y.dtype)
     given = [
         generator.normal(size=y.shape).astype(y.dtype), *arrays[:3],
         generator.normal(size=logarithm.shape).astype(wide), logarithm, *arrays[3:],

@@ -14,17 +14,17 @@ import caldera as cd
 from caldera.kernels.native.compression import (
     FORMATS,
     add_at,
-    from_levels,
-    largest_in_blocks,
+    dequantise,
     merge_sorted,
     not_zero,
     put_only,
-    round_by_chance,
-    take_largest_in_blocks,
+    quantise,
+    round_stochastically,
     take_out,
-    to_levels,
+    take_top_k_in_blocks,
+    top_k_in_blocks,
 )
-from caldera.kernels.native.compression.draws import Draws
+from caldera.kernels.native.compression.random_draws import Draws
 from caldera.kernels.native.compression.rice import HEADER, Span, pack, unpack
 from caldera.tensor.philox import uniform01
 
@@ -60,10 +60,10 @@ def _largest(vector: np.ndarray, count: int, block: int) -> np.ndarray:
 def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int) -> None:
     with cd.settings.override(threads=threads):
         for vector in _vectors(n):
-            found = largest_in_blocks(vector, count, block)
+            found = top_k_in_blocks(vector, count, block)
             np.testing.assert_array_equal(found, _largest(vector, count, block))
             half = vector * np.float32(0.5)
-            places, taken = take_largest_in_blocks(half, [half.copy()], count, block)
+            places, taken = take_top_k_in_blocks(half, [half.copy()], count, block)
             np.testing.assert_array_equal(places, found)
             np.testing.assert_array_equal(taken, vector[found])
             rest = vector.copy()
@@ -76,7 +76,7 @@ def test_the_largest_of_every_block_of_several_vectors(threads: int) -> None:
     vectors = [_vectors(n)[0] for n in (40_000, 0, 7, 1000)]
     values = np.zeros(sum(vector.size for vector in vectors), np.float32)
     with cd.settings.override(threads=threads):
-        places, taken = take_largest_in_blocks(values, vectors, 16, 512)
+        places, taken = take_top_k_in_blocks(values, vectors, 16, 512)
     begins = np.cumsum([0, *(vector.size for vector in vectors)])
     expected = [_largest(v, 16, 512) + begin for v, begin in zip(vectors, begins, strict=False)]
     np.testing.assert_array_equal(places, np.concatenate(expected))
@@ -114,8 +114,8 @@ def test_levels_are_drawn_by_the_definition_of_random_numbers(levels: int, threa
             message = np.empty(scales.nbytes + packed.size, np.uint8)
             form = {"levels": levels, "width": width, "bucket": bucket}
             with cd.settings.override(threads=threads):
-                lost = to_levels(x, [(0, size)], [message], DRAWS, **form)
-                values = from_levels([message], [size], **form)
+                lost = quantise(x, [(0, size)], [message], DRAWS, **form)
+                values = dequantise([message], [size], **form)
             assert message.tobytes() == scales.tobytes() + packed.tobytes()
             np.testing.assert_array_equal(values, rounded)
             np.testing.assert_array_equal(lost, x - rounded)
@@ -128,14 +128,14 @@ def test_messages_of_some_spans_have_buckets_and_draws_of_their_own() -> None:
     x = np.random.default_rng(0).normal(size=300).astype(np.float32)
     spans = [(0, 70), (100, 100), (130, 300)]
     messages = [np.empty(4 * -(-(b - a) // 64) + -(-(b - a) // 2), np.uint8) for a, b in spans]
-    lost = to_levels(x, spans, messages, DRAWS, **FEW)
+    lost = quantise(x, spans, messages, DRAWS, **FEW)
     draws = DRAWS
     for (low, high), message in zip(spans, messages, strict=True):
         alone = np.empty_like(message)
-        to_levels(x[low:high], [(0, high - low)], [alone], draws, **FEW)
+        quantise(x[low:high], [(0, high - low)], [alone], draws, **FEW)
         assert alone.tobytes() == message.tobytes()
         draws = draws.after(high - low)
-    values = from_levels(messages, [b - a for a, b in spans], **FEW)
+    values = dequantise(messages, [b - a for a, b in spans], **FEW)
     expected = np.concatenate([x[low:high] for low, high in spans])
     missed = np.concatenate([lost[low:high] for low, high in spans])
     np.testing.assert_array_equal(missed, expected - values)
@@ -144,8 +144,8 @@ def test_messages_of_some_spans_have_buckets_and_draws_of_their_own() -> None:
 
 def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     message = np.empty(4 * -(-x.size // 64) + -(-x.size // 2), np.uint8)
-    lost = to_levels(x, [(0, x.size)], [message], DRAWS, **FEW)
-    return from_levels([message], [x.size], **FEW), lost
+    lost = quantise(x, [(0, x.size)], [message], DRAWS, **FEW)
+    return dequantise([message], [x.size], **FEW), lost
 
 
 def test_a_bucket_with_something_that_is_no_number_has_no_numbers_after_it() -> None:
@@ -183,7 +183,7 @@ def test_rounding_by_chance_goes_to_a_neighbour_and_is_right_on_average(name: st
     x = np.clip(x, numbers[1], numbers[-2])
     above = np.searchsorted(numbers, x)
     low, high = numbers[above - 1].astype(np.float64), numbers[above].astype(np.float64)
-    found = round_by_chance(np.tile(x, draws), name, DRAWS).reshape(draws, -1)
+    found = round_stochastically(np.tile(x, draws), name, DRAWS).reshape(draws, -1)
     assert ((found == low) | (found == high)).all()
     part = (x - low) / (high - low)
     sigma = (high - low) * np.sqrt(part * (1 - part) / draws)
@@ -197,12 +197,12 @@ def test_rounding_by_chance_goes_to_a_neighbour_and_is_right_on_average(name: st
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_rounding_by_chance_keeps_what_the_format_holds(name: str) -> None:
     numbers = np.concatenate([_all_of(name), np.float32([np.inf, -np.inf, np.nan, -0.0])])
-    found = round_by_chance(numbers, name, DRAWS)
+    found = round_stochastically(numbers, name, DRAWS)
     np.testing.assert_array_equal(found.view(np.int32), numbers.view(np.int32))
 
 
 def test_what_is_too_large_for_a_format_becomes_its_largest_number() -> None:
-    found = round_by_chance(np.array([1e6, -1e6, np.inf], np.float32), "float16", DRAWS)
+    found = round_stochastically(np.array([1e6, -1e6, np.inf], np.float32), "float16", DRAWS)
     assert found.tolist() == [65504.0, -65504.0, np.inf]
 
 

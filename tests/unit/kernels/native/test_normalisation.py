@@ -17,7 +17,7 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.kernels import native  # noqa: F401 - registers its kernels
-from caldera.kernels.native import folding
+from caldera.kernels.native.codegen import strides
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME
@@ -91,8 +91,8 @@ def check(name: str, inputs: Sequence[np.ndarray], layout: Layout = rows, **attr
 @pytest.fixture(params=[1, 2, 3])
 def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A number of threads, with everything large enough to be shared by them."""
-    monkeypatch.setattr(folding, "CHEAP", 1)
-    monkeypatch.setattr(folding, "COSTLY", 1)
+    monkeypatch.setattr(strides, "CHEAP", 1)
+    monkeypatch.setattr(strides, "COSTLY", 1)
     before = settings.threads
     settings.threads = request.param
     yield request.param

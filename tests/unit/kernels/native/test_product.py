@@ -12,8 +12,10 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
 from caldera.graph.ops.product import matmul
-from caldera.kernels.native import finish, matrix, product, product_work, small_product
-from caldera.kernels.native.machine import machine
+from caldera.kernels.common import epilogue, matrices
+from caldera.kernels.common import product as product_work
+from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.product import gemm, small
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME, float32
@@ -38,8 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_work, "WORTH_SPLITTING", 2)
-    monkeypatch.setattr(product, "WORTH_COPYING", 2)
-    monkeypatch.setattr(matrix, "WORTH_SPLITTING", 2)
+    monkeypatch.setattr(gemm, "WORTH_COPYING", 2)
+    monkeypatch.setattr(matrices, "WORTH_SPLITTING", 2)
 
 
 def _native(node: Node) -> list[Kernel]:
@@ -85,7 +87,7 @@ def test_products_with_a_bias_and_an_activation(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_every_activation_at_the_ends_of_the_range(name: str) -> None:
-    assert name in finish.ACTIVATIONS
+    assert name in epilogue.ACTIVATIONS
     numbers = np.array(
         [0.0, -0.0, 1e-30, 3.0, -3.0, 80.0, -80.0, np.inf, -np.inf, np.nan], "float32"
     )
@@ -129,7 +131,7 @@ def test_matrices_that_meet_the_same_one_become_one_product() -> None:
         matmul(*_operands((4, 3, 5), (5, 2), "float32"), ta=False, tb=False),
         (np.empty((4, 3, 2), "float32"),), (),
     )  # fmt: skip
-    found = product.Product.of(call, np.empty((4, 3, 5), "float32"), np.empty((5, 2), "float32"))
+    found = gemm.Product.of(call, np.empty((4, 3, 5), "float32"), np.empty((5, 2), "float32"))
     assert found.extent == (12, 2, 5)
     assert found.batch == ()
 
@@ -138,7 +140,7 @@ def test_matrices_that_meet_the_same_one_become_one_product() -> None:
 @pytest.mark.parametrize("columns", [1, 2, 3, 5, 10, 17, 64, 100])
 def test_tiles_fit_into_the_result_and_the_registers(rows: int, columns: int) -> None:
     for dtype in ("float32", "float64"):
-        lanes, vectors, height = small_product.tile_for(rows, columns, dtype)
+        lanes, vectors, height = small.tile_for(rows, columns, dtype)
         assert 1 <= lanes <= columns
         assert vectors * height + vectors + 2 <= machine().registers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.kernels.native.compiler import compiled
-from caldera.kernels.native.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.random import _build
 from caldera.tensor.philox import uniform01
 

@@ -9,15 +9,15 @@ import numpy as np
 from caldera import op
 from caldera.graph.ops.collective import (
     Message,
-    begun,
+    all_gather_flat,
+    all_reduce,
     cut,
-    ended,
-    gathered,
-    scattered,
-    summed,
+    finish_collective,
+    reduce_scatter_flat,
+    start_collective,
     turn,
 )
-from caldera.graph.ops.synchronised import batch_norm_over_ranks_grad
+from caldera.graph.ops.sync_batch_norm import batch_norm_over_ranks_grad
 from caldera.lazy import Expr, lift, wrap
 from tests.unit.ops.case import Case, numbers
 from tests.unit.ops.cases.normalisation import EPS, batch
@@ -39,24 +39,24 @@ CASES += [
 
 def _together(*values: Any, **how: Any) -> list[Expr]:
     message = Message("sum", "data", (0,), **how)
-    return [Expr(node) for node in summed([lift(value) for value in values], message)]
+    return [Expr(node) for node in all_reduce([lift(value) for value in values], message)]
 
 
 def _there_and_back(x: Any, y: Any) -> list[Expr]:
-    parts = scattered([lift(x), lift(y)], Message("scatter", "data", (0,)))
-    whole = gathered(parts, [x.shape, y.shape], Message("gather", "data", (1,), now=True))
+    parts = reduce_scatter_flat([lift(x), lift(y)], Message("scatter", "data", (0,)))
+    whole = all_gather_flat(parts, [x.shape, y.shape], Message("gather", "data", (1,), now=True))
     return [Expr(node) for node in whole]
 
 
 def _to_oneself(x: Any) -> Expr:
     """What a rank sends to itself arrives, after something has been computed."""
     value = lift(x)
-    places, token = begun([value], Message("send", "data", (0,), peer=0), None)
+    places, token = start_collective([value], Message("send", "data", (0,), peer=0), None)
     token = turn.node(lift(x * 2.0), token, action="twice", number=(1,))
     coming = Message("receive", "data", (2,), peer=0, brings=(value.spec,))
-    room, token = begun((), coming, token)
-    arrived, token = ended(room, coming, token)
-    _, token = ended(places, Message("send", "data", (0,), peer=0), token)
+    room, token = start_collective((), coming, token)
+    arrived, token = finish_collective(room, coming, token)
+    _, token = finish_collective(places, Message("send", "data", (0,), peer=0), token)
     # What nobody needs is not sent: a sum of nothing keeps the token.
     return Expr(cut(arrived, [value.shape])[0]) + op.sum(op.cast(Expr(token), x.dtype))
 

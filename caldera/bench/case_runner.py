@@ -1,0 +1,98 @@
+"""What a run asks of one contestant, and what it writes down of the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from caldera.bench.comparison import Comparison
+from caldera.bench.options import Options
+from caldera.bench.protocol import CHECK, MEASURE, PREPARE, TRAIN, WorkerError
+from caldera.bench.results import Entry
+from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.workloads import Case, TrainingCase, Workload
+
+SETTLE = 0.1
+"""Seconds between turns, in which threads that wait busily for more work go to sleep."""
+LEAST = 3
+"""Times taken in a turn, however long they are."""
+
+Tell = Callable[[str], None]
+
+
+class CaseRunner:
+    """Requests about the cases of a work. `compares` says whether there is a reference."""
+
+    def __init__(self, options: Options, work: Workload, tell: Tell, *, compares: bool) -> None:
+        self.options = options
+        self.work = work
+        self._tell = tell
+        self._compares = compares
+
+    def tell(self, case: Case, what: str) -> None:
+        """Say what is being done with a case."""
+        self._tell(f"{self.work.name} {case.name}: {what}")
+
+    def attempt(
+        self, handle: WorkerHandle, entry: Entry, action: Callable[[WorkerHandle, Entry], None]
+    ) -> None:
+        """Do something with a contestant, unless it failed before."""
+        if entry.error:
+            return
+        try:
+            action(handle, entry)
+        except WorkerError as error:
+            entry.error = str(error)
+            handle.close()
+            self._tell(f"{entry.work} {entry.case}: {error}")
+
+    def first_step(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+        """The first step of a process with empty caches."""
+        reply = handle.ask(PREPARE, work=self.work.name, case=case.name)
+        entry.first_cold_s = reply["first s"]
+        entry.card_peak_bytes = reply.get("card peak", 0)
+        entry.import_s = handle.import_s
+
+    def prepare(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+        """The first step of another process with the same caches."""
+        reply = handle.ask(PREPARE, work=self.work.name, case=case.name)
+        entry.first_warm_s.append(reply["first s"])
+        entry.import_s = handle.import_s
+
+    def check(self, case: Case, comparison: Comparison, handle: WorkerHandle, entry: Entry) -> None:
+        """Results, and how they compare with those of the reference."""
+        if not self._compares and not isinstance(case, TrainingCase):
+            return
+        is_reference = comparison.is_reference(entry)
+        found = handle.ask(
+            CHECK, work=self.work.name, case=case.name, folder=str(comparison.folder_of(entry)),
+            quick=self.options.quick, truth=self._compares and is_reference,
+            float64=isinstance(case, TrainingCase)
+            and case.is_small
+            and (is_reference or handle.contestant.framework == "caldera"),
+        )  # fmt: skip
+        entry.loss, entry.loss_steps = found.get("loss"), found.get("steps", 0)
+        entry.loss_mean_of = found.get("mean of", 0)
+        if self._compares:
+            comparison.add(entry, found)
+
+    def measure(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+        """The times of a turn."""
+        time.sleep(SETTLE)
+        reply = handle.ask(MEASURE, seconds=self.options.seconds(case), least=LEAST)
+        entry.rounds.append(reply["times"])
+        entry.peak_bytes = max(entry.peak_bytes, reply["peak"])
+        entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
+
+    def train(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+        """Training on real data."""
+        epochs = self.options.test_accuracy
+        reply = handle.ask(TRAIN, work=self.work.name, case=case.name, epochs=epochs)
+        entry.accuracy = reply["accuracy"]
+
+
+def rotated(entries: dict[WorkerHandle, Entry], turn: int) -> list[tuple[WorkerHandle, Entry]]:
+    """Everybody, each round beginning with another: nobody always follows the same neighbour."""
+    order = list(entries.items())
+    start = turn % len(order) if order else 0
+    return order[start:] + order[:start]

@@ -1,0 +1,37 @@
+"""Everything that `caldera bench` can measure, by name."""
+
+from __future__ import annotations
+
+from caldera.bench.workloads.base import (
+    Case,
+    ConvolutionCase,
+    FormulaCase,
+    InputCase,
+    ProductCase,
+    Rule,
+    TrainingCase,
+    UpdateCase,
+    Workload,
+)
+from caldera.bench.workloads.kernels import kernels
+from caldera.bench.workloads.networks import networks
+from caldera.registry import Registry
+
+WORKLOADS: Registry[Workload] = Registry("work")
+"""Work by name."""
+
+for _work in (*networks(), *kernels()):
+    WORKLOADS.add(_work.name, _work)
+
+__all__ = [
+    "WORKLOADS",
+    "Case",
+    "ConvolutionCase",
+    "FormulaCase",
+    "InputCase",
+    "ProductCase",
+    "Rule",
+    "TrainingCase",
+    "UpdateCase",
+    "Work",
+]

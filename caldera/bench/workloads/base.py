@@ -1,0 +1,305 @@
+"""What can be measured: a work is a list of cases, and a case is one thing to compute.
+
+A case is found by name in every process, so nothing but names is sent to a worker. What a case
+computes on is made from its seed, and is the same in every process.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from caldera.nn.layer import Layer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BATCHES = 8
+FEW_BATCHES = 2
+"""Of large networks, whose batches are large as well."""
+_COARSE = 8
+"""Length of each axis of a class's picture before it is enlarged."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How parameters are updated, in words that every framework has.
+
+    >>> Rule("sgd", 0.05, weight_decay=0.001).momentum
+    0.0
+    """
+
+    name: str
+    """sgd, adam, adamw or rmsprop."""
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """One thing to compute.
+
+    `part_of` names what several cases make up together (the passes of one convolution), and `group`
+    the cases whose ratios are averaged.
+    """
+
+    name: str
+    part_of: str = ""
+    group: str = ""
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """Floating-point operations of one computation; 0 where that says nothing."""
+
+    def generator(self) -> np.random.Generator:
+        """Random numbers that depend on the case's name alone."""
+        return np.random.default_rng(zlib.crc32(self.name.encode()))
+
+
+@dataclass(frozen=True)
+class TrainingCase(Case):
+    """Training steps of a network on batches that lie in memory, dropout off."""
+
+    layers: Callable[[], list[Layer]] = list
+    batch: int = 1
+    rule: Rule = Rule("sgd", 0.01)
+    shape: tuple[int, ...] = ()
+    """Of one sample."""
+    classes: int = 10
+    words: int = 0
+    """The size of the vocabulary, if samples are words; else they are real numbers."""
+    size: str = "small"
+    """small, medium or large: how much is checked, and how many processes are kept at once."""
+    depth: int = 0
+    """The number of layers, where a figure is drawn over it."""
+    dataset: str = ""
+    """What `--test-accuracy` trains on."""
+    card_batch: int = 0
+    """The batch on a card, if it is another one there."""
+    card_epoch: int = BATCHES
+    """Batches of an epoch of data that lie on a card."""
+    attention: bool = False
+    """Whether there is attention, for which a card has several kernels."""
+    precisions: tuple[str, ...] = ("tf32",)
+    """In which a card trains it, unless others are asked for."""
+    on_card: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    def on(self, device: str) -> TrainingCase:
+        """This case as it is measured on a device.
+
+        >>> case = TrainingCase("example", batch=16, card_batch=256)
+        >>> case.on("cpu").batch, case.on("cuda").batch
+        (16, 256)
+        """
+        if device == "cpu" or self.on_card:
+            return self
+        return replace(self, batch=self.card_batch or self.batch, on_card=True)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether everything is checked and compiled loops over steps are tried."""
+        return self.size == "small"
+
+    @property
+    def is_large(self) -> bool:
+        """Whether only one process at a time fits into memory."""
+        return self.size == "large"
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the order of an image's axes in memory can be chosen."""
+        return len(self.shape) == 3
+
+    @property
+    def batches(self) -> int:
+        """How many different batches there are."""
+        return BATCHES if self.is_small or self.on_card else FEW_BATCHES
+
+    def data(self, dtype: str = "float32", batch: int | None = None) -> list[tuple[Array, Array]]:
+        """The batches: inputs and classes.
+
+        There is something to learn, as in real data: a sample is the picture of its class and as
+        much noise; the word that follows another depends on it alone. On pure noise training is
+        chaotic, and the curves of two frameworks that are both right would part.
+        """
+        draw = self.generator()
+        count = self.batch if batch is None else batch
+        pictures = draw.standard_normal((self.classes, *(min(n, _COARSE) for n in self.shape)))
+        found = []
+        for _ in range(self.batches):
+            x: Array
+            if self.words:
+                x = draw.integers(0, self.words, (self.batch, *self.shape))
+                y = (x + 1) % self.classes
+            else:
+                y = draw.integers(0, self.classes, self.batch)
+                x = self._enlarged(pictures[y])
+                x += draw.standard_normal((self.batch, *self.shape), np.float32)
+                # Rounded before: every precision has the same numbers.
+                x = x.astype(dtype)
+            found.append((x[:count], y[:count]))
+        return found
+
+    def _enlarged(self, pictures: Array) -> Array:
+        """Coarse pictures in the size of samples."""
+        for axis, length in enumerate(self.shape, start=1):
+            coarse = pictures.shape[axis]
+            pictures = pictures.take(np.arange(length) * coarse // length, axis=axis)
+        return pictures.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ConvolutionCase(Case):
+    """One pass of a 2-D convolution: forward, input gradient or filter gradient."""
+
+    images: int = 1
+    channels: int = 1
+    height: int = 1
+    width: int = 1
+    filters: int = 1
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+    padding: tuple[int, int] = (0, 0)
+    what: str = "forward"
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        rows = (self.height + 2 * self.padding[0] - self.kernel[0]) // self.stride + 1
+        columns = (self.width + 2 * self.padding[1] - self.kernel[1]) // self.stride + 1
+        return rows, columns
+
+    @property
+    def flops(self) -> float:
+        rows, columns = self.out
+        window = self.channels * self.kernel[0] * self.kernel[1]
+        return 2.0 * self.images * self.filters * rows * columns * window
+
+    def arrays(self) -> dict[str, Array]:
+        """Images x, filters w, and the gradient g of the result."""
+        draw = self.generator()
+        shapes = {
+            "x": (self.images, self.channels, self.height, self.width),
+            "w": (self.filters, self.channels, *self.kernel),
+            "g": (self.images, self.filters, *self.out),
+        }
+        return {name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True)
+class ProductCase(Case):
+    """A matrix product (m, k) x (k, n), either matrix perhaps stored transposed."""
+
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def nbytes(self) -> int:
+        """Of all three matrices."""
+        return 4 * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def arrays(self) -> dict[str, Array]:
+        """The matrices as they are stored."""
+        draw = self.generator()
+        a = (self.k, self.m) if self.transpose_a else (self.m, self.k)
+        b = (self.n, self.k) if self.transpose_b else (self.k, self.n)
+        return {"a": draw.standard_normal(a, np.float32), "b": draw.standard_normal(b, np.float32)}
+
+
+@dataclass(frozen=True)
+class FormulaCase(Case):
+    """An element-wise formula or a reduction; `formula` takes functions by name, and arrays."""
+
+    formula: Callable[..., Any] = max
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    def arrays(self) -> list[Array]:
+        """What the formula is applied to."""
+        draw = self.generator()
+        return [draw.standard_normal(shape, np.float32) for shape in self.shapes]
+
+
+@dataclass(frozen=True)
+class UpdateCase(Case):
+    """An optimizer's update of parameters from gradients that are there already."""
+
+    rule: Rule = Rule("sgd", 0.01)
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    def arrays(self) -> tuple[list[Array], list[Array]]:
+        """Parameters and gradients."""
+        draw = self.generator()
+        parameters = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
+        gradients = [draw.standard_normal(shape, np.float32) for shape in self.shapes]
+        return parameters, gradients
+
+
+@dataclass(frozen=True)
+class InputCase(Case):
+    """Shuffled batches from arrays in memory."""
+
+    samples: int = 60_000
+    width: int = 784
+    batch: int = 128
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Samples and classes."""
+        draw = self.generator()
+        x = draw.random((self.samples, self.width), np.float32)
+        return x, draw.integers(0, 10, self.samples)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Something to name on the command line.
+
+    `quick` are the cases of a quick run. `left_out` says what is not measured, and why.
+    """
+
+    name: str
+    summary: str
+    cases: Sequence[Case]
+    quick: Sequence[Case]
+    left_out: str = ""
+
+    def case(self, name: str) -> Case:
+        """The case of this name."""
+        return next(case for case in self.cases if case.name == name)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its cases are steps of networks, which a card is measured with as well."""
+        return all(isinstance(case, TrainingCase) for case in self.cases)
+
+    def description(self, device: str) -> str:
+        """The summary, and how large a batch is on a device."""
+        sizes = {case.on(device).batch for case in self.cases if isinstance(case, TrainingCase)}
+        return ", ".join([self.summary, *(f"batch {size}" for size in sorted(sizes))])

@@ -1,0 +1,71 @@
+"""What `summary`, `graph` and `plan` are about: a network of the zoo, a recipe, or a model file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from caldera.cli.build import make_model, make_network
+from caldera.cli.datasets import load_data
+from caldera.cli.option_types import Count, Counts
+from caldera.cli.options import add_options, given_options, names_of
+from caldera.cli.recipe import complete, read_recipe
+from caldera.cli.zoo import ZOO
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+from caldera.train.model import Model
+from caldera.train.saving.load_model import load_model
+
+_GROUPS = ("data", "model", "training", "optimizer", "schedule")
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The argument that names the model, and the flags that shape it."""
+    parser.add_argument(
+        "subject", metavar="MODEL", nargs="?", default="mlp",
+        help="a network of the zoo, a recipe.toml or a .caldera file (default: mlp)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input-shape",
+        metavar="N,N,...",
+        help="shape of a sample (default: that of --data, or the published one)",
+    )
+    parser.add_argument("--classes", metavar="N", help="number of outputs")
+    add_options(parser, *_GROUPS)
+
+
+def find_model(arguments: argparse.Namespace) -> Model:
+    """The model that a command line asks for."""
+    text = arguments.subject
+    given = given_options(arguments)
+    if text in ZOO:
+        return _made(arguments, {"model": text} | given)
+    path = Path(text).expanduser()
+    if path.suffix.lower() == ".toml":
+        return _made(arguments, {"data": "digits"} | read_recipe(path) | given)
+    if path.is_file():
+        shaping = [name for name in given if name in names_of(_GROUPS)]
+        if shaping or arguments.input_shape or arguments.classes:
+            raise ConfigError.build(
+                text,
+                expected="no options beside a model file, which has its own",
+                got=", ".join(shaping) or "a shape",
+            )
+        return load_model(path)
+    raise ConfigError.build(
+        "MODEL", expected="a network of the zoo, a recipe.toml or a .caldera file", got=repr(text),
+        hint=nearest(text, ZOO),
+    )  # fmt: skip
+
+
+def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:
+    options = complete(given)
+    shape, outputs = None, None
+    if arguments.input_shape:
+        shape = Counts().from_text(arguments.input_shape, "--input-shape")
+    if arguments.classes:
+        outputs = Count(1).from_text(arguments.classes, "--classes")
+    if "data" in given and shape is None and outputs is None:
+        return make_model(options, load_data(options))
+    return make_network(options, shape, outputs, steps=1000 * options["epochs"])

@@ -1,0 +1,287 @@
+"""What an option can hold: how it is written on the command line, and what a recipe may say.
+
+A kind reads text (`from_text`) and checks values that a recipe file already has types for
+(`checked`); both give the same value, or say what they expected.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+
+
+class OptionType(ABC):
+    """What values of one kind look like."""
+
+    @abstractmethod
+    def placeholder(self) -> str:
+        """What help texts show in place of a value."""
+
+    @abstractmethod
+    def expected(self) -> str:
+        """What an error says was expected."""
+
+    @abstractmethod
+    def read(self, text: str) -> Any:
+        """The value that a text stands for; ValueError if it is none."""
+
+    @abstractmethod
+    def accept(self, value: Any) -> Any:
+        """The value as this kind holds it; ValueError if it is none."""
+
+    def hint(self, value: Any) -> str:
+        """What to do about a value that is refused."""
+        return ""
+
+    def from_text(self, text: str, where: str) -> Any:
+        """The value of a flag."""
+        try:
+            return self.accept(self.read(text))
+        except ValueError:
+            raise self._refused(text, where) from None
+
+    def checked(self, value: Any, where: str) -> Any:
+        """The value of a key in a recipe."""
+        try:
+            return self.accept(value)
+        except ValueError:
+            raise self._refused(value, where) from None
+
+    def _refused(self, value: Any, where: str) -> ConfigError:
+        return ConfigError.build(
+            where, expected=self.expected(), got=repr(value), hint=self.hint(value)
+        )
+
+
+@dataclass(frozen=True)
+class Count(OptionType):
+    """A whole number of at least `least`.
+
+    >>> Count(1).from_text("20", "--epochs")
+    20
+    >>> Count(1).from_text("many", "--epochs")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: --epochs: expected a whole number of at least 1, got 'many'
+    """
+
+    least: int = 0
+
+    def placeholder(self) -> str:
+        return "N"
+
+    def expected(self) -> str:
+        return f"a whole number of at least {self.least}"
+
+    def read(self, text: str) -> int:
+        return int(text)
+
+    def accept(self, value: Any) -> int:
+        # bool is an int to Python, but `epochs = true` is a mistake.
+        if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Number(OptionType):
+    """A finite number.
+
+    >>> Number().from_text("1e-3", "--learning-rate")
+    0.001
+    """
+
+    def placeholder(self) -> str:
+        return "X"
+
+    def expected(self) -> str:
+        return "a number"
+
+    def read(self, text: str) -> float:
+        return float(text)
+
+    def accept(self, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError
+        if not math.isfinite(value):
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Text(OptionType):
+    """Any text that is not empty.
+
+    >>> Text("FOLDER").from_text("out", "--out")
+    'out'
+    """
+
+    shown: str = "TEXT"
+
+    def placeholder(self) -> str:
+        return self.shown
+
+    def expected(self) -> str:
+        return "a text"
+
+    def read(self, text: str) -> Any:
+        return text
+
+    def accept(self, value: Any) -> Any:
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Texts(Text):
+    """Texts with commas between them; a single one is a list of one.
+
+    >>> Texts("COLUMN,...").from_text("width,length", "--columns")
+    ['width', 'length']
+    """
+
+    def expected(self) -> str:
+        return "texts with commas between them"
+
+    def read(self, text: str) -> Any:
+        return text.split(",")
+
+    def accept(self, value: Any) -> Any:
+        return [super(Texts, self).accept(each) for each in _as_list(value)]
+
+
+@dataclass(frozen=True)
+class Flag(OptionType):
+    """True or false: on the command line, --mirror or --no-mirror.
+
+    >>> Flag().checked(True, "recipe.toml mirror")
+    True
+    """
+
+    def placeholder(self) -> str:
+        return ""
+
+    def expected(self) -> str:
+        return "true or false"
+
+    def read(self, text: str) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError
+        return text == "true"
+
+    def accept(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Counts(OptionType):
+    """Whole numbers of at least 1, with commas between them; a single one is a list of one.
+
+    >>> Counts().from_text("528,528", "--hidden")
+    [528, 528]
+    """
+
+    shown: str = "N,N,..."
+
+    def placeholder(self) -> str:
+        return self.shown
+
+    def expected(self) -> str:
+        return "whole numbers of at least 1, such as 528,528"
+
+    def read(self, text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    def accept(self, value: Any) -> list[int]:
+        return [Count(1).accept(number) for number in _as_list(value)]
+
+
+@dataclass(frozen=True)
+class Choice(OptionType):
+    """One of some names. They are asked for when needed, so that what was registered counts.
+
+    >>> Choice("optimizer", lambda: ["adam", "sgd"]).from_text("adm", "--optimizer")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: --optimizer: expected an optimizer, got 'adm'; did you mean 'adam'?
+    """
+
+    what: str
+    names: Callable[[], Iterable[str]]
+
+    def placeholder(self) -> str:
+        return "NAME"
+
+    def expected(self) -> str:
+        return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
+
+    def read(self, text: str) -> Any:
+        return text
+
+    def accept(self, value: Any) -> Any:
+        if not isinstance(value, str) or value not in set(self.names()):
+            raise ValueError
+        return value
+
+    def hint(self, value: Any) -> str:
+        return nearest(value, self.names())
+
+
+@dataclass(frozen=True)
+class Names(Choice):
+    """Some of those names, with commas between them.
+
+    >>> Names("metric", lambda: ["accuracy", "f1"]).from_text("accuracy,f1", "--metrics")
+    ['accuracy', 'f1']
+    """
+
+    def placeholder(self) -> str:
+        return "NAME,NAME,..."
+
+    def read(self, text: str) -> list[str]:
+        return text.split(",")
+
+    def accept(self, value: Any) -> list[str]:
+        return [super(Names, self).accept(each) for each in _as_list(value)]
+
+    def hint(self, value: Any) -> str:
+        given = value.split(",") if isinstance(value, str) else _as_list(value)
+        known = set(self.names())
+        return super().hint(next((each for each in given if each not in known), value))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# --- writing recipes
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Keys and plain values as TOML.
+
+    >>> print(toml_text({"model": "mlp", "hidden": [64, 64], "learning_rate": 1e-05}), end="")
+    model = "mlp"
+    hidden = [64, 64]
+    learning_rate = 1e-05
+    """
+    return "".join(f"{key} = {_toml_value(value)}\n" for key, value in values.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for one character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(each) for each in value) + "]"
+    return repr(value)

@@ -1,0 +1,102 @@
+"""Samples to predict, from a CSV or npy file, an image or a folder of images."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caldera import data, io
+from caldera.cli.datasets import column_of
+from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage
+from caldera.data.transforms.decode import Size, decode_all
+from caldera.errors import DataError
+from caldera.io.files import opened
+
+
+def read_inputs(
+    path: Path, shape: tuple[int, ...], dtype: str, target_column: str | None = None
+) -> tuple[list[str], np.ndarray]:
+    """The names of samples, and the samples in the shape that a model takes.
+
+    `target_column` of a CSV file is left out: so a file that has the answers can be predicted too.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "rows.csv"
+    >>> _ = path.write_text("1,2,3,4\\n5,6,7,8\\n")
+    >>> names, x = read_inputs(path, (2, 2), "float32")
+    >>> names, x.tolist()
+    (['0', '1'], [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    """
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise DataError.build("predict", expected="a file or folder", got=f"none at {path}")
+    if target_column is not None and suffix != ".csv":
+        raise DataError.build("target_column", expected="a CSV file", got=path.name)
+    if path.is_dir() or suffix in SUFFIXES:
+        names, array = _images(path, shape)
+    elif suffix == ".csv":
+        array = _table(path, target_column)
+        names = [str(number) for number in range(len(array))]
+    elif suffix == ".npy":
+        array = io.load_npy(path).host_array()
+        array = array[None] if array.shape == shape else array
+        names = [str(number) for number in range(len(array))]
+    else:
+        raise DataError.build(
+            "predict", expected="a .csv or .npy file, an image or a folder of images", got=path.name
+        )
+    return names, _shaped(data.ArrayData(array).x, shape, path.name).astype(dtype)
+
+
+def _table(path: Path, target_column: str | None) -> np.ndarray:
+    if target_column is None:
+        try:
+            return io.read_csv(path).numpy()
+        except DataError as problem:
+            raise DataError.build(
+                str(problem).partition(";")[0],
+                hint="if that column has the answers, leave it out with --target-column",
+            ) from None
+    return data.csv(path, column_of(target_column), test=0).train.x
+
+
+def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    if array.shape[1:] == shape:
+        return array
+    if array.ndim == 2 and array.shape[1] == int(np.prod(shape)):
+        return array.reshape(-1, *shape)
+    given = f"{array.shape[1]} columns" if array.ndim == 2 else f"samples of {array.shape[1:]}"
+    wanted = f"samples of {shape}, or rows of {int(np.prod(shape))} numbers"
+    hint = ""
+    if array.ndim == 2 and array.shape[1] == int(np.prod(shape)) + 1:
+        hint = "if the file has the answers, --target-column says which column they are"
+    raise DataError.build(f"predict {name}", expected=wanted, got=given, hint=hint)
+
+
+def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError.build(
+            f"predict {path.name}", expected=f"samples of shape {shape}, as the model takes them",
+            got="images",
+        )  # fmt: skip
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError.build(f"predict {path}", expected="a folder with images", got="none in it")
+    names = [str(each.relative_to(path)) if each != path else each.name for each in files]
+    images = [
+        LabelledImage(name, "", partial(_bytes, each))
+        for name, each in zip(names, files, strict=True)
+    ]
+    size = Size(*shape[1:])
+    pixels, _ = decode_all(images, [""], shape[0], size, resize=True, where="predict")
+    return names, pixels
+
+
+def _bytes(path: Path) -> Any:
+    with opened(path, "rb", "predict") as file:
+        return file.read()

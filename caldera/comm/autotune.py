@@ -1,0 +1,188 @@
+"""Which allreduce is the fastest here: measured once for a size, remembered on this machine.
+
+The ranks measure together, and the slowest of them counts. Rank 0 keeps what was found in
+`settings.cache_dir` and says what all of them use, so they never disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import statistics
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.comm.algorithms.allreduce import default_algorithm
+from caldera.comm.algorithms.torus import sides
+from caldera.config import settings
+
+if TYPE_CHECKING:
+    from caldera.comm.communicator import Communicator
+
+FORMAT = 2
+ROUNDS, MOST_ROUNDS, ROUND_AFTER_S = 3, 20, 0.05
+"""At least so many rounds, at most so many, no further one after so many seconds."""
+HOPELESS = 1.5
+"""What takes so many times as long as the best is not measured again."""
+CLEARLY = 0.9
+"""Another algorithm than the usual one must take less than so much of its time: a few measurements
+on a busy network cannot tell more."""
+_ENVIRONMENT = ("OMPI_MCA_btl", "OMPI_MCA_pml", "UCX_TLS", "FI_PROVIDER")
+
+
+class AllreduceTuner:
+    """The algorithm for each size that one communicator has met.
+
+    - `chosen`: the algorithm for each size in bytes; `times`: the seconds that each one took.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: dict[int, str] = {}
+        self.times: dict[int, dict[str, float]] = {}
+
+    def for_bytes(self, comm: Communicator, nbytes: int) -> str:
+        """The algorithm for buffers of about that size. Called by all ranks together."""
+        if settings.deterministic or comm.size == 1:
+            # What was measured may differ from run to run, and with it the order of a sum.
+            return default_algorithm(np.empty(nbytes, np.uint8), "sum")
+        size = size_class(nbytes)
+        if size not in self.chosen:
+            with comm.traffic.apart("tuning"):
+                self.chosen[size] = self._find(comm, size)
+        return self.chosen[size]
+
+    def _find(self, comm: Communicator, size: int) -> str:
+        path = _path(comm) if comm.rank == 0 else None
+        read = _read(path).get(str(size), {}) if path else {}
+        known = comm.bcast_object({n: t for n, t in read.items() if n in comm.algorithms()})
+        if not known:
+            known = _measure(comm, size)
+            if path:
+                _remember(path, size, known)
+        self.times[size] = known
+        return fastest(known, default_algorithm(np.empty(size, np.uint8), "sum"))
+
+
+def fastest(times: dict[str, float], usual_one: str) -> str:
+    """The algorithm to take: the usual one unless another is clearly faster.
+
+    >>> fastest({"ring": 1.0, "halving": 0.95, "library": 2.0}, "ring")
+    'ring'
+    >>> fastest({"ring": 1.0, "halving": 0.95, "library": 0.5}, "ring")
+    'library'
+    """
+    best = min(times, key=lambda name: (times[name], name))
+    return usual_one if times.get(usual_one, math.inf) * CLEARLY <= times[best] else best
+
+
+def size_class(nbytes: int) -> int:
+    """Sizes that share a choice: the power of four above, from 1 KiB to 64 MiB.
+
+    >>> size_class(4), size_class(5000), size_class(2**22), size_class(2**40)
+    (1024, 16384, 4194304, 67108864)
+    """
+    size = 1024
+    while size < min(nbytes, 1 << 26):
+        size *= 4
+    return size
+
+
+def _measure(comm: Communicator, size: int) -> dict[str, float]:
+    """Median seconds of each algorithm that is worth a try, within the budget for tuning."""
+    before = comm.algorithm
+    buffer = np.full(size // 4, 0, np.float32)
+    remaining = candidates(comm, size)
+    seen: dict[str, list[float]] = {name: [] for name in remaining}
+    medians: dict[str, float] = {}
+    for name in remaining:
+        # Connections are made when two ranks first talk, and memory when it is first touched.
+        comm.algorithm = name
+        comm.Allreduce(buffer, buffer)
+    began = time.perf_counter()
+    for rounds in range(MOST_ROUNDS):
+        limit = settings.tune_budget_s if rounds < ROUNDS else ROUND_AFTER_S
+        for name in remaining:
+            if comm.bcast_object(time.perf_counter() - began > limit):
+                break
+            comm.algorithm = name
+            seen[name].append(_seconds(comm, buffer))
+            medians[name] = statistics.median(seen[name])
+        worst = HOPELESS * min(medians.values(), default=math.inf)
+        remaining = [name for name in remaining if medians.get(name, math.inf) <= worst]
+    comm.algorithm = before
+    return medians or {default_algorithm(buffer, "sum"): 0.0}
+
+
+def _seconds(comm: Communicator, buffer: np.ndarray) -> float:
+    """What the slowest rank takes."""
+    comm.Barrier()
+    began = time.perf_counter()
+    comm.Allreduce(buffer, buffer)
+    return max(comm.gather_objects(time.perf_counter() - began))
+
+
+def candidates(comm: Communicator, size: int) -> list[str]:
+    """The algorithms that can be the fastest for a size, the likely ones first.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(3, lambda comm: candidates(comm, 1 << 22))[0]
+    ['ring', 'window', 'halving', 'direct']
+    """
+    machines = len(set(comm.nodes))
+    worth = {
+        # A prime number of ranks has no rows and columns.
+        "torus": sides(comm.size)[0] > 1,
+        "hierarchical": 1 < machines < comm.size,
+        # These send the whole buffer several times.
+        "doubling": size <= 1 << 20,
+        "master": size <= 1 << 16,
+    }
+    likely = (
+        "ring", "library", "window", "halving", "direct", "torus", "hierarchical", "doubling",
+        "master",
+    )  # fmt: skip
+    return [name for name in likely if name in comm.algorithms() and worth.get(name, True)]
+
+
+def _path(comm: Communicator) -> Path:
+    """The file for this number of ranks on these machines, with this way of talking."""
+    facts = {
+        "format": FORMAT,
+        "communicator": comm.describe(),
+        "nodes": list(comm.nodes),
+        "machine": [platform.node(), platform.machine(), os.cpu_count()],
+        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
+    }
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return settings.cache_dir / "allreduce" / f"{name}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What was measured before; whatever cannot be read counts as not there."""
+    try:
+        found = json.loads(path.read_text())
+        return {
+            str(int(size)): {str(name): float(seconds) for name, seconds in times.items()}
+            for size, times in found.items()
+        }
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _remember(path: Path, size: int, times: dict[str, float]) -> None:
+    """Written beside its place and moved there, so that a reader sees all of it or nothing."""
+    everything = {**_read(path), str(size): times}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            json.dump(everything, file, indent=1)
+        Path(name).replace(path)

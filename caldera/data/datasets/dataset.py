@@ -1,0 +1,274 @@
+"""Data sets: samples to train with and samples to test with, from arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from caldera.data.loading.pipeline import Pipeline
+from caldera.data.random_draws import permutation
+from caldera.data.sources.array_data import ArrayData
+from caldera.data.sources.base import Array, Data
+from caldera.data.transforms.scale import SCALE
+from caldera.data.transforms.stage import StagesLike
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.tensor.convert import array_of
+
+_TEXT_KINDS = "US"
+# Samples are set aside in an order that no epoch of training has.
+_NO_EPOCH = (1 << 32) - 1
+
+
+@dataclass(frozen=True, repr=False)
+class Dataset:
+    """A data set.
+
+    - `train`, `test`: the samples.
+    - `classes`: how many classes there are, 0 where the target is no class.
+    - `class_names`: a name for each class.
+    - `shape`: the shape of one sample's x.
+
+    >>> from caldera import data
+    >>> digits = data.digits()
+    >>> digits
+    Dataset(digits: 1438 samples to train, 359 to test, shape (1, 8, 8), 10 classes)
+    >>> digits.train.batch([0, 1])[0].shape
+    (2, 1, 8, 8)
+    """
+
+    train: Data
+    test: Data
+    classes: int
+    class_names: tuple[str, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) != self.classes:
+            raise ConfigError.build(
+                f"data set {self.name}",
+                expected=f"{self.classes} names of classes",
+                got=str(len(self.class_names)),
+            )
+        if len(self.test) and self.train.shape != self.test.shape:
+            raise ShapeError.build(
+                f"data set {self.name}",
+                expected=f"test samples of shape {self.train.shape}",
+                got=str(self.test.shape),
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's x."""
+        return self.train.shape
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network gives for a sample: one a class, or one a value.
+
+        >>> from caldera import data
+        >>> data.digits().outputs
+        10
+        """
+        return self.classes or int(np.prod(self.train.batch(np.arange(1))[-1].shape[1:]))
+
+    def transformed(self, train: StagesLike = (), test: StagesLike = ()) -> Dataset:
+        """The same samples, through these stages: `train` and `test` become pipelines.
+
+        >>> from caldera import data
+        >>> digits = data.digits()
+        >>> normalise = data.Normalise.of(digits.train)
+        >>> digits = digits.transformed(train=[data.Crop(8, 1), normalise], test=normalise)
+        >>> bool(abs(digits.test.x.mean()) < 0.1)
+        True
+        """
+        return replace(self, train=Pipeline(self.train, train), test=Pipeline(self.test, test))
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Whoever takes it for samples is told what it is."""
+        raise ConfigError.build(
+            f"data set {self.name}", expected="samples", got="a data set",
+            hint="take its .train or .test",
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        target = f", {self.classes} classes" if self.classes else ""
+        return (
+            f"Dataset({self.name}: {len(self.train)} samples to train, {len(self.test)} to test, "
+            f"shape {self.shape}{target})"
+        )
+
+
+class Targets(NamedTuple):
+    """Targets as they are trained with, and the classes they stand for."""
+
+    values: Array
+    class_names: tuple[str, ...]
+
+
+def arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    test: float | tuple[ArrayLike, ArrayLike] = 0.2,
+    seed: int = 0,
+    classes: bool | None = None,
+    scale: float | None = SCALE,
+    name: str = "arrays",
+) -> Dataset:
+    """A data set of arrays, whose first axis counts the samples.
+
+    `test` is a part to set aside, a number of samples, or the pair (x, y) to test with. float64
+    becomes float32. Texts and whole numbers are classes, other numbers are values to predict;
+    `classes` says which, where that is wrong. Whole numbers from 0 up keep their number; all else
+    is numbered in sorted order, and `class_names` says what it was.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> flowers = data.arrays(np.eye(4), ["rose", "iris", "rose", "iris"], test=0.5)
+    >>> flowers.class_names, len(flowers.train), flowers.train.dtype.name
+    (('iris', 'rose'), 2, 'float32')
+    """
+    where = f"data.{name}"
+    inputs = _compact(array_of(x, where))
+    labels = np.asarray(y)
+    if not isinstance(test, tuple):
+        targets = as_targets(labels, classes, where)
+        samples = ArrayData(inputs, targets.values, scale=scale)
+        train_data, test_data = split(samples, test=test, seed=seed)
+        names = targets.class_names
+        return Dataset(train_data, test_data, len(names), names, name)
+    test_inputs = _compact(array_of(test[0], where))
+    test_labels = np.asarray(test[1])
+    both_text = {labels.dtype.kind in _TEXT_KINDS, test_labels.dtype.kind in _TEXT_KINDS}
+    if (
+        not labels.ndim
+        or not test_labels.ndim
+        or labels.shape[1:] != test_labels.shape[1:]
+        or len(both_text) > 1
+    ):
+        raise ShapeError.build(
+            where,
+            expected="targets of one kind to train and to test with",
+            got=f"{labels.dtype} {labels.shape} and {test_labels.dtype} {test_labels.shape}",
+        )
+    # Both parts are numbered together: a class may be missing from one of them.
+    targets = as_targets(np.concatenate([labels, test_labels]), classes, where)
+    names = targets.class_names
+    return Dataset(
+        ArrayData(inputs, targets.values[: len(labels)], scale=scale),
+        ArrayData(test_inputs, targets.values[len(labels) :], scale=scale),
+        len(names),
+        names,
+        name,
+    )
+
+
+def split(
+    samples: Data | tuple[ArrayLike, ...],
+    *,
+    test: float = 0.2,
+    seed: int = 0,
+    stratify: bool | None = None,
+) -> tuple[Data, Data]:
+    """Samples in two parts, chosen at random: to train with, and to test with.
+
+    `test` is the part that is set aside, or a number of samples. With `stratify` each class gives
+    the same part; it is the default where y has one whole number for each sample.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> train, test = data.split((np.zeros((10, 2)), [0] * 5 + [1] * 5), test=0.4)
+    >>> sorted(test.y.tolist())
+    [0, 0, 1, 1]
+    """
+    if not isinstance(samples, Data):
+        samples = ArrayData(*samples)
+    total = len(samples)
+    wanted = _test_count(test, total)
+    labels = samples.y
+    are_classes = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iub"
+    if stratify and not are_classes:
+        raise ConfigError.build(
+            "data.split", expected="one whole number for each sample to stratify by", got="others"
+        )
+    order = permutation(total, seed, _NO_EPOCH)
+    if labels is not None and are_classes and stratify is not False:
+        chosen = _stratified(labels[order], wanted)
+    else:
+        chosen = np.arange(total) < wanted
+    return samples.subset(np.sort(order[~chosen])), samples.subset(np.sort(order[chosen]))
+
+
+def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
+    """Labels as class numbers (int64), or as values to predict; see `arrays`.
+
+    >>> as_targets(np.array(["b", "a", "b"]), None, "data.arrays")
+    Targets(values=array([1, 0, 1]), class_names=('a', 'b'))
+    """
+    if labels.dtype == object:
+        # Columns of other libraries hold their texts as objects.
+        are_texts = all(isinstance(each, str) for each in labels.flat)
+        labels = labels.astype(str) if are_texts else labels
+    is_text = labels.dtype.kind in _TEXT_KINDS
+    if classes is None:
+        classes = is_text or labels.dtype.kind in "iub"
+    if not classes:
+        if is_text:
+            raise DataError.build(where, expected="numbers to predict", got="texts")
+        return Targets(_compact(array_of(labels, where)), ())
+    if not is_text and labels.dtype.kind not in "iub":
+        labels = array_of(labels, where)
+    if labels.dtype.kind in "iu" and labels.size and labels.min() >= 0:
+        count = int(labels.max()) + 1
+        # Far larger numbers are names, such as those of a catalogue.
+        if count <= max(labels.size, 2):
+            return Targets(labels.astype(np.int64), tuple(str(each) for each in range(count)))
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise DataError.build(where, expected="a class for every sample", got="nan")
+    values, numbers = np.unique(labels, return_inverse=True)
+    names = tuple(_name(value) for value in values.tolist())
+    return Targets(numbers.reshape(labels.shape).astype(np.int64), names)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _compact(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _test_count(test: float, total: int) -> int:
+    is_part = isinstance(test, float) and 0 <= test < 1
+    is_count = isinstance(test, int) and not isinstance(test, bool) and 0 <= test <= total
+    if not is_part and not is_count:
+        raise ConfigError.build(
+            "data.split",
+            expected=f"test as a part from 0 to 1, or as a number of samples up to {total}",
+            got=repr(test),
+        )
+    return round(test * total) if is_part else int(test)
+
+
+def _stratified(labels: Array, wanted: int) -> NDArray[np.bool_]:
+    """Which samples to take so that each class gives its share, `wanted` in all.
+
+    >>> _stratified(np.array([0, 0, 0, 0, 1, 1]), 3).tolist()
+    [True, True, False, False, True, False]
+    """
+    _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    shares = counts * (wanted / max(labels.size, 1))
+    quota = np.floor(shares).astype(np.int64)
+    # What rounding left over goes to the classes that lost most by it.
+    short = wanted - int(quota.sum())
+    quota[np.argsort(quota - shares, kind="stable")[:short]] += 1
+    grouped = np.argsort(numbers, kind="stable")
+    place_in_class = np.empty(labels.size, np.int64)
+    starts = np.cumsum(counts) - counts
+    place_in_class[grouped] = np.arange(labels.size) - np.repeat(starts, counts)
+    return place_in_class < quota[numbers]

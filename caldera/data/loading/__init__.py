@@ -1,0 +1,1 @@
+"""From samples to batches: loaders, the pipeline that tunes itself, prefetching."""

@@ -1,0 +1,108 @@
+"""What a loader hands out: batches, or the places of their samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.data.random_draws import Draw
+from caldera.data.sources.base import Array, Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStages:
+    """The stages of a pipeline from `first` on, with the numbers that they draw.
+
+    >>> from caldera.data import Draw
+    >>> from caldera.data.loading.batch import DeviceStages
+    >>> DeviceStages(2, Draw(seed=1)).first
+    2
+    """
+
+    first: int
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's part of a batch.
+
+    - `x`, `y`: the samples; `y` is None where there are no targets.
+    - `first`: the place of the rank's first sample in the whole batch.
+    - `count`: how many samples the whole batch has, over all ranks; `len(batch)` are this rank's.
+    - `indices`: the samples' numbers in the data.
+    - `between`: more inputs, for data of more than two arrays.
+    - `rest`: what is left to be done to it, where the device does that; None if it is finished.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> loader = data.Loader(data.ArrayData(np.arange(10.0)), 4, shuffle=False, rank=1, ranks=2)
+    >>> for batch in loader:
+    ...     print(batch.x, batch.first, batch.count, batch.indices)
+    [2. 3.] 2 4 [2 3]
+    [6. 7.] 2 4 [6 7]
+    [9.] 1 2 [9]
+    """
+
+    x: Array
+    y: Array | None
+    first: int
+    count: int
+    indices: NDArray[np.integer]
+    between: Arrays = ()
+    rest: DeviceStages | None = None
+
+    @property
+    def arrays(self) -> Arrays:
+        """All arrays: the inputs, then the targets."""
+        return (self.x, *self.between, *(() if self.y is None else (self.y,)))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+# Not frozen: one is made for each step, and freezing would triple its cost.
+@dataclass(slots=True)
+class Share:
+    """Which samples of a batch a rank reads, for those who have the samples elsewhere.
+
+    - `start`: the place of the whole batch in the order of the epoch.
+    - `first`: the place of the rank's first sample in the whole batch.
+    - `samples`: how many samples this rank has, as `len(share)` says.
+    - `count`: how many samples the whole batch has, over all ranks.
+    - `size`: the batch size; only the last batch of an epoch has fewer samples.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> next(data.Loader(data.ArrayData(np.arange(10)), batch_size=4).shares())
+    Share(start=0, first=0, samples=4, count=4, size=4)
+    """
+
+    start: int
+    first: int
+    samples: int
+    count: int
+    size: int
+
+    @classmethod
+    def of(
+        cls, start: int, count: int, size: int, rank: int = 0, ranks: int = 1, parts: int = 0
+    ) -> Share:
+        """What a rank has of a batch of `count` samples.
+
+        With `parts`, the batch is first cut into so many of them, and ranks get whole ones.
+
+        >>> from caldera.data import Share
+        >>> Share.of(0, 10, 10, rank=1, ranks=3)
+        Share(start=0, first=3, samples=3, count=10, size=10)
+        >>> Share.of(0, 10, 10, rank=1, ranks=3, parts=5)
+        Share(start=0, first=2, samples=4, count=10, size=10)
+        """
+        parts = parts or ranks
+        first, end = (count * (parts * r // ranks) // parts for r in (rank, rank + 1))
+        return cls(start, first, end - first, count, size)
+
+    def __len__(self) -> int:
+        return self.samples

@@ -1,0 +1,281 @@
+"""Batches of an epoch, in an order that depends on seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.config import settings
+from caldera.data.loading.batch import Batch, DeviceStages, Share
+from caldera.data.loading.pipeline import Pipeline
+from caldera.data.loading.prefetch import BatchJob, PreparedBatch, prefetch_memory, prefetched
+from caldera.data.loading.tuner import Setting, Tuner
+from caldera.data.random_draws import Draw
+from caldera.data.sources.base import Data
+from caldera.data.sources.iterable_data import IterableData
+from caldera.errors import CheckpointError, ConfigError
+
+
+class Loader:
+    """Iterating gives the batches of one epoch, and the next time those of the next.
+
+    The order is a function of `seed` and the epoch; streams come in their own. Of each batch, ranks
+    read parts that follow one another; a rank's part may be one sample smaller than another's, or
+    empty; with `parts` each batch is first cut into so many, of which ranks get whole ones. An
+    iteration that is left early goes on where it was left. `batch_size` can be changed between
+    epochs. How the batches are made is said by the data's `Pipeline`.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> loader = data.Loader(data.ArrayData(np.arange(5)), batch_size=2, seed=1)
+    >>> [batch.x.tolist() for batch in loader]
+    [[0, 4], [1, 2], [3]]
+    >>> [batch.x.tolist() for batch in loader]
+    [[4, 2], [1, 3], [0]]
+    """
+
+    def __init__(
+        self,
+        data: Data | IterableData,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        parts: int = 0,
+    ) -> None:
+        if not 0 <= rank < ranks:
+            raise ConfigError.build(
+                "data.Loader", expected=f"a rank from 0 to {ranks - 1}", got=str(rank)
+            )
+        if not isinstance(data, Data | IterableData):
+            raise ConfigError.build(
+                "data.Loader",
+                expected="Data or IterableData",
+                got=type(data).__name__,
+                hint="data.as_data makes it of arrays and iterables",
+            )
+        if not _is_whole(seed):
+            raise ConfigError.build("data.Loader", expected="a seed, an int", got=repr(seed))
+        self.data = Pipeline.of(data)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = int(seed)
+        self.drop_last = drop_last
+        self.rank = rank
+        self.ranks = ranks
+        self.parts = parts
+        self._epoch = 0
+        self._position = 0
+        # The last order that was asked for, and what it depends on.
+        self._order: tuple[tuple[int, int, int], NDArray[np.int64]] | None = None
+        # What was found out about making batches holds for all epochs.
+        self._tuner: tuple[tuple[int | None, ...], Tuner] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch, over all ranks."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        if not _is_whole(size) or size < 1:
+            raise ConfigError.build(
+                "data.Loader", expected="a batch size of at least 1", got=repr(size)
+            )
+        self._batch_size = int(size)
+
+    @property
+    def epoch(self) -> int:
+        """The number of this epoch, from 0."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """How many samples of this epoch have been handed out, to all ranks together."""
+        return self._position
+
+    def __len__(self) -> int:
+        """The batches of a whole epoch."""
+        whole, rest = divmod(len(self.data), self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()
+
+    def batches(self, places: Sequence[int | None] = (None,)) -> Iterator[Batch]:
+        """As iterating; `places` are the numbers of stages that may be run before handing it out.
+
+        A batch for which that is not all of them has a `rest`.
+        """
+        jobs = self._read_jobs() if self.data.is_stream else self._numbered_jobs()
+        with closing(prefetched(self.data, jobs, self._tuned(tuple(places)))) as made:
+            for ready in made:
+                self._position = ready.job.share.start + ready.job.share.count
+                yield _batch(ready)
+        self._next_epoch()
+
+    @property
+    def setting(self) -> Setting:
+        """How batches are made now.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> data.Loader(data.Pipeline(np.arange(4), workers=3, prefetch=5), 2).setting
+        Setting(workers=3, prefetch=5, host_stages=None)
+        """
+        return (self._tuner[1] if self._tuner else self._tuned((None,))).setting
+
+    def _tuned(self, places: tuple[int | None, ...]) -> Tuner:
+        if self._tuner is None or self._tuner[0] != places:
+            tuner = Tuner(
+                settings.threads,
+                workers=self.data.workers,
+                prefetch=self.data.prefetch,
+                places=places,
+                memory=prefetch_memory(),
+            )
+            self._tuner = (places, tuner)
+        return self._tuner[1]
+
+    def order(self) -> NDArray[np.int64]:
+        """The numbers of all samples in the order of this epoch; made once."""
+        samples = self._samples()
+        if not self.shuffle:
+            return np.arange(samples)
+        name = (samples, self.seed, self._epoch)
+        if self._order is None or self._order[0] != name:
+            numbers = self.data.order(self.seed, self._epoch)
+            numbers.flags.writeable = False
+            self._order = (name, numbers)
+        return self._order[1]
+
+    def shares(self) -> Iterator[Share]:
+        """As iterating, without reading any sample: who has them needs only their places.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> loader = data.Loader(data.ArrayData(np.arange(5)), batch_size=2)
+        >>> [(share.start, len(share)) for share in loader.shares()], loader.epoch
+        ([(0, 2), (2, 2), (4, 1)], 1)
+        """
+        for share in self._shares():
+            self._position = share.start + share.count
+            yield share
+        self._next_epoch()
+
+    def state(self) -> dict[str, int]:
+        """Where the loader is, as numbers for a checkpoint; what was handed out counts as done.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> loader = data.Loader(data.ArrayData(np.arange(6)), batch_size=2, seed=1)
+        >>> for batch in loader:
+        ...     break
+        >>> state = loader.state()
+        >>> state
+        {'epoch': 0, 'position': 2, 'seed': 1, 'samples': 6}
+        >>> other = data.Loader(data.ArrayData(np.arange(6)), batch_size=2)
+        >>> other.restore(state)
+        >>> [b.x.tolist() for b in other] == [b.x.tolist() for b in loader]
+        True
+        """
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self.seed,
+            "samples": self._samples(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state` was taken: the rest of that epoch comes next."""
+        names = ("epoch", "position", "seed", "samples")
+        if set(state) != set(names) or not all(_is_whole(state[name]) for name in names):
+            raise CheckpointError.build(
+                "data.Loader.restore",
+                expected="the whole numbers " + ", ".join(names),
+                got=repr(dict(state)),
+            )
+        epoch, position, seed, samples = (int(state[name]) for name in names)
+        is_stream = self.data.is_stream
+        fits = position == 0 or (samples == self._samples() and (is_stream or position <= samples))
+        if epoch < 0 or position < 0 or not fits:
+            raise CheckpointError.build(
+                "data.Loader.restore",
+                expected=f"a place in data of {self._samples()} samples",
+                got=f"{position} of {samples}",
+                hint="an epoch can only be continued with the data it was begun with",
+            )
+        self._epoch, self._position, self.seed = epoch, position, seed
+
+    def _samples(self) -> int:
+        """The length of the data; 0 for a stream."""
+        return 0 if self.data.is_stream else len(self.data)
+
+    def _shares(self) -> Iterator[Share]:
+        """This rank's parts of the batches that are left of this epoch."""
+        size, samples, position = self.batch_size, self._samples(), self._position
+        if self.drop_last and 0 < samples < size:
+            raise ConfigError.build(
+                "data.Loader",
+                expected=f"a batch size of at most {samples}, the number of samples",
+                got=str(size),
+                hint="drop_last leaves out a batch that is not full, and here that is all of them",
+            )
+        while position + (size if self.drop_last else 1) <= samples:
+            count = min(size, samples - position)
+            yield self.share(position, count, size)
+            position += count
+
+    def share(self, start: int, count: int, size: int) -> Share:
+        """What this rank has of a batch that begins at `start` (see `Share`)."""
+        return Share.of(start, count, size, self.rank, self.ranks, self.parts)
+
+    def _numbered_jobs(self) -> Iterator[BatchJob]:
+        order, following = self.order(), self.data.stages.following
+        seed, epoch = self.seed, self._epoch
+        for share in self._shares():
+            place = share.start + share.first
+            indices = order[place : place + share.samples + following]
+            missing = share.samples + following - len(indices)
+            if missing:
+                # After the last sample comes the first.
+                indices = np.concatenate([indices, np.resize(order, missing)])
+            yield BatchJob(share, indices, Draw(seed, epoch, place))
+
+    def _read_jobs(self) -> Iterator[BatchJob]:
+        source, following = self.data.source, self.data.stages.following
+        assert isinstance(source, IterableData)
+        seed, epoch, start, size = self.seed, self._epoch, self._position, self.batch_size
+        for arrays in source.read(size, start, following):
+            count = len(arrays[0]) - following
+            if self.drop_last and count < size:
+                break
+            share = self.share(start, count, size)
+            begin, end = share.first, share.first + share.samples
+            part = tuple(array[begin : end + following] for array in arrays)
+            numbers = np.arange(start + begin, start + end)
+            yield BatchJob(share, numbers, Draw(seed, epoch, start + begin), part)
+            start += count
+
+    def _next_epoch(self) -> None:
+        self._epoch += 1
+        self._position = 0
+
+
+def _batch(ready: PreparedBatch) -> Batch:
+    job, arrays = ready.job, ready.made.arrays
+    target = arrays[-1] if len(arrays) > 1 else None
+    indices = job.indices[: job.share.samples]
+    rest = None if ready.end is None else DeviceStages(ready.end, job.draw)
+    return Batch(arrays[0], target, job.share.first, job.share.count, indices, arrays[1:-1], rest)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,287 @@
+"""Samples and the stages that make batches of them: what training takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.data.loading.statistics import PipelineStatistics
+from caldera.data.random_draws import Draw
+from caldera.data.sources.as_data import as_data
+from caldera.data.sources.base import Array, Arrays, Data
+from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.stored_arrays import StoredArrays
+from caldera.data.transforms.scale import Scale
+from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
+from caldera.errors import CalderaError, ConfigError, DataError
+from caldera.tensor.dtype import DType, uint8
+
+
+# Not frozen: one is made for each batch, and freezing would triple its cost.
+@dataclass(slots=True)
+class StagedBatch:
+    """A batch as the host has made it, and the seconds it took to read and for each stage."""
+
+    arrays: Arrays
+    seconds: tuple[float, ...]
+
+
+class Pipeline(Data):
+    """A source of samples and the stages their batches pass through; `fit` takes it.
+
+    The source is whatever holds samples: arrays, data, an iterable, or the path of files (see
+    `data.source`). Batches are made by threads beside the training, as many and as far ahead as
+    is found to be best while it runs; `workers` and `prefetch` set that instead. Where the model is
+    on a device, the last stages may run there. None of this changes a batch: it depends on seed,
+    epoch and place alone. Bytes stay bytes until a stage needs more, and come out as floats from 0
+    to 1 if none does (see `ArrayData`).
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> images = np.zeros((100, 3, 32, 32), np.uint8)
+    >>> pipeline = data.Pipeline(
+    ...     (images, np.arange(100) % 10),
+    ...     [data.Crop(32, padding=4), data.Mirror(), data.Normalise(0.5, 0.25), data.Cutout(8)])
+    >>> pipeline
+    Pipeline(100 samples, shape (3, 32, 32), float32: Crop, Mirror, Normalise, Cutout)
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        stages: StagesLike = (),
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+    ) -> None:
+        for name, value, least in (("workers", workers, 0), ("prefetch", prefetch, 1)):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ConfigError.build(
+                    "data.Pipeline",
+                    expected=f"{name} of at least {least}, or None to have it tuned",
+                    got=repr(value),
+                )
+        inner = as_data(source)
+        given = Stages(stages)
+        if isinstance(inner, Pipeline):
+            given = Stages([*inner.own_stages, *given])
+            workers = inner.workers if workers is None else workers
+            prefetch = inner.prefetch if prefetch is None else prefetch
+            inner = inner.source
+        self.source: Data | IterableData = inner
+        self.scale = inner.scale
+        self.own_stages: Stages = given
+        """The stages that were asked for."""
+        self.stages: Stages = given
+        """All stages, with the one that makes floats of bytes where there are any at the end."""
+        self.workers: int | None = workers
+        self.prefetch: int | None = prefetch
+        self.usage = PipelineStatistics()
+        # What does not fit together is found now, not when training begins; but a stream is not
+        # begun before somebody reads it.
+        if inner.scale is not None and (self.is_stream or self.example()[0].dtype == uint8):
+            self.stages = Stages([*given, Scale(inner.scale)])
+        if not self.is_stream:
+            self.blank()
+
+    @classmethod
+    def of(cls, value: Any) -> Pipeline:
+        """A pipeline as it is, or one without stages over whatever holds samples."""
+        return value if isinstance(value, Pipeline) else cls(value)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether samples come one after the other, and have no numbers."""
+        return isinstance(self.source, IterableData)
+
+    def __len__(self) -> int:
+        return len(self._numbered("len"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.blank()[0].shape[1:]
+
+    @property
+    def dtype(self) -> DType:
+        return self.blank()[0].dtype
+
+    def batch(self, indices: NDArray[np.integer] | Sequence[int]) -> Arrays:
+        return self.make(self._with_following(indices), Draw()).arrays
+
+    def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
+        """What the stages make, before bytes become floats."""
+        return self.make(self._with_following(indices), Draw(), len(self.own_stages)).arrays
+
+    @property
+    def changes_targets(self) -> bool:
+        """Whether targets come out other than they are stored."""
+        return not all(isinstance(stage, Transform) for stage in self.stages)
+
+    @property
+    def y(self) -> Array | None:
+        return super().y if self.changes_targets else self._numbered("y").y
+
+    def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Pipeline:
+        """The samples with these numbers, through the same stages."""
+        return Pipeline(
+            self._numbered("subset").subset(numbers), self.own_stages,
+            workers=self.workers, prefetch=self.prefetch,
+        )  # fmt: skip
+
+    def stored(self) -> StoredArrays | None:
+        return None if self.is_stream else self._numbered("stored").stored()
+
+    def name_of(self, index: int) -> str:
+        return f"sample {index}" if self.is_stream else self._numbered("name_of").name_of(index)
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        return self._numbered("order").order(seed, epoch)
+
+    def report(self) -> str:
+        """What the stages took so far, how many workers there are, and how long training waited.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> pipeline = data.Pipeline(np.zeros((100, 1, 8, 8), np.uint8), [data.Mirror()], workers=1)
+        >>> batches = list(data.Loader(pipeline, 50))
+        >>> print(pipeline.report())
+        stage         ms a batch
+        read ...
+        Mirror ...
+        Scale ...
+        1 worker, at most 3 batches ahead; 2 batches, waited for ... ms each
+        """
+        return self.usage.text([stage.name for stage in self.stages])
+
+    def blank(self) -> Arrays:
+        """A batch of one sample, for its shapes and dtypes.
+
+        >>> from caldera import data
+        >>> [array.shape for array in data.Pipeline(([[1.0, 2.0]], [3])).blank()]
+        [(1, 2), (1,)]
+        """
+        return self._blank
+
+    def make(self, indices: NDArray[np.integer], draw: Draw, end: int | None = None) -> StagedBatch:
+        """What the first `end` stages make of these samples.
+
+        The last of them are only there to be mixed with, as many as `stages.following` says.
+        """
+        source = self._numbered("batch")
+        if len(indices) <= self.stages.following:
+            # The part of a rank that has no samples.
+            return StagedBatch(tuple(array[1:] for array in self.example(end)), ())
+        started = time.perf_counter()
+        try:
+            arrays = source.raw_batch(indices)
+        except Exception as error:
+            raise _unreadable(source, indices, error) from error
+        seconds = time.perf_counter() - started
+        made = self.finish(arrays, draw, lambda place: source.name_of(int(indices[place])), end)
+        return StagedBatch(made.arrays, (seconds, *made.seconds))
+
+    def finish(
+        self, arrays: Arrays, draw: Draw, name: Callable[[int], str], end: int | None = None
+    ) -> StagedBatch:
+        """What the first `end` stages make of a batch as it was read.
+
+        `name` gives the name of the sample at a place in it.
+        """
+        seconds = []
+        for number in range(len(self.stages) if end is None else end):
+            stage, numbers = self.stages[number], draw.of_stage(number)
+            started = time.perf_counter()
+            try:
+                arrays = stage.apply(arrays, numbers)
+            except Exception as error:
+                raise _blamed(stage, arrays, numbers, name, error) from error
+            seconds.append(time.perf_counter() - started)
+        return StagedBatch(arrays, tuple(seconds))
+
+    def __repr__(self) -> str:
+        count = "a stream" if self.is_stream else f"{len(self)} samples"
+        stages = ", ".join(stage.name for stage in self.own_stages) or "no stages"
+        return f"Pipeline({count}, shape {self.shape}, {self.dtype}: {stages})"
+
+    def _with_following(self, indices: NDArray[np.integer] | Sequence[int]) -> NDArray[np.integer]:
+        """These samples and those that are mixed with them: after the last comes the first."""
+        rows = np.asarray(indices, np.int64)
+        return np.concatenate([rows, np.resize(rows, self.stages.following if len(rows) else 0)])
+
+    def _numbered(self, what: str) -> Data:
+        if isinstance(self.source, IterableData):
+            raise NoNumbersError.build(
+                f"data.Pipeline.{what}", expected="samples that have numbers", got="a stream"
+            )
+        return self.source
+
+    def example(self, end: int | None = None) -> Arrays:
+        """What the first `end` stages make of one sample, with those the others mix it with."""
+        source, count = self.source, 1 + self.stages.following
+        if not isinstance(source, IterableData) and len(source):
+            return self.make(np.zeros(count, np.int64), Draw(), end).arrays
+        if isinstance(source, IterableData):
+            arrays = source.blank()
+        else:
+            arrays = (np.zeros((1, *source.shape), source.dtype),)
+        repeated = tuple(np.repeat(array, count, axis=0) for array in arrays)
+        return self.finish(repeated, Draw(), lambda _: "a blank sample", end).arrays
+
+    @cached_property
+    def _blank(self) -> Arrays:
+        arrays = self.example()
+        if arrays[0].dtype == object:
+            raise DataError.build(
+                "data.Pipeline",
+                expected="a stage that makes arrays of encoded samples",
+                got=", ".join(stage.name for stage in self.own_stages) or "no stages",
+                hint="put data.Decode() first",
+            )
+        return arrays
+
+
+def _unreadable(source: Data, indices: NDArray[np.integer], error: Exception) -> CalderaError:
+    """The error of a batch that could not be read, with the name of the sample."""
+    for number in indices.tolist():
+        try:
+            source.raw_batch(np.array([number]))
+        except Exception as again:
+            return _with_place(again, f"reading {_name(source, number)}")
+    return _with_place(error, f"reading {_name(source, indices[0])} and others")
+
+
+def _blamed(
+    stage: Stage, arrays: Arrays, draw: Draw, name: Callable[[int], str], error: Exception
+) -> CalderaError:
+    """The error of a batch that a stage could not make, with the name of the sample."""
+    count = len(arrays[0]) - stage.following
+    for place in range(count):
+        alone = tuple(array[place : place + 1 + stage.following] for array in arrays)
+        try:
+            stage.apply(alone, replace(draw, first=draw.first + place))
+        except Exception as again:
+            return _with_place(again, f"{stage.name} of {name(place)}")
+    return _with_place(error, f"{stage.name} of {name(0)} and {count - 1} others")
+
+
+def _with_place(error: Exception, place: str) -> CalderaError:
+    if isinstance(error, CalderaError):
+        return type(error)(f"{place}: {error}")
+    return DataError.build(place, got=f"{type(error).__name__}: {error}")
+
+
+def _name(source: Data, number: int) -> str:
+    try:
+        return source.name_of(number)
+    except IndexError:
+        return f"sample {number}"
+
+
+class NoNumbersError(DataError, TypeError):
+    """A stream has no length; `list(...)` asks for one, and takes a TypeError for an answer."""

@@ -1,0 +1,289 @@
+"""Finding out, while training runs, how many threads should make batches and how far ahead.
+
+What counts is the time from one batch to the next. The first batches are made by the thread that
+trains; the time and the processor time they take, beside the time of a step, say how many workers
+could help. That is where the search begins, after a few batches; then it tries more and fewer,
+keeps what is measurably better, and looks again when something changes. Nothing of this decides
+what is in a batch, so a run has the same results however it was tuned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import TypeAlias
+
+MOST_WORKERS = 32
+_SPARE = 2
+"""Batches that may lie ready beside those that are being made."""
+_HAND_OVER_S = 5e-5
+"""What it costs to get a batch from another thread."""
+_WORTH_IT_S = 2.5e-4
+"""A batch that is made in less time than this is not worth another thread."""
+_BETTER = 0.95
+"""What costs threads, memory or a new plan has to bring the time of a batch down to this part."""
+_AS_GOOD = 1.02
+"""What saves threads may take this much longer."""
+_STARVED = 0.03
+"""The part of the time in which training waits that is worth a search."""
+_IDLE = 0.15
+_CROWDED = 0.8
+_CHANGED = 1.25
+_STEP = 1.5
+"""How many times as many workers are tried next."""
+_HOLD, _LONGEST_HOLD = 8, 512
+_FIRST_BATCHES, _LEAST_BATCHES, _LEAST_S = 3, 4, 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How batches are made.
+
+    - `workers`: threads that make them; with 0 it is the thread that trains, when it wants one.
+    - `prefetch`: how many batches may be made ahead.
+    - `host_stages`: how many stages of the pipeline run on the host, the others on the device.
+
+    >>> from caldera.data.loading.tuner import Setting
+    >>> Setting(workers=2, prefetch=4)
+    Setting(workers=2, prefetch=4, host_stages=None)
+    """
+
+    workers: int
+    prefetch: int
+    host_stages: int | None = None
+
+
+# Not frozen: one is made for each batch, and freezing would triple its cost.
+@dataclass(slots=True)
+class Cost:
+    """What one batch took in seconds: making it, waiting for it, and the step before it."""
+
+    making: float
+    processor: float
+    waiting: float
+    step: float
+    nbytes: int = 0
+
+
+@dataclass
+class Window:
+    """What some batches in a row took under one setting."""
+
+    setting: Setting
+    least_batches: int = _LEAST_BATCHES
+    least_s: float = _LEAST_S
+    costs: list[Cost] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, cost: Cost) -> None:
+        self.costs.append(cost)
+        self.seconds += cost.step + cost.waiting
+
+    def is_complete(self) -> bool:
+        least = max(self.least_batches, 2 * self.setting.workers)
+        return len(self.costs) >= least and self.seconds >= self.least_s
+
+    def close(self) -> Window:
+        """Compute what is asked for; called once all costs are there."""
+        self.step = median(cost.step for cost in self.costs)
+        self.making = median(cost.making for cost in self.costs)
+        self.processor = median(cost.processor for cost in self.costs)
+        waiting = fmean(cost.waiting for cost in self.costs)
+        # A step that was held up by something else, such as a checkpoint, says nothing about us.
+        steps = fmean(min(cost.step, 4 * self.step) for cost in self.costs)
+        self.interval = max(steps + waiting, 1e-9)
+        self.starved = waiting / self.interval
+        busy = fmean(cost.making for cost in self.costs)
+        self.idle = 1 - busy / (self.interval * max(self.setting.workers, 1))
+        return self
+
+
+Search: TypeAlias = Generator[Setting, Window, Window]
+"""Gives settings to be tried, is sent what they cost, and ends with the one to stay with."""
+
+
+class Tuner:
+    """Chooses the setting: `taken` is told what each batch cost, `setting` is how to go on.
+
+    `workers` and `prefetch` hold where they are given. `places` are the numbers of stages that may
+    run on the host; the first of them is where it begins. `memory` is what batches that are made
+    ahead may take.
+
+    >>> from caldera.data.loading.tuner import Cost, Tuner
+    >>> tuner = Tuner(cores=2)
+    >>> for _ in range(3):
+    ...     tuner.taken(Cost(making=0.010, processor=0.010, waiting=0.010, step=0.008))
+    >>> tuner.setting
+    Setting(workers=2, prefetch=4, host_stages=None)
+    """
+
+    def __init__(
+        self,
+        cores: int,
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        places: Sequence[int | None] = (None,),
+        memory: float = math.inf,
+    ) -> None:
+        self._cores = cores
+        self._workers = workers
+        self._prefetch = prefetch
+        self._other_places = list(places[1:])
+        self._memory = memory
+        self._nbytes = 1
+        self._place = places[0]
+        self._search = self._tuning()
+        self._window = Window(next(self._search), _FIRST_BATCHES, 0.0)
+        # Batches that were made ahead under another setting say nothing about this one.
+        self._skip = 0
+
+    @property
+    def setting(self) -> Setting:
+        """How batches are to be made now."""
+        return self._window.setting
+
+    def taken(self, cost: Cost) -> None:
+        """Note what a batch cost, and perhaps change the setting."""
+        if self._skip:
+            self._skip -= 1
+            return
+        self._nbytes = max(self._nbytes, cost.nbytes)
+        self._window.add(cost)
+        if self._window.is_complete():
+            before = self.setting
+            self._window = Window(self._search.send(self._window.close()))
+            if self.setting != before:
+                self._skip = before.prefetch + (4 if self._moved(before) else 1)
+
+    def _moved(self, before: Setting) -> bool:
+        """Whether stages changed their place: the plans for that are made in the next steps."""
+        return self.setting.host_stages != before.host_stages
+
+    # --- the search
+
+    def _tuning(self) -> Generator[Setting, Window, None]:
+        window = yield self._of(0 if self._workers is None else self._workers)
+        hold = 1
+        while True:
+            before = window.setting
+            window = yield from self._improved(window)
+            if window.setting.workers or window.setting != before:
+                hold = _HOLD
+            settled, changes = window, 0
+            for _ in range(hold):
+                window = yield settled.setting
+                ratio = window.interval / settled.interval
+                changes = changes + 1 if not 1 / _CHANGED < ratio < _CHANGED else 0
+                if changes == 2:
+                    break
+            else:
+                hold = min(2 * hold, _LONGEST_HOLD) if hold > 1 else 1
+
+    def _improved(self, window: Window) -> Search:
+        if not window.setting.workers:
+            window = yield from self._begun(window)
+        if window.setting.workers:
+            window = yield from self._more(window)
+            window = yield from self._fewer(window)
+        return (yield from self._moved_stages(window))
+
+    def _begun(self, window: Window) -> Search:
+        """From no workers to as many as should help; fewer if they do not."""
+        count = self._useful(window) if self._workers is None else 0
+        while count:
+            tried = yield self._of(count)
+            if tried.interval < window.interval:
+                return tried
+            count //= 2
+        return window
+
+    def _useful(self, window: Window) -> int:
+        """How many workers should help, from what batches cost without any."""
+        if window.making < _WORTH_IT_S:
+            return 0
+        by_step = window.step + _HAND_OVER_S
+        by_cores = window.processor / self._cores
+
+        def expected(workers: int) -> float:
+            return max(by_step, by_cores, (window.making + _HAND_OVER_S) / workers)
+
+        # A little more than the mean rate needs, since batches do not take equally long.
+        wanted = 1.2 * window.making / max(by_step, by_cores)
+        count = min(max(math.ceil(wanted - 0.25), 1), self._most_workers())
+        return count if expected(count) < _BETTER * (window.making + window.step) else 0
+
+    def _more(self, window: Window) -> Search:
+        while window.starved > _STARVED:
+            setting = self._larger(window)
+            if setting == window.setting:
+                break
+            tried = yield setting
+            if tried.interval > _BETTER * window.interval:
+                break
+            window = tried
+        return window
+
+    def _larger(self, window: Window) -> Setting:
+        """More workers; or a longer queue, where workers wait for room while training waits."""
+        now = window.setting
+        if window.idle > _IDLE or self._workers is not None:
+            if self._prefetch is not None:
+                return now
+            room = min(2 * now.prefetch, self._most_prefetch())
+            return replace(now, prefetch=max(room, now.prefetch))
+        workers = min(math.ceil(_STEP * now.workers), self._most_workers())
+        return self._of(max(workers, now.workers), now)
+
+    def _fewer(self, window: Window) -> Search:
+        while self._workers is None and (window.idle > 2 * _IDLE or self._crowded(window)):
+            now = window.setting
+            count = math.floor(now.workers / _STEP)
+            # Nobody is faster alone if the work itself takes longer than the two of them together.
+            if not count and window.making + window.step > _AS_GOOD * window.interval:
+                break
+            tried = yield self._of(count, now)
+            if tried.interval > _AS_GOOD * window.interval:
+                break
+            window = tried
+            if not count:
+                break
+        return window
+
+    def _crowded(self, window: Window) -> bool:
+        """Whether workers stand in each other's way: more of them than cores, all of them busy."""
+        cores = window.processor / window.interval
+        return window.setting.workers > self._cores and cores > _CROWDED * self._cores
+
+    def _moved_stages(self, window: Window) -> Search:
+        while self._other_places:
+            place = self._other_places.pop(0)
+            tried = yield replace(window.setting, host_stages=place)
+            if tried.interval < _BETTER * window.interval:
+                self._place = place
+                window = yield from self._improved(tried)
+        return window
+
+    # --- what is possible
+
+    def _of(self, workers: int, now: Setting | None = None) -> Setting:
+        """A setting with so many workers, and a queue that keeps them busy."""
+        if self._prefetch is not None:
+            prefetch = self._prefetch
+        elif not workers:
+            prefetch = 0
+        else:
+            least = workers + _SPARE
+            # What was gained by a longer queue is not given up.
+            longer = 0 if now is None else now.prefetch - now.workers + workers
+            prefetch = min(max(least, longer), self._most_prefetch())
+        return Setting(workers, prefetch, self._place)
+
+    def _most_workers(self) -> int:
+        most = self._most_prefetch() if self._prefetch is None else self._prefetch
+        return max(1, min(MOST_WORKERS, most))
+
+    def _most_prefetch(self) -> int:
+        return int(max(2, min(4 * MOST_WORKERS, self._memory / self._nbytes)))

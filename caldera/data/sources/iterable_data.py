@@ -1,0 +1,227 @@
+"""Samples that come one after the other: no numbers, no length, no shuffling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.data.sources.base import Arrays
+from caldera.data.transforms.scale import SCALE, checked_scale, scaled
+from caldera.errors import CalderaError, ConfigError, DataError
+from caldera.tensor.convert import array_of
+from caldera.tensor.dtype import DType
+
+Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+class _Kind(NamedTuple):
+    """What all samples of a stream have in common, for each of their arrays."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[DType, ...]
+
+
+class IterableData:
+    """Samples from an iterable, or from a function that makes one for each epoch.
+
+    An item is a sample, (x, y) or x alone; with `batches=True` it is a batch of them, of any size.
+    Batches of the size that is trained with are put together from either. A generator can be read
+    once, so training for several epochs needs the function that makes it.
+
+    >>> from caldera import data
+    >>> def numbers():
+    ...     for n in range(5):
+    ...         yield [float(n)], 2 * n
+    >>> [batch.y.tolist() for batch in data.Loader(data.IterableData(numbers), 2)]
+    [[0, 2], [4, 6], [8]]
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batches: bool = False,
+        scale: float | None = SCALE,
+    ) -> None:
+        if not callable(source) and not isinstance(source, Iterable):
+            raise ConfigError.build(
+                "data.IterableData",
+                expected="an iterable or a function that makes one",
+                got=type(source).__name__,
+            )
+        self._source = source
+        self._batches = batches
+        self.scale = checked_scale(scale, "data.IterableData")
+        self._kind: _Kind | None = None
+        # The first item of an iterator, when it had to be looked at before reading.
+        self._seen: list[Any] = []
+        self._spent = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's x; the first item shows it."""
+        return self._first_kind().shapes[0]
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of x in a batch."""
+        return scaled(self.blank()[0], self.scale).dtype
+
+    def read(self, batch_size: int, skip: int = 0, following: int = 0) -> Iterator[Arrays]:
+        """Batches as stored, from sample number `skip` on; the last may be smaller.
+
+        Each has at its end so many samples of the next one; after the last sample comes the first.
+
+        >>> from caldera import data
+        >>> stream = data.IterableData([[1, 2, 3], [4, 5]], batches=True)
+        >>> [x.tolist() for x, in stream.read(batch_size=2, skip=1)]
+        [[2, 3], [4, 5]]
+        >>> [x.tolist() for x, in stream.read(batch_size=2, following=1)]
+        [[1, 2, 3], [3, 4, 5], [5, 1]]
+        """
+        held: list[Arrays] = []
+        first: list[Arrays] = []
+        seen = count = 0
+        for piece in self._pieces(batch_size):
+            if seen < following:
+                first.append(_part(piece, 0, following - seen))
+            kept = _part(piece, max(0, skip - seen))
+            seen += len(piece[0])
+            held.append(kept)
+            count += len(kept[0])
+            while count >= batch_size + following:
+                joined = _joined(held)
+                yield _part(joined, 0, batch_size + following)
+                held = [_part(joined, batch_size)]
+                count -= batch_size
+        if not count:
+            return
+        # As often as it takes: there may be fewer samples than are needed after the last.
+        rows = np.arange(following) % max(min(seen, following), 1)
+        joined = _joined([*held, *([_taken(_joined(first), rows)] if following else [])])
+        for start in range(0, count, batch_size):
+            yield _part(joined, start, min(start + batch_size, count) + following)
+
+    def blank(self) -> Arrays:
+        """One sample of zeros, of the shapes and dtypes that are read: the first item shows them.
+
+        >>> from caldera import data
+        >>> [array.shape for array in data.IterableData([([1.0, 2.0], 3)]).blank()]
+        [(1, 2), (1,)]
+        """
+        kind = self._first_kind()
+        return tuple(
+            np.zeros((1, *shape), dtype)
+            for shape, dtype in zip(kind.shapes, kind.dtypes, strict=True)
+        )
+
+    def _first_kind(self) -> _Kind:
+        if self._kind is None:
+            items = self._items()
+            first = next(items, None)
+            if first is None:
+                raise DataError.build("data.IterableData", expected="samples", got="none")
+            if self._is_iterator():
+                self._seen = [first]
+                self._spent = False
+            self._piece([first] if not self._batches else first, 0)
+        assert self._kind is not None
+        return self._kind
+
+    def _is_iterator(self) -> bool:
+        return isinstance(self._source, Iterator)
+
+    def _items(self) -> Iterator[Any]:
+        """All items, from the first."""
+        if not callable(self._source):
+            if self._spent:
+                raise DataError.build(
+                    "data.IterableData",
+                    expected="samples for another epoch",
+                    got="an iterator that has been read",
+                    hint="pass the function that makes it, not its result",
+                )
+            self._spent = self._is_iterator()
+            seen, self._seen = self._seen, []
+            return chain(seen, self._source)
+        return iter(self._source())
+
+    def _pieces(self, batch_size: int) -> Iterator[Arrays]:
+        """The stream as batches of whatever size is convenient."""
+        items = self._items()
+        number = 0
+        while True:
+            if self._batches:
+                piece = next(items, None)
+                if piece is None:
+                    return
+            else:
+                piece = list(islice(items, batch_size))
+                if not piece:
+                    return
+            yield self._piece(piece, number)
+            number += 1 if self._batches else len(piece)
+
+    def _piece(self, piece: Any, number: int) -> Arrays:
+        """One batch as arrays that agree with each other and with all before."""
+        what = "batch" if self._batches else "sample"
+        where = f"data.IterableData, {what} {number}"
+        if self._batches:
+            arrays = _as_arrays(piece, where)
+            if any(not array.ndim or len(array) != len(arrays[0]) for array in arrays):
+                raise DataError.build(
+                    where,
+                    expected="as many targets as inputs, along the first axis",
+                    got="shapes " + ", ".join(str(array.shape) for array in arrays),
+                )
+        else:
+            samples = [_as_arrays(each, where) for each in piece]
+            for offset, sample in enumerate(samples):
+                kind = _Kind(
+                    tuple(array.shape for array in sample), tuple(array.dtype for array in sample)
+                )
+                self._check(kind, f"data.IterableData, {what} {number + offset}")
+            arrays = tuple(np.stack(column) for column in zip(*samples, strict=True))
+        kind = _Kind(
+            tuple(array.shape[1:] for array in arrays), tuple(array.dtype for array in arrays)
+        )
+        self._check(kind, where)
+        return arrays
+
+    def _check(self, kind: _Kind, where: str) -> None:
+        if self._kind is None:
+            self._kind = kind
+        if kind != self._kind:
+            raise DataError.build(where, expected=_text(self._kind), got=_text(kind))
+
+
+def _as_arrays(item: Any, where: str) -> Arrays:
+    try:
+        if isinstance(item, tuple):
+            return tuple(array_of(part, where) for part in item)
+        return (array_of(item, where),)
+    except CalderaError as error:
+        raise DataError.build(where, expected="arrays of numbers", got=str(error)) from None
+
+
+def _part(arrays: Arrays, start: int, end: int | None = None) -> Arrays:
+    return tuple(array[start:end] for array in arrays)
+
+
+def _taken(arrays: Arrays, rows: NDArray[np.int64]) -> Arrays:
+    return tuple(array[rows] for array in arrays)
+
+
+def _joined(pieces: list[Arrays]) -> Arrays:
+    if len(pieces) == 1:
+        return pieces[0]
+    return tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
+
+
+def _text(kind: _Kind) -> str:
+    parts = [f"{dtype} {shape}" for dtype, shape in zip(kind.dtypes, kind.shapes, strict=True)]
+    return "samples of " + " and ".join(parts)

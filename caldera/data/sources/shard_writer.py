@@ -1,0 +1,123 @@
+"""Writing folders of shards; `shards.py` says what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caldera.data.datasets.dataset_cache import replaced
+from caldera.data.sources.as_data import as_data
+from caldera.data.sources.base import Arrays, Data
+from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.shards import FORMAT, INDEX, VERSION, Column, Shards
+from caldera.errors import ConfigError, DataError
+from caldera.io import save_npy
+from caldera.io.files import PathLike
+
+_SAMPLES_AT_ONCE = 256
+
+
+def write_shards(
+    folder: PathLike,
+    samples: Any,
+    *,
+    shard_bytes: int = 1 << 28,
+    class_names: Sequence[str] = (),
+) -> Shards:
+    """Write samples into a new folder, in files of about `shard_bytes`, and give back its data.
+
+    `samples` is whatever holds samples; of encoded images the encoded bytes are written, of a
+    pipeline what its stages make.
+
+    >>> import tempfile
+    >>> from caldera import data
+    >>> digits = data.digits()
+    >>> data.write_shards(tempfile.mkdtemp(), digits.test, class_names=digits.class_names)
+    Shards(359 samples in 1 shards: x float32 (1, 8, 8), y int64 ())
+    """
+    place = Path(folder).expanduser()
+    place.mkdir(parents=True, exist_ok=True)
+    if any(place.iterdir()):
+        raise DataError.build("data.write_shards", expected="an empty folder", got=str(place))
+    if shard_bytes < 1:
+        raise ConfigError.build(
+            "data.write_shards", expected="shard_bytes of at least 1", got=str(shard_bytes)
+        )
+    names = tuple(class_names)
+    source = as_data(samples)
+    if isinstance(source, Files) and not names:
+        names = source.class_names
+    columns: list[Column] = []
+    counts: list[int] = []
+    for shard in _shards(source, shard_bytes):
+        columns = columns or _columns(shard[0])
+        for column, values in zip(columns, zip(*shard, strict=True), strict=True):
+            _write(place, column, len(counts), values)
+        counts.append(len(shard))
+    if not columns:
+        raise DataError.build("data.write_shards", expected="samples", got="none")
+    index = {
+        "format": FORMAT,
+        "version": VERSION,
+        "samples": counts,
+        "arrays": [_entry(column) for column in columns],
+        "class_names": list(names),
+    }
+    with replaced(place / INDEX) as path:
+        path.write_text(json.dumps(index, indent=1))
+    return Shards(place)
+
+
+def _shards(source: Data | IterableData, shard_bytes: int) -> Iterator[list[tuple[Any, ...]]]:
+    """All samples, in lists of about so many bytes."""
+    held: list[tuple[Any, ...]] = []
+    size = 0
+    for arrays in _batches(source):
+        for sample in zip(*arrays, strict=True):
+            sample_bytes = sum(len(v) if isinstance(v, bytes) else v.nbytes for v in sample)
+            if held and size + sample_bytes > shard_bytes:
+                yield held
+                held, size = [], 0
+            held.append(sample)
+            size += sample_bytes
+    if held:
+        yield held
+
+
+def _batches(source: Data | IterableData) -> Iterator[Arrays]:
+    if isinstance(source, IterableData):
+        yield from source.read(_SAMPLES_AT_ONCE)
+        return
+    for start in range(0, len(source), _SAMPLES_AT_ONCE):
+        yield source.raw_batch(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(source))))
+
+
+def _columns(sample: tuple[Any, ...]) -> list[Column]:
+    """What is stored of each array: x, more inputs, and y last."""
+    names = ["x", *[f"x{number}" for number in range(1, len(sample) - 1)], "y"]
+    return [
+        Column(name, None, ())
+        if isinstance(value, bytes)
+        else Column(name, value.dtype, value.shape)
+        for name, value in zip(names, sample, strict=False)
+    ]
+
+
+def _entry(column: Column) -> dict[str, Any]:
+    if column.dtype is None:
+        return {"name": column.name, "encoded": True}
+    return {"name": column.name, "dtype": column.dtype.name, "shape": list(column.shape)}
+
+
+def _write(place: Path, column: Column, shard: int, values: Sequence[Any]) -> None:
+    if column.dtype is not None:
+        save_npy(place / column.file(shard), np.stack(values))
+        return
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    save_npy(place / column.file(shard), np.frombuffer(b"".join(values), np.uint8))
+    save_npy(place / column.offsets_file(shard), ends)

@@ -1,0 +1,229 @@
+"""Samples in many files of moderate size, for data that are larger than memory.
+
+A folder of shards has these files, each of which NumPy can read by itself:
+
+- `index.json`: `{"format": "caldera shards", "version": 1, "samples": [500, 500, 123],
+  "arrays": [...], "class_names": [...]}`. `samples` has the number of samples in each shard.
+  `arrays` has for each array of a sample its name, and either `"dtype"` and `"shape"`, or
+  `"encoded": true` for byte strings of any length, such as JPEG files.
+- `00000.x.npy`, `00000.y.npy`, `00001.x.npy`, ...: for each shard and array, the samples along the
+  first axis; for an encoded array, all byte strings one after the other as one array of uint8.
+- `00000.x.offsets.npy`: for an encoded array, where each byte string begins, and the end: int64.
+
+The index is written last, so a folder without one is not finished.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.data.random_draws import block_permutation
+from caldera.data.sources.base import Array, Arrays, Data
+from caldera.data.transforms.scale import SCALE, checked_scale, scaled
+from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
+from caldera.io import map_npy
+from caldera.io.files import PathLike, opened
+from caldera.tensor.dtype import DType, canonical
+
+INDEX = "index.json"
+FORMAT = "caldera shards"
+VERSION = 1
+_LARGEST_INDEX = 1 << 28
+_MOST_OPEN = 128
+"""Files that stay open, of perhaps thousands: a process may have 256 or 1024 of all kinds."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of the samples; `dtype` is None for byte strings of any length."""
+
+    name: str
+    dtype: DType | None
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype or 'encoded'} {self.shape}"
+
+    def file(self, shard: int) -> str:
+        return f"{shard:05}.{self.name}.npy"
+
+    def offsets_file(self, shard: int) -> str:
+        return f"{shard:05}.{self.name}.offsets.npy"
+
+
+class Shards(Data):
+    """The samples of a folder that `write_shards` made; they stay in their files.
+
+    With `block` above 1 the order of an epoch keeps so many neighbours together: blocks come in a
+    random order, and samples are mixed within some blocks. Disks that are slow at random places
+    read them several times as fast, and so does everything where there are hundreds of shards:
+    128 files stay open, the others are opened again.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> folder = tempfile.mkdtemp()
+    >>> data.write_shards(folder, (np.arange(10), np.arange(10) * 2), shard_bytes=64)
+    Shards(10 samples in 3 shards: x int64 (), y int64 ())
+    >>> data.Shards(folder).batch(np.array([9, 0]))
+    (array([9, 0]), array([18,  0]))
+    """
+
+    def __init__(self, folder: PathLike, *, block: int = 1, scale: float | None = SCALE) -> None:
+        self._folder = Path(folder).expanduser()
+        self._where = f"data.Shards {self._folder.name}"
+        if block < 1:
+            raise ConfigError.build("data.Shards", expected="a block of at least 1", got=str(block))
+        self._block = block
+        self.scale = checked_scale(scale, "data.Shards")
+        counts, self.columns, self.class_names = _read_index(self._folder / INDEX, self._where)
+        self._starts = np.array([0, *accumulate(counts)], np.int64)
+        self._map = lru_cache(_MOST_OPEN)(_mapped)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.columns[0].shape
+
+    @property
+    def dtype(self) -> DType:
+        dtype = self.columns[0].dtype
+        return np.dtype(object) if dtype is None else scaled(np.empty(0, dtype), self.scale).dtype
+
+    def batch(self, indices: NDArray[np.integer]) -> Arrays:
+        x, *others = self.raw_batch(indices)
+        return scaled(x, self.scale), *others
+
+    def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
+        shards = self._shards_of(indices)
+        return tuple(self._gathered(column, indices, shards) for column in self.columns)
+
+    @property
+    def y(self) -> Array | None:
+        if len(self.columns) < 2:
+            return None
+        everything = np.arange(len(self))
+        return self._gathered(self.columns[-1], everything, self._shards_of(everything))
+
+    def name_of(self, index: int) -> str:
+        shard = int(self._shards_of(np.array([index]))[0])
+        return f"sample {index - self._starts[shard]} of {self.columns[0].file(shard)}"
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        return block_permutation(len(self), self._block, seed, epoch)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{each.name} {each.dtype or 'encoded'} {each.shape}" for each in self.columns
+        )
+        return f"Shards({len(self)} samples in {len(self._starts) - 1} shards: {columns})"
+
+    def _shards_of(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
+        if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < len(self):
+            raise IndexingError.build(
+                self._where,
+                expected=f"whole numbers from 0 to {len(self) - 1}",
+                got=f"{np.min(indices)} to {np.max(indices)}",
+            )
+        return np.searchsorted(self._starts, indices, side="right") - 1
+
+    def _gathered(
+        self, column: Column, indices: NDArray[np.integer], shards: NDArray[np.int64]
+    ) -> Array:
+        dtype = np.dtype(object) if column.dtype is None else column.dtype
+        found = np.empty((len(indices), *column.shape), dtype)
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            rows = indices[places] - self._starts[shard]
+            if column.dtype is None:
+                self._read_encoded(column, shard, rows, places, found)
+            else:
+                found[places] = np.take(self._array(column, shard), rows, axis=0)
+        return found
+
+    def _read_encoded(
+        self, column: Column, shard: int, rows: Array, places: Array, found: Array
+    ) -> None:
+        samples = self._count(shard)
+        starts = self._folder / column.offsets_file(shard)
+        offsets = self._map(starts, (samples + 1,), np.dtype(np.int64), self._where)
+        path = self._folder / column.file(shard)
+        content = self._map(path, None, np.dtype(np.uint8), self._where)
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+            start, end = int(offsets[row]), int(offsets[row + 1])
+            if not 0 <= start <= end <= len(content):
+                raise DataError.build(
+                    f"{self._where} {starts.name}",
+                    expected=f"places from 0 to {len(content)} in order",
+                    got=f"{start} and {end}",
+                )
+            # Copied by NumPy, which lets other threads run while the disk is read.
+            found[place] = np.array(content[start:end]).tobytes()
+
+    def _count(self, shard: int) -> int:
+        return int(self._starts[shard + 1] - self._starts[shard])
+
+    def _array(self, column: Column, shard: int) -> Array:
+        assert column.dtype is not None
+        shape = (self._count(shard), *column.shape)
+        return self._map(self._folder / column.file(shard), shape, column.dtype, self._where)
+
+
+def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str) -> Array:
+    """The array of a file, of this shape, or of bytes of any number."""
+    array = map_npy(path)
+    wrong_shape = array.shape != shape if shape is not None else array.ndim != 1
+    if wrong_shape or array.dtype != dtype:
+        raise DataError.build(
+            f"{where} {path.name}",
+            expected=f"{dtype} {shape or '(bytes,)'}",
+            got=f"{array.dtype} {array.shape}",
+            hint="the index says so: the folder is damaged",
+        )
+    return array
+
+
+def _read_index(path: Path, where: str) -> tuple[list[int], list[Column], tuple[str, ...]]:
+    """Samples of each shard, arrays and class names, as the index has them."""
+    with opened(path, "rb", where) as file:
+        text = file.read(_LARGEST_INDEX)
+    try:
+        index = json.loads(text)
+        if (index["format"], index["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"format {index['format']!r}, version {index['version']!r}")
+        counts = [_whole(each) for each in index["samples"]]
+        columns = [_column(each) for each in index["arrays"]]
+        names = tuple(str(each) for each in index["class_names"])
+        if not columns or len({column.name for column in columns}) < len(columns):
+            raise ValueError("arrays without names of their own")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CalderaError) as error:
+        raise DataError.build(
+            f"{where} {INDEX}", expected="the index of a folder of shards", got=str(error)[:200],
+            hint="data.write_shards writes one",
+        ) from None  # fmt: skip
+    return counts, columns, names
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    name = str(entry["name"])
+    if not name.isidentifier():
+        raise ValueError(f"the name {name[:50]!r}")
+    if entry.get("encoded") is True:
+        return Column(name, None, ())
+    return Column(name, canonical(str(entry["dtype"])), tuple(_whole(n) for n in entry["shape"]))
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 40:
+        raise ValueError(f"{value!r} for a number")
+    return value

@@ -1,0 +1,1 @@
+"""Stages of a pipeline: decode, crop, mirror, rotate, colour, normalise."""

@@ -1,0 +1,194 @@
+"""Compressed images to arrays of bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.config import settings
+from caldera.data.random_draws import Draw
+from caldera.data.sources.base import Array
+from caldera.data.sources.encoded_images import LabelledImage
+from caldera.data.transforms.stage import Transform
+from caldera.errors import ConfigError, DataError
+from caldera.optional import optional_import
+from caldera.threads import parallel_for
+
+# Only these are tried: for some others Pillow starts programs.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+# Eight bits a channel; deeper pixels would be cut off silently.
+_MODES = frozenset({"1", "CMYK", "L", "LA", "P", "RGB", "RGBA", "YCbCr"})
+_MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
+_MOST_PIXELS = 100_000_000
+# The decoding of smaller images is mostly Python, which threads only slow down.
+_PIXELS_FOR_THREADS = 1 << 14
+
+
+class Size(NamedTuple):
+    """The size of an image in pixels.
+
+    >>> Size(height=4, width=5)
+    Size(height=4, width=5)
+    """
+
+    height: int
+    width: int
+
+
+def decode_all(
+    images: Sequence[LabelledImage],
+    classes: Sequence[str],
+    channels: int,
+    size: Size | None,
+    *,
+    resize: bool,
+    where: str,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images as (samples, channels, height, width), and their class numbers.
+
+    All must have the size of the first, or `size`; with `resize` they are brought to it.
+    """
+    decode = Decoder(channels, where)
+    first_size = decode.size(images[0].read(), images[0].name)
+    size = size or first_size
+    needed = len(images) * channels * size.height * size.width
+    try:
+        if settings.memory_limit is not None and needed > settings.memory_limit:
+            raise MemoryError(f"settings.memory_limit is {settings.memory_limit}")
+        x = np.empty((len(images), channels, *size), np.uint8)
+    except MemoryError as error:
+        raise DataError.build(
+            where,
+            expected=f"room for {needed} bytes of images",
+            got=str(error),
+            hint="give a smaller size=(height, width), or in_memory=False",
+        ) from None
+
+    def decode_share(worker: int, workers: int) -> None:
+        for number in range(worker, len(images), workers):
+            image = images[number]
+            x[number] = decode(image.read(), size, image.name, resize=resize)
+
+    if first_size.height * first_size.width < _PIXELS_FOR_THREADS:
+        decode_share(0, 1)
+    else:
+        parallel_for(decode_share, len(images))
+    numbers = {name: number for number, name in enumerate(classes)}
+    y = np.array([numbers[image.label] for image in images], np.int64)
+    return x, y
+
+
+@dataclass(frozen=True)
+class Decode(Transform):
+    """Encoded images (JPEG, PNG, ...) become bytes of shape (channels, height, width).
+
+    All are brought to `size` (height, width), or must have one size if none is given. `channels` is
+    3 for colours and 1 for shades of grey. Needs Pillow.
+
+    >>> import io
+    >>> import numpy as np
+    >>> from PIL import Image
+    >>> from caldera import data
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (5, 4)).save(file, "PNG")
+    >>> data.Decode()(np.array([file.getvalue()], object), data.Draw()).shape
+    (1, 3, 4, 5)
+    """
+
+    size: tuple[int, int] | None = None
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        check_decoding("data.Decode", self.size, self.channels)
+
+    def __call__(self, x: Array, draw: Draw) -> NDArray[np.uint8]:
+        if x.dtype != object:
+            raise DataError.build(
+                "data.Decode", expected="encoded images", got=f"arrays of {x.dtype} {x.shape[1:]}"
+            )
+        decode = Decoder(self.channels, "data.Decode")
+        size = decode.size(x[0]) if self.size is None else Size(*self.size)
+        images = np.empty((len(x), self.channels, *size), np.uint8)
+        for number, content in enumerate(x):
+            images[number] = decode(content, size, resize=self.size is not None)
+        return images
+
+
+def check_decoding(where: str, size: tuple[int, int] | None, channels: int) -> None:
+    """Whether images can be decoded to this.
+
+    >>> check_decoding("data.Decode", (32, 32), 2)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: data.Decode: expected 1 or 3 channels, got 2
+    """
+    if channels not in _MODE_OF_CHANNELS:
+        raise ConfigError.build(where, expected="1 or 3 channels", got=repr(channels))
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise ConfigError.build(where, expected="size=(height, width)", got=repr(size))
+
+
+class Decoder:
+    """Decodes images with Pillow; whatever is wrong with one is a `DataError` with its name."""
+
+    def __init__(self, channels: int, where: str) -> None:
+        self._pillow = optional_import("PIL.Image", "pillow", where)
+        self._mode = _MODE_OF_CHANNELS[channels]
+        self._where = where
+
+    def size(self, content: bytes, name: str = "") -> Size:
+        """The size of an image, which is not decoded."""
+        return self._use(content, name, lambda image: Size(image.height, image.width))
+
+    def __call__(
+        self, content: bytes, size: Size, name: str = "", *, resize: bool = False
+    ) -> NDArray[np.uint8]:
+        """An image as (channels, height, width)."""
+
+        def pixels(image: Any) -> NDArray[np.uint8]:
+            found = Size(image.height, image.width)
+            if found != size and not resize:
+                raise DataError.build(
+                    f"{self._where} {name}".rstrip(),
+                    expected=f"an image of {size.height}x{size.width}",
+                    got=f"{found.height}x{found.width}",
+                    hint="size=(height, width) brings images to one size",
+                )
+            converted = image if image.mode == self._mode else image.convert(self._mode)
+            if found != size:
+                converted = converted.resize((size.width, size.height))
+            array = np.asarray(converted)
+            return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+        return self._use(content, name, pixels)
+
+    def _use(self, content: bytes, name: str, function: Callable[[Any], Any]) -> Any:
+        where = f"{self._where} {name}".rstrip()
+        try:
+            with self._pillow.open(io.BytesIO(content), formats=_FORMATS) as image:
+                # The header alone has been read so far.
+                if image.width * image.height > _MOST_PIXELS:
+                    raise DataError.build(
+                        where,
+                        expected=f"at most {_MOST_PIXELS} pixels",
+                        got=f"{image.height}x{image.width}",
+                    )
+                if image.mode not in _MODES:
+                    raise DataError.build(
+                        where, expected="8 bits a channel", got=f"pixels of kind {image.mode}"
+                    )
+                return function(image)
+        except DataError:
+            raise
+        except Exception as error:
+            # Pillow has a different exception for every kind of damage.
+            raise DataError.build(
+                where,
+                expected="an image",
+                got=str(error) or type(error).__name__,
+                hint="the file is truncated, damaged or of another kind",
+            ) from None

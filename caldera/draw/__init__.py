@@ -1,0 +1,1 @@
+"""Pictures and pages: charts, graphs, one palette, one page frame."""

@@ -1,0 +1,330 @@
+"""Boxes and links to coordinates: a layered drawing that is read from top to bottom.
+
+The classic method. Each box has a level (`levels.py`); a link that passes a level on its way gets a
+bend there; the order inside each level is swept up and down to remove crossings; then each level in
+turn is moved as near to its neighbours as the order allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from caldera.draw.graph.levels import BETWEEN_BOXES, Link
+
+Point = tuple[float, float]
+
+BETWEEN_BENDS = 10.0
+SMALLEST_GAP = 26.0
+LARGEST_GAP = 56.0
+ORDER_SWEEPS = 12
+PLACE_SWEEPS = 40
+STRAIGHTNESS = 6.0
+"""How much more a link resists to be bent half-way than at its ends."""
+LIGHTNESS = 0.01
+"""How little beginnings and ends pull: they go where the others are, not the others to them."""
+MAIN_LINE = 8.0
+"""How much more the longest way through the graph insists on being straight."""
+BETWEEN_ENTRIES = 20.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything goes: the middle of each box, and the points each link passes through.
+
+    Points one above the other are joined by a line, others by a curve that starts and ends upright.
+    """
+
+    centres: list[Point]
+    routes: list[list[Point]]
+    width: float
+    height: float
+
+
+def arrange(
+    sizes: Sequence[tuple[float, float]],
+    links: Sequence[Link],
+    levels: Sequence[int],
+    squeeze: float = 1.0,
+) -> Placement:
+    """Place boxes of these sizes. `squeeze` scales all distances between them."""
+    if not sizes:
+        return Placement([], [], 0.0, 0.0)
+    return _Drawing(sizes, links, levels, squeeze).place()
+
+
+class _Drawing:
+    """The boxes and bends of one drawing; bends are numbered after the boxes."""
+
+    def __init__(
+        self,
+        sizes: Sequence[tuple[float, float]],
+        links: Sequence[Link],
+        levels: Sequence[int],
+        squeeze: float,
+    ) -> None:
+        self.sizes = list(sizes)
+        self.links = links
+        self.level = list(levels)
+        self.squeeze = squeeze
+        self.boxes = len(sizes)
+        self.chains: list[list[int]] = []
+        for link in links:
+            bends = range(self.level[link.source] + 1, self.level[link.target])
+            first = len(self.level)
+            self.level.extend(bends)
+            self.chains.append([link.source, *range(first, first + len(bends)), link.target])
+        count = len(self.level)
+        self.above: list[list[int]] = [[] for _ in range(count)]
+        self.below: list[list[int]] = [[] for _ in range(count)]
+        for chain in self.chains:
+            for upper, lower in pairwise(chain):
+                self.above[lower].append(upper)
+                self.below[upper].append(lower)
+        self.rows: list[list[int]] = [[] for _ in range(max(self.level) + 1)]
+        for item in self._first_order():
+            self.rows[self.level[item]].append(item)
+
+    def place(self) -> Placement:
+        self._remove_crossings()
+        x = self._across(self._attractions())
+        left = min(x[item] - self._width(item) / 2 for item in range(len(x)))
+        x = [value - left for value in x]
+        width = max(x[item] + self._width(item) / 2 for item in range(len(x)))
+        tops, bottoms = self._down(x)
+        middle = [(top + bottom) / 2 for top, bottom in zip(tops, bottoms, strict=True)]
+        centres = []
+        for box in range(self.boxes):
+            level = self.level[box]
+            half = self.sizes[box][1] / 2
+            # Beginnings stand close to what is below them, ends to what is above.
+            y = middle[level]
+            if not self.above[box]:
+                y = bottoms[level] - half
+            elif not self.below[box]:
+                y = tops[level] + half
+            centres.append((x[box], y))
+        routes = [self._route(index, x, centres, tops, bottoms) for index in range(len(self.links))]
+        return Placement(centres, routes, width, bottoms[-1])
+
+    def _width(self, item: int) -> float:
+        return self.sizes[item][0] if item < self.boxes else 0.0
+
+    # --- order inside the levels
+
+    def _first_order(self) -> list[int]:
+        """Depth first from the bottom, so that what belongs together starts out together."""
+        seen: set[int] = set()
+        order: list[int] = []
+        ends = [item for item in range(len(self.level)) if not self.below[item]]
+        for end in ends:
+            stack = [end]
+            while stack:
+                item = stack.pop()
+                if item not in seen:
+                    seen.add(item)
+                    order.append(item)
+                    stack.extend(reversed(self.above[item]))
+        return order
+
+    def _remove_crossings(self) -> None:
+        best = [list(row) for row in self.rows]
+        fewest = self._crossings()
+        for sweep in range(ORDER_SWEEPS):
+            if not fewest:
+                break
+            downwards = sweep % 2 == 0
+            rows = range(1, len(self.rows)) if downwards else range(len(self.rows) - 2, -1, -1)
+            neighbours = self.above if downwards else self.below
+            for index in rows:
+                beside = index - 1 if downwards else index + 1
+                self._sort_row(index, neighbours, beside, turn_ties=sweep % 4 >= 2)
+            found = self._crossings()
+            if found < fewest:
+                fewest = found
+                best = [list(row) for row in self.rows]
+        self.rows = best
+
+    def _sort_row(
+        self, index: int, neighbours: list[list[int]], beside: int, *, turn_ties: bool
+    ) -> None:
+        """Order a row by the mean position of each item's neighbours in the row `beside` it."""
+        position = {item: i for i, item in enumerate(self.rows[beside])}
+        row = self.rows[index]
+        weight: dict[int, float] = {}
+        for i, item in enumerate(row):
+            near = [position[other] for other in neighbours[item]]
+            weight[item] = sum(near) / len(near) if near else i * len(position) / len(row)
+        if turn_ties:
+            # Items that want the same place stood in one order; the other may be the better.
+            row.reverse()
+        row.sort(key=weight.__getitem__)
+
+    def _crossings(self) -> int:
+        total = 0
+        for upper, lower in pairwise(self.rows):
+            position = {item: i for i, item in enumerate(lower)}
+            ends: list[int] = []
+            for item in upper:
+                ends += sorted(position[other] for other in self.below[item])
+            total += _inversions(ends)
+        return total
+
+    # --- across
+
+    def _attractions(self) -> list[list[tuple[int, float, float]]]:
+        """For each item those it wants to be near: (other, wanted distance, strength)."""
+        enters = self._entries()
+        result: list[list[tuple[int, float, float]]] = [[] for _ in self.level]
+        follower = self._followers()
+        for index, chain in enumerate(self.chains):
+            link = self.links[index]
+            line = MAIN_LINE if follower.get(link.source) == chain[1] else 1.0
+            for upper, lower in pairwise(chain):
+                start = link.leaves_at if upper == link.source else 0.0
+                end = enters[index] if lower == link.target else 0.0
+                inner = (upper >= self.boxes) + (lower >= self.boxes)
+                strength = line * STRAIGHTNESS**inner
+                ends = (not self.above[link.source]) + (not self.below[link.target])
+                strength *= LIGHTNESS**ends
+                result[lower].append((upper, start - end, strength))
+                result[upper].append((lower, end - start, strength))
+        return result
+
+    def _followers(self) -> dict[int, int]:
+        """For each item the one below it from which the longest way leads on."""
+        length = [0] * len(self.level)
+        follower: dict[int, int] = {}
+        for item in sorted(range(len(self.level)), key=lambda item: -self.level[item]):
+            if self.below[item]:
+                follower[item] = max(self.below[item], key=length.__getitem__)
+                length[item] = length[follower[item]] + 1
+        return follower
+
+    def _entries(self) -> list[float]:
+        """Where each link enters its target: those without a fixed place spread over the top."""
+        position = {item: i for row in self.rows for i, item in enumerate(row)}
+        entries = [link.enters_at or 0.0 for link in self.links]
+        free: dict[int, list[int]] = {}
+        for index, link in enumerate(self.links):
+            if link.enters_at is None:
+                free.setdefault(link.target, []).append(index)
+        for target, indices in free.items():
+            indices.sort(key=lambda index: position[self.chains[index][-2]])
+            # What was computed enters in the middle, so that chains hang straight.
+            main = [i for i, index in enumerate(indices) if self.above[self.links[index].source]]
+            middle = sum(main) / len(main) if main else (len(indices) - 1) / 2
+            furthest = max(middle, len(indices) - 1 - middle, 1e-9)
+            step = min(BETWEEN_ENTRIES, 0.42 * self._width(target) / furthest)
+            for i, index in enumerate(indices):
+                entries[index] = (i - middle) * step
+        self.entries = entries
+        return entries
+
+    def _across(self, attractions: list[list[tuple[int, float, float]]]) -> list[float]:
+        x = [0.0] * len(self.level)
+        for row in self.rows:
+            for left, right in pairwise(row):
+                x[right] = x[left] + self._apart(left, right)
+        downwards = range(len(self.rows))
+        for sweep in range(PLACE_SWEEPS):
+            for index in downwards if sweep % 2 == 0 else reversed(downwards):
+                row = self.rows[index]
+                wanted, strength = [], []
+                for item in row:
+                    near = attractions[item]
+                    total = sum(each[2] for each in near)
+                    pull = sum((x[other] + away) * force for other, away, force in near)
+                    wanted.append(pull / total if total else x[item])
+                    strength.append(total or 1e-3)
+                apart = [self._apart(a, b) for a, b in pairwise(row)]
+                for item, value in zip(row, _nearest(wanted, strength, apart), strict=True):
+                    x[item] = value
+        return x
+
+    def _apart(self, left: int, right: int) -> float:
+        """The least distance of two neighbours' middles."""
+        bends = left >= self.boxes and right >= self.boxes
+        gap = BETWEEN_BENDS if bends else BETWEEN_BOXES
+        return self._width(left) / 2 + self._width(right) / 2 + gap * self.squeeze
+
+    # --- down
+
+    def _down(self, x: list[float]) -> tuple[list[float], list[float]]:
+        """The top and bottom of each level: wide swings of a link get a higher gap."""
+        tops: list[float] = []
+        bottoms: list[float] = []
+        y = 0.0
+        for row in self.rows:
+            tops.append(y)
+            height = max((self.sizes[item][1] for item in row if item < self.boxes), default=0.0)
+            bottoms.append(y + height)
+            swings = [abs(x[item] - x[other]) for item in row for other in self.below[item]]
+            swing = max(swings, default=0.0)
+            y += height + min(LARGEST_GAP, SMALLEST_GAP + 0.06 * swing) * self.squeeze
+        return tops, bottoms
+
+    def _route(
+        self,
+        index: int,
+        x: list[float],
+        centres: list[Point],
+        tops: list[float],
+        bottoms: list[float],
+    ) -> list[Point]:
+        link, chain = self.links[index], self.chains[index]
+        start = x[link.source] + link.leaves_at
+        end = x[link.target] + self.entries[index]
+        source_level, target_level = self.level[link.source], self.level[link.target]
+        points = [
+            (start, centres[link.source][1] + self.sizes[link.source][1] / 2),
+            (start, bottoms[source_level]),
+        ]
+        for bend in chain[1:-1]:
+            level = self.level[bend]
+            points += [(x[bend], tops[level]), (x[bend], bottoms[level])]
+        points += [
+            (end, tops[target_level]),
+            (end, centres[link.target][1] - self.sizes[link.target][1] / 2),
+        ]
+        return points
+
+
+def _inversions(values: list[int]) -> int:
+    """How many pairs stand in the wrong order (Fenwick tree)."""
+    size = max(values, default=0) + 1
+    tree = [0] * (size + 1)
+    total = 0
+    for seen, value in enumerate(values):
+        # Those seen so far less those not larger.
+        at, smaller = value + 1, 0
+        while at:
+            smaller += tree[at]
+            at &= at - 1
+        total += seen - smaller
+        at = value + 1
+        while at <= size:
+            tree[at] += 1
+            at += at & -at
+    return total
+
+
+def _nearest(wanted: list[float], strength: list[float], apart: list[float]) -> list[float]:
+    """The positions closest to `wanted` (squares, weighted) that keep order and distances.
+
+    Without the distances this is isotonic regression, solved by pooling neighbours that collide.
+    """
+    shift = [0.0]
+    for distance in apart:
+        shift.append(shift[-1] + distance)
+    pools: list[tuple[float, float, int]] = []
+    for value, weight, offset in zip(wanted, strength, shift, strict=False):
+        mean, total, count = value - offset, weight, 1
+        while pools and pools[-1][0] > mean:
+            other, heavier, more = pools.pop()
+            mean = (mean * total + other * heavier) / (total + heavier)
+            total, count = total + heavier, count + more
+        pools.append((mean, total, count))
+    flat = [mean for mean, _, count in pools for _ in range(count)]
+    return [mean + offset for mean, offset in zip(flat, shift, strict=False)]

@@ -1,0 +1,246 @@
+"""What is drawn for a node: its shape, its words and its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from caldera.amounts import shortened
+from caldera.draw.graph.layered_layout import Point
+from caldera.draw.palette import BOOL, DtypeColour, ink
+from caldera.draw.svg import text_width
+from caldera.graph.node import Node, Symbol, describe
+from caldera.graph.opdef import ITEM
+
+Role = Literal[
+    "operation", "product", "movement", "group", "variable", "input", "array", "constant",
+    "again", "output", "update", "port",
+]  # fmt: skip
+
+LABEL_SIZE = 12.0
+DETAIL_SIZE = 10.0
+SMALL_SIZE = 10.0
+HEADER = 20.0
+"""Height of the strip on top of a group, which has its name."""
+_LONGEST = {"label": 30, "detail": 28}
+_LEAF_ROLES: dict[str, Role] = {"variable": "variable", "input": "input"}
+
+
+@dataclass(eq=False)
+class Mark:
+    """One shape of the picture. Its words stand in at most two lines."""
+
+    role: Role
+    label: str
+    ink: DtypeColour
+    detail: str = ""
+    tip: str = ""
+    small: bool = False
+    width: float = 0.0
+    height: float = 0.0
+    inner: Scene | None = None
+    badge: str = ""
+    centre: Point = (0.0, 0.0)
+    meant: Mark | None = None
+    """For "again": what it stands for."""
+
+    def __post_init__(self) -> None:
+        self.label = shortened(self.label, _LONGEST["label"])
+        self.detail = shortened(self.detail, _LONGEST["detail"])
+        self.measure()
+
+    @property
+    def bold(self) -> bool:
+        """Whether the label is in bold type."""
+        return self.role in ("product", "variable", "group", "output", "update")
+
+    @property
+    def label_size(self) -> float:
+        """The font size of the label."""
+        quiet = self.role in ("constant", "again", "output", "update")
+        return SMALL_SIZE if self.small or quiet else LABEL_SIZE
+
+    def measure(self) -> None:
+        """Set width and height from the words, the badge and what is inside."""
+        if self.role == "port":
+            self.width, self.height = 6.0, 0.0
+            return
+        first = text_width(self.label, self.label_size, bold=self.bold)
+        if self.badge:
+            first += 6 + text_width(self.badge, DETAIL_SIZE)
+        if self.inner is not None:
+            second = text_width(self.detail, DETAIL_SIZE, mono=True)
+            between = 10 if self.detail else 0
+            self.width = max(first + between + second + 16, self.inner.width + 16)
+            self.height = HEADER + self.inner.height
+            return
+        second = text_width(self.detail, DETAIL_SIZE, mono=True)
+        self.width = max(first, second) + (12 if self.small else 18)
+        if self.role in ("variable", "input", "array", "output", "update"):
+            # Round or slanted ends take room from the words.
+            self.width += 10
+        lines = 2 if self.detail else 1
+        self.height = {1: 18.0 if self.label_size == SMALL_SIZE else 24.0, 2: 36.0}[lines]
+
+    @property
+    def entries(self) -> list[float] | None:
+        """Where each input enters a group, from its middle; None where that is left open."""
+        return None if self.inner is None else self.inner.offsets(self.inner.arguments)
+
+    @property
+    def exits(self) -> list[float] | None:
+        """Where each output leaves a group."""
+        return None if self.inner is None else self.inner.offsets(self.inner.results)
+
+
+@dataclass(eq=False)
+class Arrow:
+    """A line from one mark to another, in the colour of the value that flows."""
+
+    source: Mark
+    target: Mark
+    ink: DtypeColour
+    output: int = 0
+    input: int | None = None
+    """Which input of a group it is."""
+    points: list[Point] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Scene:
+    """Marks and arrows with their places, from (0, 0) on."""
+
+    marks: list[Mark] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+    width: float = 0.0
+    height: float = 0.0
+    arguments: list[Mark] = field(default_factory=list)
+    results: list[Mark] = field(default_factory=list)
+
+    def offsets(self, ports: list[Mark]) -> list[float] | None:
+        """How far each port is from the middle; None if there are no ports."""
+        return [port.centre[0] - self.width / 2 for port in ports] or None
+
+    def move(self, dx: float, dy: float) -> None:
+        """Shift everything (what is inside a group is placed relative to it)."""
+        for mark in self.marks:
+            mark.centre = (mark.centre[0] + dx, mark.centre[1] + dy)
+        for arrow in self.arrows:
+            arrow.points = [(x + dx, y + dy) for x, y in arrow.points]
+
+
+# --- what a node is called
+
+
+def constant_text(node: Node) -> str | None:
+    """The number a node is, if it is one everywhere; None if it is not."""
+    while node.op.name in ("broadcast_to", "reshape"):
+        node = node.inputs[0]
+    if node.op.name != "constant":
+        return None
+    value = node.attrs["value"]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def produced_by(node: Node) -> tuple[Node, int]:
+    """The node that computes a value, and which of its outputs that is."""
+    return (node.inputs[0], node.attrs["index"]) if node.op is ITEM else (node, 0)
+
+
+def drawn_inputs(node: Node) -> Iterator[tuple[int, Node]]:
+    """The inputs that get a line, with their positions: each value once, but all of a group."""
+    seen: set[Node] = set()
+    for position, given in enumerate(node.inputs):
+        if given not in seen or "body" in node.attrs:
+            seen.add(given)
+            yield position, given
+
+
+def is_drawn(node: Node) -> bool:
+    """Whether the node has a mark of its own; numbers are drawn where they are used."""
+    return node.op is not ITEM and constant_text(node) is None
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether the node is read, not computed."""
+    return isinstance(node.attrs.get("symbol"), Symbol)
+
+
+def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
+    """The mark of a node without a body."""
+    detail = "" if small else _shapes(node)
+    if is_leaf(node):
+        symbol: Symbol = node.attrs["symbol"]
+        role = _LEAF_ROLES.get(symbol.role, "array")
+        return Mark(role, symbol.name or symbol.role, ink(node.dtype), detail, tip_of(node))
+    role = "product" if node.op.kind == "product" else "operation"
+    if node.op.kind == "movement":
+        role = "movement"
+    colour = ink(node.outputs[0].dtype)
+    return Mark(role, label or label_of(node), colour, detail, tip_of(node), small)
+
+
+def group_mark(node: Node, inner: Scene, parts: int) -> Mark:
+    """The mark of a node that holds a body."""
+    if node.op.name == "scan":
+        turn = ", reverse" if node.attrs["reverse"] else ""
+        label = f"scan, {node.attrs['length']} steps{turn}"
+    else:
+        label = f"{node.op.name}, {parts} ops"
+    colour = ink(max(node.outputs, key=lambda spec: spec.nbytes).dtype)
+    return Mark("group", label, colour, _shapes(node), tip_of(node), inner=inner, small=True)
+
+
+def constant_mark(node: Node, shown: str, *, small: bool = False) -> Mark:
+    """The mark of a number."""
+    return Mark("constant", shown, ink(node.dtype), tip=tip_of(node), small=small)
+
+
+def result_mark(outputs: list[int], updated: list[Symbol]) -> Mark:
+    """The mark below a value that leaves the program."""
+    words = []
+    if updated:
+        words.append("update " + ", ".join(symbol.name or "variable" for symbol in updated))
+    if outputs:
+        plural = "outputs" if len(outputs) > 1 else "output"
+        words.append(f"{plural} {', '.join(map(str, outputs))}")
+    label, detail = (*words, "")[:2]
+    return Mark("update" if updated else "output", label, BOOL, detail, " and ".join(words))
+
+
+def label_of(node: Node) -> str:
+    """The op's name, and what of its attributes changes its meaning most."""
+    name = node.op.name
+    words = [name.removesuffix("_epilogue")]
+    if node.attrs.get("ta") or node.attrs.get("tb"):
+        words.append(("Aᵀ" if node.attrs["ta"] else "A") + ("Bᵀ" if node.attrs["tb"] else "B"))
+    if name.endswith("_epilogue"):
+        words += ["+ bias"] * (len(node.inputs) > 2)
+        words += [f"+ {node.attrs['activation']}"] * bool(node.attrs["activation"])
+    if name == "cast":
+        words.append(node.attrs["dtype"].name)
+    axis = node.attrs.get("axis")
+    if (
+        node.op.kind == "reduction"
+        and isinstance(axis, tuple)
+        and len(axis) < len(node.inputs[0].shape)
+    ):
+        words.append(f"axis {', '.join(map(str, axis))}")
+    return " ".join(words)
+
+
+def tip_of(node: Node) -> str:
+    """What a browser shows when the pointer rests on the mark."""
+    hidden = ("symbol", "body", "shape", "dtype", "value")
+    lines = [shortened(describe(node, 1), 300)]
+    lines += [f"{key} = {value}" for key, value in node.attrs.items() if key not in hidden]
+    flops = node.op.count_flops(node)
+    return "\n".join([*lines, f"{flops:,} FLOP"] if flops else lines)
+
+
+def _shapes(node: Node) -> str:
+    shapes = [spec.shape for spec in node.outputs]
+    if len(shapes) > 1 and len(set(shapes)) == 1:
+        return f"{len(shapes)} x {shapes[0]}"
+    return " ".join(map(str, shapes)) if len(shapes) < 3 else f"{len(shapes)} outputs"

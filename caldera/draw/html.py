@@ -1,0 +1,73 @@
+"""Pieces of HTML: elements, tables, lists of names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from caldera.draw.svg import element, safe
+
+
+class Safe(str):
+    """Text that is HTML already."""
+
+
+def tag(name: str, *children: str, **attributes: object) -> Safe:
+    """An element; its children are escaped unless they are HTML.
+
+    >>> tag("p", "a < b", tag("b", "c"), class_="note")
+    '<p class="note">a &lt; b<b>c</b></p>'
+    """
+    inside = [child if isinstance(child, Safe) else safe(child) for child in children]
+    # An element of HTML without content still has two ends.
+    return Safe(element(name, *(inside or [""]), **attributes))
+
+
+def join(parts: Iterable[Safe]) -> Safe:
+    """Pieces one after the other."""
+    return Safe("".join(parts))
+
+
+def table(
+    head: Sequence[str] | None, rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()
+) -> Safe:
+    """A table; columns whose index is in `numbers` are set to the right."""
+
+    def cell(kind: str, index: int, content: str) -> Safe:
+        return tag(kind, content, **({"class_": "number"} if index in numbers else {}))
+
+    parts = []
+    if head is not None:
+        parts.append(tag("thead", tag("tr", *[cell("th", i, each) for i, each in enumerate(head)])))
+    body = [tag("tr", *[cell("td", i, each) for i, each in enumerate(row)]) for row in rows]
+    return tag("div", tag("table", *parts, tag("tbody", *body)), class_="scroll")
+
+
+def facts(values: Mapping[str, object]) -> Safe:
+    """Names with their values."""
+    rows = [
+        tag("tr", tag("th", name, scope="row"), tag("td", str(v))) for name, v in values.items()
+    ]
+    return tag("table", tag("tbody", *rows), class_="facts")
+
+
+def card(title: str, *content: Safe, note: str = "", class_: str = "") -> Safe:
+    """A box with a title."""
+    head = [tag("h3", title)] + ([tag("p", note, class_="quiet")] if note else [])
+    return tag("div", *head, *content, class_=f"card {class_}".strip())
+
+
+def section(anchor: str, title: str, *content: Safe, note: str = "") -> Safe:
+    """A part of the page that its index leads to."""
+    head = [tag("h2", title)] + ([tag("p", note, class_="quiet")] if note else [])
+    return tag("section", *head, *content, id=anchor)
+
+
+def folded(title: str, content: Safe) -> Safe:
+    """Something that is seen only when asked for."""
+    return tag("details", tag("summary", title), content)
+
+
+def tiles(values: Iterable[tuple[str, str]]) -> Safe:
+    """Names with values that are seen first."""
+    each = [tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in values]
+    return tag("div", *each, class_="tiles")

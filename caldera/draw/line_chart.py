@@ -1,0 +1,272 @@
+"""One panel of a chart as SVG text: axes, lines, a legend, and the last value of each line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caldera.draw.axis import Axis
+from caldera.draw.palette import CARD, LINE, QUIET, TEXT
+from caldera.draw.svg import element, number, safe, text_width
+
+CATEGORICAL = ("#1f5fae", "#c04a08", "#1d7a4c", "#7a3f9d", "#8a6500", "#a3194e", "#5b6470")
+"""Told apart by people who see colours differently, and dark enough for text."""
+
+WIDTH, HEIGHT = 520.0, 340.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 74.0, 66.0, 46.0
+_ROW = 18.0
+_SIZE = 12.0
+_EDGE = 18.0
+_KEY = 28.0
+_DOTS_UP_TO = 40
+_HINTS_UP_TO = 400
+_MINUS = str.maketrans({"-": "\u2212"})
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel; points whose y is not finite are gaps in it."""
+
+    label: str
+    points: Sequence[Point]
+    colour: str
+    dashed: bool = False
+    dots_only: bool = False
+    """Whether nothing connects the points."""
+    last: str = ""
+    """The text at its end."""
+    ring: Point | None = None
+    """A point to draw a ring around: the best one, say."""
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A chart: lines over the same two axes."""
+
+    title: str
+    x_label: str
+    lines: Sequence[Line]
+    x_axis: Axis
+    y_axis: Axis
+    legend: Sequence[Line] = ()
+    """What the legend explains, where that is not each line."""
+    note: tuple[float, str] | None = None
+    """An upright line at this x, with a text beside it."""
+
+
+def draw(panel: LineChart) -> str:
+    """The panel as SVG elements, `WIDTH` wide and `HEIGHT` high."""
+    parts = [
+        element("rect", width=WIDTH, height=HEIGHT, rx=8, fill=CARD, stroke=LINE),
+        element(
+            "text", safe(panel.title), x=_EDGE, y=27.0, font_size=14, font_weight=600, fill=TEXT
+        ),
+        _legend(panel),
+        _y_ticks(panel),
+        _x_ticks(panel.x_axis, panel.x_label),
+    ]
+    if panel.note is not None:
+        parts.append(_note(panel))
+    if any(not _visible(point, panel) for line in panel.lines for point in line.points):
+        parts.append(_small("\u00d7 not finite", WIDTH - _EDGE, 27.0, "end"))
+    parts += [_line(line, panel) for line in panel.lines]
+    parts.append(_end_labels(panel))
+    return "".join(parts)
+
+
+# --- places
+
+
+def _x(axis: Axis, value: float) -> float:
+    # A little room at both ends, so that no line lies on the frame.
+    return _LEFT + 8 + axis.place(value) * (WIDTH - _LEFT - _RIGHT - 16)
+
+
+def _y(panel: LineChart, value: float) -> float:
+    return HEIGHT - _BOTTOM - panel.y_axis.place(value) * (HEIGHT - _top(panel) - _BOTTOM)
+
+
+def _top(panel: LineChart) -> float:
+    return _TOP + _ROW * (len(_legend_rows(panel)) - 1)
+
+
+def _small(content: str, x: float, y: float, anchor: str, fill: str = QUIET, **more: object) -> str:
+    return element(
+        "text", safe(content.translate(_MINUS)), x=x, y=y, font_size=_SIZE, text_anchor=anchor,
+        fill=fill, **more,
+    )  # fmt: skip
+
+
+# --- what stands around the lines
+
+
+def _legend_rows(panel: LineChart) -> list[list[tuple[float, Line]]]:
+    """The entries of the legend with their places, in as many rows as they need."""
+    rows: list[list[tuple[float, Line]]] = [[]]
+    x = _EDGE
+    for line in panel.legend or panel.lines:
+        width = _KEY + text_width(line.label, _SIZE)
+        if rows[-1] and x + width > WIDTH - _EDGE:
+            rows.append([])
+            x = _EDGE
+        rows[-1].append((x, line))
+        x += width + 16
+    return rows
+
+
+def _legend(panel: LineChart) -> str:
+    parts = []
+    for row, entries in enumerate(_legend_rows(panel)):
+        y = 46 + _ROW * row
+        for x, line in entries:
+            parts.append(_stroke(f"M{number(x)} {number(y)}h22", line))
+            parts.append(_small(line.label, x + _KEY, y + 4, "start", TEXT))
+    return "".join(parts)
+
+
+def _y_ticks(panel: LineChart) -> str:
+    axis = panel.y_axis
+    parts = [_level(_y(panel, tick), opacity=0.45) for tick in axis.minor]
+    for tick, label in zip(axis.ticks, axis.labels(), strict=True):
+        y = _y(panel, tick)
+        parts.append(_level(y))
+        parts.append(_small(label, _LEFT - 8, y + 4, "end"))
+    return "".join(parts)
+
+
+def _level(y: float, **more: object) -> str:
+    route = f"M{number(_LEFT)} {number(y)}H{number(WIDTH - _RIGHT)}"
+    return element("path", d=route, stroke=LINE, **more)
+
+
+def _x_ticks(axis: Axis, label: str) -> str:
+    bottom = HEIGHT - _BOTTOM
+    frame = f"M{number(_LEFT)} {number(bottom)}H{number(WIDTH - _RIGHT)}"
+    parts = [element("path", d=frame, stroke=QUIET)]
+    for tick, written in zip(axis.ticks, axis.labels(), strict=True):
+        x = _x(axis, tick)
+        parts.append(element("path", d=f"M{number(x)} {number(bottom)}v4", stroke=QUIET))
+        parts.append(_small(written, x, bottom + 17, "middle"))
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(_small(label, middle, bottom + 36, "middle"))
+    return "".join(parts)
+
+
+def _note(panel: LineChart) -> str:
+    assert panel.note is not None
+    value, content = panel.note
+    x = _x(panel.x_axis, value)
+    top, bottom = _top(panel), HEIGHT - _BOTTOM
+    upright = element(
+        "path",
+        d=f"M{number(x)} {number(top)}V{number(bottom)}",
+        stroke=TEXT,
+        stroke_dasharray="2 3",
+    )
+    # On the side where there is room.
+    on_left = x + 8 + text_width(content, _SIZE) > WIDTH - _RIGHT
+    label = _small(
+        content, x - 6 if on_left else x + 6, top + 12, "end" if on_left else "start", TEXT
+    )
+    return upright + label
+
+
+# --- the lines
+
+
+def _stroke(route: str, line: Line) -> str:
+    dash = {"stroke_dasharray": "5 4"} if line.dashed else {}
+    return element(
+        "path", d=route, fill="none", stroke=line.colour, stroke_width=2, stroke_linejoin="round",
+        stroke_linecap="butt" if line.dashed else "round", **dash,
+    )  # fmt: skip
+
+
+def _line(line: Line, panel: LineChart) -> str:
+    parts = []
+    runs = _runs(line, panel)
+    for run in runs:
+        route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
+        if not line.dots_only:
+            parts.append(_stroke(f"M{route}", line))
+    dots = line.dots_only or len(line.points) <= _DOTS_UP_TO
+    for run in runs:
+        # A point between two gaps has no line: only a dot shows it.
+        if dots or len(run) == 1:
+            parts += [element("circle", cx=x, cy=y, r=2.6, fill=line.colour) for x, y in run]
+    if line.ring is not None:
+        x, y = _x(panel.x_axis, line.ring[0]), _y(panel, line.ring[1])
+        ring = element(
+            "circle", cx=x, cy=y, r=5.5, fill="none", stroke=line.colour, stroke_width=1.6
+        )
+        parts.append(ring)
+    parts += [_missing(point, line, panel) for point in line.points if not _visible(point, panel)]
+    if len(line.points) <= _HINTS_UP_TO:
+        parts += [_hint(point, line, panel) for point in line.points if _visible(point, panel)]
+    return "".join(parts)
+
+
+def _visible(point: Point, panel: LineChart) -> bool:
+    return panel.y_axis.shows(point[1])
+
+
+def _runs(line: Line, panel: LineChart) -> list[list[Point]]:
+    """The places of the points, in stretches without gaps."""
+    runs: list[list[Point]] = [[]]
+    for point in line.points:
+        if _visible(point, panel):
+            runs[-1].append((_x(panel.x_axis, point[0]), _y(panel, point[1])))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _missing(point: Point, line: Line, panel: LineChart) -> str:
+    """A cross on the axis where there is no value to show."""
+    x, y = _x(panel.x_axis, point[0]), HEIGHT - _BOTTOM
+    cross = element(
+        "path", d=f"M{number(x - 4)} {number(y - 4)}l8 8m0 -8l-8 8", stroke=line.colour,
+        stroke_width=1.6,
+    )  # fmt: skip
+    return element("g", cross, _title(point, line, panel))
+
+
+def _hint(point: Point, line: Line, panel: LineChart) -> str:
+    """A place larger than the dot that says its value under the mouse."""
+    x, y = _x(panel.x_axis, point[0]), _y(panel, point[1])
+    return element(
+        "circle", _title(point, line, panel), cx=x, cy=y, r=7, fill="transparent", stroke="none"
+    )
+
+
+def _title(point: Point, line: Line, panel: LineChart) -> str:
+    return element("title", safe(f"{line.label}, {panel.x_label} {point[0]:g}: {point[1]:.6g}"))
+
+
+def _end_labels(panel: LineChart) -> str:
+    """The last value of each line beside its end, moved apart where they would overlap."""
+    ends: list[tuple[float, Line]] = []
+    for line in panel.lines:
+        shown = [point for point in line.points if _visible(point, panel)]
+        if shown and line.last:
+            ends.append((_y(panel, shown[-1][1]), line))
+    ends.sort(key=lambda end: end[0])
+    places = _apart([y for y, _ in ends], 15.0, _top(panel) + 2, HEIGHT - _BOTTOM - 2)
+    return "".join(
+        _small(line.last, WIDTH - _RIGHT + 8, y + 4, "start", line.colour, font_weight=600)
+        for y, (_, line) in zip(places, ends, strict=True)
+    )
+
+
+def _apart(places: list[float], least: float, low: float, high: float) -> list[float]:
+    """Sorted places moved as little as needed to be `least` apart, from `low` to `high`."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + least if moved else low))
+    limit = high
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - least
+    return moved

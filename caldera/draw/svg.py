@@ -1,0 +1,89 @@
+"""Text of an SVG: elements, safe text, and how wide a text will be.
+
+No font is at hand when a picture is written, so widths are estimates on the safe side: the wide
+DejaVu and Verdana still fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from caldera.draw.graph.layered_layout import Point
+
+SANS = "'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+_NARROW = frozenset("iljtfrI.,:;'|!()[]{}/ -·")
+_WIDE = frozenset("mwMW@%#<>=+&")
+
+
+def text_width(text: str, size: float, *, bold: bool = False, mono: bool = False) -> float:
+    """About how wide a text is, in the units of its font size."""
+    if mono:
+        return 0.61 * size * len(text)
+    em = sum(
+        0.40 if c in _NARROW else 0.94 if c in _WIDE else 0.72 if c.isupper() else 0.63
+        for c in text
+    )
+    # Letters of other scripts may take a whole square.
+    em += sum(0.4 for c in text if ord(c) > 0x2FFF)
+    return size * em * (1.1 if bold else 1.0)
+
+
+def number(value: float) -> str:
+    """A coordinate without needless digits."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def element(name: str, *children: str, **attributes: object) -> str:
+    """An element; in attribute names `_` stands for `-`, and a trailing one is dropped."""
+    parts = [name]
+    for key, value in attributes.items():
+        text = number(value) if isinstance(value, float) else str(value)
+        parts.append(f'{key.rstrip("_").replace("_", "-")}="{escape(_printable(text))}"')
+    opening = " ".join(parts)
+    if not children:
+        return f"<{opening}/>"
+    return f"<{opening}>{''.join(children)}</{name}>"
+
+
+def text(
+    content: str, x: float, y: float, size: float, *, class_: str, anchor: str = "middle"
+) -> str:
+    """A line of text whose baseline is at `y`."""
+    return element(
+        "text", safe(content), class_=class_, x=x, y=y, font_size=size, text_anchor=anchor
+    )
+
+
+def safe(content: str) -> str:
+    """Text that can stand between two tags."""
+    return escape(_printable(content), quote=False)
+
+
+def _printable(content: str) -> str:
+    # XML has no way to write control characters and surrogates.
+    return "".join(
+        c if c in "\n\t" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
+        else "\ufffd"
+        for c in content
+    )  # fmt: skip
+
+
+def path(points: Sequence[Point]) -> str:
+    """The outline of a route: lines where points stand one above the other, else curves."""
+    (x, y), *rest = points
+    parts = [f"M{number(x)} {number(y)}"]
+    for next_x, next_y in rest:
+        if abs(next_x - x) < 0.5:
+            if next_y - y > 0.05:
+                parts.append(f"L{number(x)} {number(next_y)}")
+                y = next_y
+            continue
+        middle = number((y + next_y) / 2)
+        parts.append(
+            f"C{number(x)} {middle} {number(next_x)} {middle} {number(next_x)} {number(next_y)}"
+        )
+        x, y = next_x, next_y
+    return "".join(parts)

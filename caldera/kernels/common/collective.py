@@ -1,0 +1,223 @@
+"""Collectives on the host: what is packed where, who carries it, and waiting for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from caldera.comm import Communicator, SingleProcess
+from caldera.comm.reproducible_sum import tree_sum
+from caldera.comm.request import Done, Request
+from caldera.graph.node import Node
+from caldera.graph.ops.collective import TOKEN, Message, Number, shard_size
+from caldera.kernels.table import Call
+from caldera.memory.device_array import address_of
+from caldera.tensor.shape import Shape, size
+
+Array = Any
+Pairs = list[tuple[Array, Array]]
+"""(target, source) of copies."""
+# The two halves of a message are bound by one thread, and must find each other.
+_alone = threading.local()
+
+
+class PendingMessage:
+    """What one message of a communicator is doing."""
+
+    _of: ClassVar[WeakKeyDictionary[Communicator, dict[Number, PendingMessage]]] = (
+        WeakKeyDictionary()
+    )
+
+    def __init__(self) -> None:
+        self._request: Request | None = None
+        self._arrives: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, communicator: Communicator, message: Message) -> PendingMessage:
+        """That of a message; plans that run one after the other may use the same numbers."""
+        flights = cls._of.setdefault(communicator, {})
+        return flights.setdefault(message.number, cls())
+
+    def begin(self, request: Request, arrives: np.ndarray) -> None:
+        """It is on its way to this place."""
+        self._request, self._arrives = request, arrives
+
+    def end(self) -> np.ndarray:
+        """Wait until it has arrived; where."""
+        request, arrives = self._request, self._arrives
+        self._request = self._arrives = None
+        assert request is not None, "what was not begun does not arrive"
+        assert arrives is not None
+        request.wait()
+        return arrives
+
+
+def communicator_of(call: Call) -> Communicator:
+    """Who carries a message; alone, nobody has to."""
+    if call.communicator is not None:
+        carrier: Communicator = call.communicator.along(call.node.attrs["message"].axis)
+        return carrier
+    if not hasattr(_alone, "communicator"):
+        _alone.communicator = SingleProcess()
+    return _alone.communicator
+
+
+def values_of(call: Call) -> list[Array]:
+    """The values of a start, without its token."""
+    given = zip(call.inputs, call.node.inputs, strict=True)
+    return [array for array, node in given if node.spec != TOKEN]
+
+
+def starting(
+    message: Message,
+    communicator: Communicator,
+    shapes: Sequence[Shape],
+    places: Sequence[np.ndarray],
+    ready: Callable[[], object] | None = None,
+) -> Callable[[], None]:
+    """What sets a message going that has been packed; `ready` waits until it has been."""
+    send, receive = places[0], places[-1]
+    flight = PendingMessage.of(communicator, message)
+
+    def carry(own: Communicator) -> None:
+        if ready is not None:
+            ready()
+        perform(message, own, shapes, send, receive)
+
+    def now() -> None:
+        with communicator.hurried():
+            carry(communicator)
+        flight.begin(Done(), receive)
+
+    def later() -> None:
+        flight.begin(communicator.background(carry), receive)
+
+    def to_one() -> None:
+        if ready is not None:
+            ready()
+        flight.begin(communicator.Isend(send, message.peer), receive)
+
+    def from_one() -> None:
+        flight.begin(communicator.Irecv(receive, message.peer), receive)
+
+    if message.is_point_to_point:
+        return to_one if message.kind == "send" else from_one
+    return now if message.now else later
+
+
+def perform(
+    message: Message,
+    communicator: Communicator,
+    shapes: Sequence[Shape],
+    send: np.ndarray,
+    receive: np.ndarray,
+) -> None:
+    """Move the data; `shapes` are those of the values in the message."""
+    if message.kind == "gather":
+        communicator.Allgather(send[communicator.rank], send)
+    elif message.kind == "scatter":
+        communicator.ReduceScatter(send, receive)
+    elif message.leaves is not None:
+        np.copyto(receive, tree_sum(send, message.leaves[2], communicator))
+    elif message.exchange is not None:
+        parts = np.split(send, np.cumsum([size(shape) for shape in shapes])[:-1])
+        arrays = (part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+        message.exchange.exchange_all(dict(zip(message.names, arrays, strict=True)), communicator)
+    else:
+        communicator.Allreduce(send, send)
+
+
+# --- packing
+
+
+def places(node: Node) -> list[int | None]:
+    """Where in what is sent the values lie, each by itself and in one piece."""
+    message = node.attrs["message"]
+    specs = [given.spec for given in node.inputs if given.spec != TOKEN]
+    if message.kind == "scatter":
+        whole = len(specs) == 1 and specs[0].size % message.ranks == 0
+        return [0] if whole else []
+    if message.kind == "gather" or message.leaves is not None:
+        return []
+    found, place = [], 0
+    for spec in specs:
+        found.append(place if spec.order is None else None)
+        place += spec.nbytes
+    return found
+
+
+def packing(
+    message: Message, values: Sequence[Array], send: Array, rank: int, room: Array = None
+) -> Pairs:
+    """The copies that pack a message, in order; `room` is a workspace (see `dense_workspace`)."""
+    pairs = _packing(message, values, send, rank, room)
+    # What was written there at once need not be copied.
+    return [(to, given) for to, given in pairs if address_of(to) != address_of(given)]
+
+
+def _packing(
+    message: Message, values: Sequence[Array], send: Array, rank: int, room: Array
+) -> Pairs:
+    if message.kind == "gather":
+        return _side_by_side(send[rank], values)
+    if message.kind == "scatter":
+        return _by_rank(send, values, room)
+    if message.leaves is None:
+        return _side_by_side(send, values)
+    count = len(values) // len(send)
+    found: Pairs = []
+    for index, row in enumerate(send):
+        found += _side_by_side(row, values[index * count : (index + 1) * count])
+    return found
+
+
+def _side_by_side(row: Array, values: Sequence[Array]) -> Pairs:
+    found, place = [], 0
+    for value in values:
+        found.append((row[place : place + value.size].reshape(value.shape), value))
+        place += value.size
+    return found
+
+
+def _by_rank(send: Array, values: Sequence[Array], room: Array) -> Pairs:
+    found, place = [], 0
+    for value in values:
+        if not value.flags.c_contiguous:
+            # It is cut up in an order in which it does not lie.
+            dense = room[: value.nbytes].view(value.dtype).reshape(value.shape)
+            found.append((dense, value))
+            value = dense
+        flat, each = value.reshape(-1), shard_size(value.size, len(send))
+        full, rest = divmod(value.size, each) if each else (0, 0)
+        rows = send[:, place : place + each]
+        found.append((rows[:full], flat[: full * each].reshape(full, each)))
+        if rest:
+            found.append((rows[full, :rest], flat[full * each :]))
+        place += each
+    return [pair for pair in found if pair[0].size]
+
+
+def dense_workspace(node: Node) -> int:
+    """Bytes of workspace in which values are made dense, one after the other."""
+    if node.attrs["message"].kind != "scatter":
+        return 0
+    return max(given.spec.nbytes for given in node.inputs)
+
+
+def unused(message: Message, shapes: Sequence[Shape], send: Array) -> list[Array]:
+    """Parts of what is sent that stand for nothing, and have to be 0."""
+    if message.kind != "scatter":
+        return []
+    found, place = [], 0
+    for elements in map(size, shapes):
+        each = shard_size(elements, len(send))
+        full, rest = divmod(elements, each) if each else (len(send), 0)
+        if full < len(send):
+            found.append(send[full, place + rest : place + each])
+            found.append(send[full + 1 :, place : place + each])
+        place += each
+    return [part for part in found if part.size]

@@ -1,0 +1,229 @@
+"""The numbers that describe a convolution, for it and both of its gradients alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from llvmlite import ir
+
+from caldera.graph.node import Node
+from caldera.kernels.native.codegen.emitter import F32, F64
+from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.tensor.shape import Shape, size
+
+Pair = tuple[int, int]
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The dtype that arithmetic on values of this dtype uses."""
+    return float32 if dtype in HALVES else dtype
+
+
+def kind_of(name: str) -> ir.Type:
+    """LLVM's type of float32 or float64."""
+    return F64 if name == "float64" else F32
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shapes of the image (N, C, H, W), the filters (K, C / groups, R, S) and the output, and how
+    they meet: output pixel p sees image pixels p * stride + tap * dilation - padding."""
+
+    image: Shape
+    filters: Shape
+    output: Shape
+    stride: Pair
+    origin: Pair
+    """Padding above and to the left; what lies below and to the right follows from the shapes."""
+    dilation: Pair
+    groups: int
+    dtype: DType
+    """What it is computed in."""
+
+    @classmethod
+    def of(cls, node: Node) -> Geometry:
+        """The geometry of conv2d, conv2d_input or conv2d_weight."""
+        first, second = (given.shape for given in node.inputs)
+        shapes = {
+            "conv2d": (first, second, node.shape),
+            "conv2d_input": (node.shape, second, first),
+            "conv2d_weight": (first, node.shape, second),
+        }[node.op.name]
+        attrs = node.attrs
+        origin = (attrs["padding"][0][0], attrs["padding"][1][0])
+        return cls(
+            *shapes, attrs["stride"], origin, attrs["dilation"], attrs["groups"],
+            compute_dtype(node.dtype),
+        )  # fmt: skip
+
+    @property
+    def batch(self) -> int:
+        """How many images there are."""
+        return self.image[0]
+
+    @property
+    def channels(self) -> int:
+        """Input channels of a group."""
+        return self.filters[1]
+
+    @property
+    def results(self) -> int:
+        """Output channels of a group."""
+        return self.filters[0] // self.groups
+
+    @property
+    def taps(self) -> Pair:
+        """Rows and columns of a filter."""
+        return self.filters[2], self.filters[3]
+
+    @property
+    def source(self) -> Pair:
+        """Height and width of the image."""
+        return self.image[2], self.image[3]
+
+    @property
+    def target(self) -> Pair:
+        """Height and width of the output."""
+        return self.output[2], self.output[3]
+
+    @property
+    def terms(self) -> int:
+        """Products that each output element is the sum of."""
+        return size(self.filters[1:])
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of the whole batch."""
+        return self.output[0] * self.output[2] * self.output[3]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * size(self.output) * self.terms
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every output pixel sees the one image pixel at its own place."""
+        same_size = self.image[2:] == self.output[2:]
+        return same_size and self.taps == self.stride == (1, 1) and self.origin == (0, 0)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is convolved by itself, with one filter."""
+        return self.channels == 1 and self.results == 1 and self.groups > 1
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether there are channels at all (there may be no images)."""
+        return self.filters[0] > 0 and self.filters[1] > 0
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """out[n, y, x] = sum of in[n, y * stride + r * dilation + start, ...] * filters[r, s]: what a
+    convolution is, and its input gradient is made of."""
+
+    batch: int
+    source: Pair
+    """Height and width of the input."""
+    target: Pair
+    """Height and width of the output."""
+    taps: Pair
+    stride: Pair
+    dilation: Pair
+    start: Pair
+    """Where in the input the first tap of the first output lies; may be outside."""
+    groups: int
+    channels: int
+    """Input channels of a group."""
+    results: int
+    """Output channels of a group."""
+
+    @property
+    def reach(self) -> Pair:
+        """Rows and columns of the input that one output pixel sees."""
+        return _reach(self.taps[0], self.dilation[0]), _reach(self.taps[1], self.dilation[1])
+
+    @property
+    def needs_no_padding(self) -> bool:
+        """Whether all that is read lies inside the input."""
+        return all(
+            start >= 0 and start + (outputs - 1) * stride + reach <= length
+            for start, outputs, stride, reach, length in zip(
+                self.start, self.target, self.stride, self.reach, self.source, strict=True
+            )
+        )
+
+
+def _reach(taps: int, dilation: int) -> int:
+    return (taps - 1) * dilation + 1 if taps else 0
+
+
+def forward(geometry: Geometry) -> Correlation:
+    """The convolution itself."""
+    return Correlation(
+        geometry.batch, geometry.source, geometry.target, geometry.taps, geometry.stride,
+        geometry.dilation, (-geometry.origin[0], -geometry.origin[1]), geometry.groups,
+        geometry.channels, geometry.results,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Those pixels of an image that lie at one place of the stride's grid, along one axis: their
+    gradient is a correlation of stride 1 with some of the taps, in reverse order."""
+
+    first: int
+    """The first such pixel."""
+    count: int
+    step: int
+    """From one to the next: the stride."""
+    taps: int
+    last_tap: int
+    """The tap that the correlation begins with."""
+    tap_step: int
+    dilation: int
+    start: int
+
+
+def _phases(image: int, taps: int, stride: int, dilation: int, origin: int) -> Iterator[Phase]:
+    shared = gcd(stride, dilation)
+    for first in range(min(stride, image)):
+        count = (image - 1 - first) // stride + 1
+        # The pixel's place in the padded image is output * stride + tap * dilation.
+        place = first + origin
+        own = [tap for tap in range(taps) if (place - tap * dilation) % stride == 0]
+        last = own[-1] if own else 0
+        start = (place - last * dilation) // stride
+        yield Phase(
+            first, count, stride, len(own), last, stride // shared, dilation // shared, start
+        )
+
+
+def input_phases(geometry: Geometry) -> Iterator[tuple[Phase, Phase, Correlation]]:
+    """The correlations that the input gradient consists of: every image pixel is in just one."""
+    rows, columns = (
+        list(
+            _phases(
+                geometry.image[2 + axis], geometry.taps[axis], geometry.stride[axis],
+                geometry.dilation[axis], geometry.origin[axis],
+            )
+        )
+        for axis in (0, 1)
+    )  # fmt: skip
+    for row in rows:
+        for column in columns:
+            taps = (row.taps, column.taps) if row.taps and column.taps else (0, 0)
+            yield row, column, Correlation(
+                geometry.batch, geometry.target, (row.count, column.count), taps, (1, 1),
+                (row.dilation, column.dilation), (row.start, column.start), geometry.groups,
+                geometry.results, geometry.channels,
+            )  # fmt: skip
+
+
+def steps(array: np.ndarray) -> tuple[int, ...]:
+    """The strides of an array in elements."""
+    return tuple(stride // array.itemsize for stride in array.strides)

@@ -1,0 +1,151 @@
+"""What a loop computes, as plain values: the same for all shapes, layouts, lengths and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from caldera.graph.body import Body
+from caldera.graph.node import Node
+from caldera.tensor.shape import Shape
+
+Reference = tuple[str, int] | tuple[str, bool | int | float, str]
+"""("in", index of an operand), ("step", index of a step) or ("number", value, dtype)."""
+Step = tuple[str, str, tuple[str, ...], tuple[Reference, ...]]
+"""The op, its dtype, the dtypes of its operands, and where they come from."""
+Reduction = tuple[str, str, Reference]
+"""The op, the dtype of what it reduces, and where that comes from."""
+Parts = tuple[tuple[str, ...], tuple[Step, ...], tuple[tuple[str, Reference], ...],
+              tuple[Reduction, ...]]  # fmt: skip
+
+REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
+HEAVY = frozenset({
+    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid",
+})  # fmt: skip
+"""Ops that take tens of instructions."""
+
+
+@dataclass(frozen=True)
+class LoopBody:
+    """Operands by their dtypes, steps in order, what is written, and what is reduced."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[str, Reference], ...]
+    reductions: tuple[Reduction, ...] = ()
+
+    @property
+    def parts(self) -> Parts:
+        """The recipe as plain tuples, to be a parameter of a compiled kernel."""
+        return self.inputs, self.steps, self.outputs, self.reductions
+
+    @property
+    def heavy(self) -> int:
+        """How many steps take tens of instructions."""
+        return sum(op in HEAVY for op, *_ in self.steps)
+
+
+def loop_shape(node: Node) -> Shape:
+    """The shape over which a node's loop runs: that of its element-wise nodes."""
+    if node.op.kind == "reduction":
+        return node.inputs[0].shape
+    if node.op.name != "fused":
+        return node.shape
+    body: Body = node.attrs["body"]
+    for part in body.order():
+        if part.op.kind == "elementwise":
+            return part.shape
+    return body.outputs[0].inputs[0].shape
+
+
+class _Reader:
+    """Turns a body's nodes into steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.known: dict[Node, Reference] = {}
+
+    def read(self, node: Node) -> None:
+        """Add a node; all it reads was added before."""
+        if node.op.name == "parameter":
+            self.known[node] = ("in", node.attrs["index"])
+        elif node.op.name == "constant":
+            self.known[node] = ("number", node.attrs["value"], node.dtype.name)
+        elif node.op.name == "broadcast_to":
+            self.known[node] = self.known[node.inputs[0]]
+        else:
+            sources = tuple(given.dtype.name for given in node.inputs)
+            operands = tuple(self.known[given] for given in node.inputs)
+            self.steps.append((node.op.name, node.dtype.name, sources, operands))
+            self.known[node] = ("step", len(self.steps) - 1)
+
+
+def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
+    """The recipe of an element-wise, reduction or fused node.
+
+    Of a fused node's reductions it has those outputs whose indices are in `reduced`.
+    """
+    inputs = tuple(given.dtype.name for given in node.inputs)
+    if node.op.kind == "reduction":
+        return LoopBody(inputs, (), (), ((node.op.name, inputs[0], ("in", 0)),))
+    if node.op.name != "fused":
+        operands = tuple(("in", index) for index in range(len(inputs)))
+        step = (node.op.name, node.dtype.name, inputs, operands)
+        return LoopBody(inputs, (step,), ((node.dtype.name, ("step", 0)),))
+    reader = _Reader()
+    body: Body = node.attrs["body"]
+    for part in body.order():
+        if part.op.kind != "reduction":
+            reader.read(part)
+    outputs = tuple(
+        (part.dtype.name, reader.known[part])
+        for part in body.outputs
+        if part.op.kind != "reduction"
+    )
+    reductions = tuple(
+        (part.op.name, part.inputs[0].dtype.name, reader.known[part.inputs[0]])
+        for part in (body.outputs[index] for index in reduced)
+    )
+    return LoopBody(inputs, tuple(reader.steps), outputs, reductions)
+
+
+def without_outputs(loop_body: LoopBody) -> LoopBody:
+    """Only what the reductions need."""
+    needed: set[int] = set()
+    waiting = [reference for *_, reference in loop_body.reductions]
+    while waiting:
+        reference = waiting.pop()
+        if reference[0] == "step" and int(reference[1]) not in needed:
+            needed.add(int(reference[1]))
+            waiting.extend(loop_body.steps[int(reference[1])][3])
+    places = {old: new for new, old in enumerate(sorted(needed))}
+
+    def moved(reference: Reference) -> Reference:
+        return ("step", places[int(reference[1])]) if reference[0] == "step" else reference
+
+    steps = tuple(
+        (op, dtype, sources, tuple(moved(each) for each in operands))
+        for op, dtype, sources, operands in (loop_body.steps[old] for old in sorted(needed))
+    )
+    reductions = tuple((op, dtype, moved(each)) for op, dtype, each in loop_body.reductions)
+    return LoopBody(loop_body.inputs, steps, (), reductions)
+
+
+def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
+    """Whether a node's loop can be written; `can_apply(op, operand dtype)` says what can be."""
+    if node.op.kind == "reduction":
+        return node.op.name in REDUCTIONS
+    if node.op.name != "fused":
+        return all(can_apply(node.op.name, given.dtype.name) for given in node.inputs)
+    shape = loop_shape(node)
+    for part in node.attrs["body"].order():
+        if part.op.kind == "elementwise":
+            known = part.op.decompose is None and part.shape == shape
+            known = known and all(can_apply(part.op.name, x.dtype.name) for x in part.inputs)
+        elif part.op.kind == "reduction":
+            known = part.op.name in REDUCTIONS and part.inputs[0].shape == shape
+        else:
+            known = part.op.name in ("parameter", "constant", "broadcast_to")
+        if not known:
+            return False
+    return True

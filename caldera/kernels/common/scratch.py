@@ -1,0 +1,42 @@
+"""Cutting a kernel's workspace into arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.graph.node import Spec
+from caldera.kernels.table import Array
+from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.tensor.shape import Shape
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector of any CPU in use."""
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def workspace_bytes(*specs: Spec) -> int:
+    """The workspace that arrays like these take."""
+    return sum(_aligned(spec.nbytes) for spec in specs)
+
+
+class Scratch:
+    """Hands out arrays from a workspace, one after the other."""
+
+    def __init__(self, workspace: Array) -> None:
+        # A plan gives no workspace to a kernel that asks for 0 bytes of it.
+        self.rest: Array = np.empty(0, np.uint8) if workspace is None else workspace
+
+    def array(self, shape: Shape, dtype: DType) -> Array:
+        """The next array; what it holds is not defined."""
+        nbytes = Spec(shape, dtype).nbytes
+        part = self.rest[:nbytes].view(dtype).reshape(shape)
+        self.rest = self.rest[_aligned(nbytes) :]
+        return part
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The dtype that arithmetic on values of this dtype uses."""
+    return float32 if dtype in HALVES else dtype

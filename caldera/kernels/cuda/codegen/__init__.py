@@ -1,0 +1,1 @@
+"""Writing CUDA source: types, expressions, strided loops, operands."""

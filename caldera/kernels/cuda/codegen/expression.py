@@ -1,0 +1,106 @@
+"""Recipes as CUDA: what a loop computes for one element, in statements over values in registers.
+
+Every op is a function `op_<name>` of math.cuh. Values have the computed type of their dtype; what
+is read has to be widened before, what is written narrowed after (`elements.py` says how).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from caldera.graph.node import Node
+from caldera.kernels.common.loop_body import LoopBody, Reference, Step, is_computable
+from caldera.kernels.cuda.codegen.dtypes import HALVES, STORED, computed_type, literal
+from caldera.kernels.cuda.runtime.driver import headers
+
+HEADER = "math.cuh"
+"""What a source that uses `statements` includes."""
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Lines of CUDA, and the names (or numbers) of what they compute, in the computed types."""
+
+    lines: list[str]
+    outputs: list[str]
+    reductions: list[str]
+
+
+def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") -> Statements:
+    """The recipe for operands of these names; values in between are named by the prefix.
+
+    >>> from caldera.kernels.common.loop_body import LoopBody
+    >>> step = ("add", "float32", ("float32", "float32"), (("in", 0), ("number", 1.0, "float32")))
+    >>> found = statements(LoopBody(("float32",), (step,), (("float32", ("step", 0)),)), ["x"])
+    >>> found.lines, found.outputs
+    (['float v0 = op_add(x, 0x1.0000000000000p+0f);'], ['v0'])
+    """
+
+    def find(reference: Reference) -> str:
+        if reference[0] == "in":
+            return operands[int(reference[1])]
+        if reference[0] == "step":
+            return f"{prefix}{reference[1]}"
+        _, value, dtype = reference  # type: ignore[misc]
+        return literal(value, dtype)
+
+    lines = [
+        f"{computed_type(step[1])} {prefix}{index} = {_applied(step, map(find, step[3]))};"
+        for index, step in enumerate(loop_body.steps)
+    ]
+    return Statements(
+        lines,
+        [find(each) for _, each in loop_body.outputs],
+        [find(each) for *_, each in loop_body.reductions],
+    )
+
+
+def _applied(step: Step, operands: Iterable[str]) -> str:
+    op, dtype, *_ = step
+    given = ", ".join(operands)
+    if op == "cast" and dtype in HALVES:
+        return f"op_cast_to_half<{STORED[dtype]}>({given})"
+    if op == "cast":
+        return f"op_cast<{computed_type(dtype)}>({given})"
+    if dtype in HALVES:
+        return f"rounded<{STORED[dtype]}>(op_{op}({given}))"
+    return f"op_{op}({given})"
+
+
+def element_function(loop_body: LoopBody) -> str:
+    """The recipe as the function `element` of one element: operands, then what is written, then
+    what is reduced, all in the computed types.
+    """
+    given = [f"{computed_type(dtype)} i{k}" for k, dtype in enumerate(loop_body.inputs)]
+    found = [f"{computed_type(dtype)}& o{k}" for k, (dtype, _) in enumerate(loop_body.outputs)]
+    found += [
+        f"{computed_type(dtype)}& t{k}" for k, (_, dtype, _) in enumerate(loop_body.reductions)
+    ]
+    body = statements(loop_body, [f"i{k}" for k in range(len(loop_body.inputs))])
+    lines = body.lines + [f"o{k} = {name};" for k, name in enumerate(body.outputs)]
+    lines += [f"t{k} = {name};" for k, name in enumerate(body.reductions)]
+    text = "\n    ".join(lines)
+    parameters = ", ".join(given + found)
+    return f"__device__ __forceinline__ void element({parameters}) {{\n    {text}\n}}"
+
+
+@cache
+def _functions() -> frozenset[str]:
+    return frozenset(re.findall(r"\bop_(\w+)", headers()[HEADER]))
+
+
+def can_apply(op: str, source: str) -> bool:
+    """Whether math.cuh has an op for operands of this dtype.
+
+    >>> can_apply("exp", "float32"), can_apply("matmul", "float32")
+    (True, False)
+    """
+    return op in _functions() and source in STORED
+
+
+def is_known(node: Node) -> bool:
+    """Whether a node's loop can be written in CUDA."""
+    return is_computable(node, can_apply)

@@ -1,0 +1,135 @@
+"""Strided arrays as kernels are told about them: groups of axes seen as few, neighbours at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.graph.memory_format import dense_strides
+from caldera.kernels.table import Array
+from caldera.memory.device_array import address_of
+from caldera.tensor.shape import Shape
+
+Strides = tuple[int, ...]
+"""In elements, one for each axis of a shape."""
+_WIDEST = 16
+"""Bytes that a thread loads or stores at once, at most."""
+_FEW = 1 << 30
+"""Elements that 32-bit numbers count with room to spare for the last step of a loop."""
+
+
+def strides_of(array: Array) -> Strides:
+    """The elements from one number to the next along each axis; 0 where there is no next one."""
+    pairs = zip(array.shape, array.strides, strict=True)
+    return tuple(step // array.itemsize if n > 1 else 0 for n, step in pairs)
+
+
+def lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
+    """Whether the elements lie without gaps, the axes in this order."""
+    strides = dense_strides(array.shape, order, array.itemsize)
+    return all(
+        n == 1 or step == wanted
+        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Some axes of a shape seen as few: their lengths, the slowest first, and for each of several
+    arrays the strides along them."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[Strides, ...]
+
+    @property
+    def rank(self) -> int:
+        """How many axes are left, at least 1."""
+        return len(self.sizes)
+
+    @property
+    def numbers(self) -> list[int]:
+        """As the Walk of row_primitives.cuh holds them."""
+        return [*self.sizes, *(step for each in self.strides for step in each)]
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The strides of the axis that turns fastest, one for each array."""
+        return tuple(each[-1] for each in self.strides)
+
+
+def walk(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> Walk:
+    """These axes in the order in which they lie in the first array, joined where all arrays go on
+    evenly from the one to the other.
+
+    >>> walk((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
+    Walk(sizes=(24,), strides=((1,), (1,)))
+    >>> walk((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
+    Walk(sizes=(2, 4), strides=((12, 1), (0, 1)))
+    """
+    kept = [axis for axis in axes if shape[axis] != 1]
+    if any(shape[axis] == 0 for axis in kept):
+        return Walk((0,), ((0,),) * len(strides))
+    kept.sort(key=lambda axis: [-abs(each[axis]) for each in strides])
+    sizes: list[int] = []
+    joined: list[list[int]] = [[] for _ in strides]
+    for axis in kept:
+        steady = sizes and all(
+            own[-1] == each[axis] * shape[axis] for own, each in zip(joined, strides, strict=True)
+        )
+        if steady:
+            sizes[-1] *= shape[axis]
+        else:
+            sizes.append(shape[axis])
+        for own, each in zip(joined, strides, strict=True):
+            own[-1 if steady else len(own) :] = [each[axis]]
+    if not sizes:
+        return Walk((1,), ((0,),) * len(strides))
+    return Walk(tuple(sizes), tuple(tuple(own) for own in joined))
+
+
+def is_large(*arrays: Array) -> bool:
+    """Whether places in one of these arrays need 64-bit numbers."""
+    return any(_extent(array) >= _FEW for array in arrays)
+
+
+def _extent(array: Array) -> int:
+    reach = sum(
+        abs(step) * max(n - 1, 0) for n, step in zip(array.shape, strides_of(array), strict=True)
+    )
+    return max(reach, int(array.size))
+
+
+def neighbours(length: int, arrays: Sequence[tuple[Array, Iterable[int]]]) -> int:
+    """How many neighbours can be moved at once: a power of 2 that divides the length.
+
+    With each array come the strides that places in it are made of, but for that of the neighbours.
+    The first array's elements are those that fill a whole access.
+    """
+    count = _WIDEST // arrays[0][0].itemsize
+    while count > 1 and not (length % count == 0 and all(_fits(*each, count) for each in arrays)):
+        count //= 2
+    return count
+
+
+def _fits(array: Array, strides: Iterable[int], count: int) -> bool:
+    nbytes = min(count * array.itemsize, _WIDEST)
+    starts = [address_of(array), *(step * array.itemsize for step in strides)]
+    return all(start % nbytes == 0 for start in starts)
+
+
+def index_type(large: bool) -> str:
+    """The CUDA type of places and counts."""
+    return "i64" if large else "i32"
+
+
+def index(value: int, large: bool) -> ctypes.c_int | ctypes.c_longlong:
+    """One number of that type."""
+    return ctypes.c_longlong(value) if large else ctypes.c_int(value)
+
+
+def indices(values: Sequence[int], large: bool) -> Any:
+    """A struct of such numbers."""
+    kind = ctypes.c_longlong if large else ctypes.c_int
+    return (kind * len(values))(*values)

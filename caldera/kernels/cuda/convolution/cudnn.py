@@ -1,0 +1,347 @@
+"""Convolutions by cuDNN, as graphs of NVIDIA's cudnn-frontend.
+
+A graph is built and its plans are found once for each kind of convolution; a run only launches one.
+What follows a convolution, a bias and an activation, belongs to its graph.
+Filters lie as images do: where these are channels last, filters are rearranged on their way in, and
+gradients of filters on their way out. Plans whose results differ from run to run are never used,
+nor are those that round more than they were asked to.
+"""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.memory_format import NHWC, dense_strides, same_memory
+from caldera.graph.node import Node, Spec
+from caldera.graph.ops.epilogue import conv2d_epilogue
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda import convolution
+from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.product.problem import NOTHING
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.cuda_stream import launching_side_stream, launching_stream
+from caldera.memory.device_array import address_of
+
+RANKS = 3
+"""Plans that are tried against each other."""
+ALIGNMENT = 16
+"""Bytes that cuDNN expects of the addresses of tensors."""
+WORKSPACE_ALIGNMENT = 256
+IMAGE, FILTERS, OUTPUT, BIAS = 1, 2, 3, 4
+"""What the tensors are called by, whichever of them is computed."""
+ROLES = {
+    "conv2d": (IMAGE, FILTERS, OUTPUT),
+    "conv2d_epilogue": (IMAGE, FILTERS, OUTPUT),
+    "conv2d_input": (OUTPUT, FILTERS, IMAGE),
+    "conv2d_weight": (IMAGE, OUTPUT, FILTERS),
+}
+"""Of the first input, the second one and the result."""
+ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
+"""Those that the library computes as we do, for infinite arguments and nan as well."""
+TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that a graph and the choice of its plans depend on."""
+
+    op: str
+    tensors: tuple[Spec, Spec, Spec]
+    """The first input, the second one and the result."""
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+    compute: str | None
+    accuracy: str
+    finish: Epilogue = NOTHING
+
+    @classmethod
+    def of(cls, node: Node) -> Question:
+        """What to ask for a node."""
+        first, second = (given.outputs[0] for given in node.inputs[:2])
+        attrs = node.attrs
+        specs = tuple(
+            _as_images(spec, first.order) if role == FILTERS else spec
+            for role, spec in zip(ROLES[node.op.name], (first, second, node.spec), strict=True)
+        )
+        return cls(
+            node.op.name, (specs[0], specs[1], specs[2]), attrs["stride"], attrs["padding"],
+            attrs["dilation"], attrs.get("compute"), settings.accuracy,
+            Epilogue.of(node) if node.op is conv2d_epilogue else NOTHING,
+        )  # fmt: skip
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype of all tensors."""
+        return self.tensors[0].dtype.name
+
+    def spec(self, role: int) -> Spec:
+        """The tensor that plays a role."""
+        if role == BIAS:
+            result = self.tensors[2]
+            return Spec((1, result.shape[1], 1, 1), result.dtype, result.order)
+        return self.tensors[ROLES[self.op].index(role)]
+
+
+def _as_images(filters: Spec, order: tuple[int, ...] | None) -> Spec:
+    return Spec(filters.shape, filters.dtype, order if order == NHWC else filters.order)
+
+
+def _strides(spec: Spec) -> list[int]:
+    return [step // spec.dtype.itemsize for step in
+            dense_strides(spec.shape, spec.order, spec.dtype.itemsize)]  # fmt: skip
+
+
+# --- graphs
+
+_graphs: WeakSet[Graph] = WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """The library complains about every object that is still there when Python has ended."""
+    for graph in list(_graphs):
+        graph.close()
+    graph_of.cache_clear()
+    handle.cache_clear()
+    libraries.cudnn.cache_clear()
+
+
+class Graph:
+    """A graph of one convolution, and those of its plans that can run, the best one first."""
+
+    def __init__(self, question: Question, card: int) -> None:
+        self._library = libraries.cudnn()
+        self._card = card
+        self._graph = self._made(question)
+        self._plans: list[int] = []
+        self._next = 0
+        _graphs.add(self)
+
+    def close(self) -> None:
+        """Let go of the library's objects."""
+        self._graph = self._library = None
+
+    def _made(self, question: Question) -> Any:
+        library = self._library
+        kinds = library.data_type
+        kind = getattr(kinds, TYPES[question.dtype])
+        wide = kinds.DOUBLE if question.dtype == "float64" else kinds.FLOAT
+        graph = library.pygraph(
+            handle=handle(self._card, 0), io_data_type=kind, intermediate_data_type=wide,
+            compute_data_type=wide,
+        )  # fmt: skip
+        first, second, result = ROLES[question.op]
+        one, other = (_tensor(graph, question.spec(role), role, kind) for role in (first, second))
+        how = {
+            "pre_padding": [side[0] for side in question.padding],
+            "post_padding": [side[1] for side in question.padding],
+            "stride": list(question.stride),
+            "dilation": list(question.dilation),
+        }
+        if question.op in ("conv2d", "conv2d_epilogue"):
+            found = graph.conv_fprop(image=one, weight=other, **how)
+        elif question.op == "conv2d_input":
+            found = graph.conv_dgrad(loss=one, filter=other, **how)
+        else:
+            found = graph.conv_wgrad(image=one, loss=other, **how)
+        if question.finish.bias:
+            bias = _tensor(graph, question.spec(BIAS), BIAS, kind)
+            found = graph.bias(input=found, bias=bias)
+        if question.finish.activation is not None:
+            found = _activated(graph, found, question.finish)
+        spec = question.spec(result)
+        found.set_output(True)
+        found.set_uid(result)
+        found.set_dim(list(spec.shape))
+        found.set_stride(_strides(spec))
+        found.set_data_type(kind)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
+        graph.deselect_numeric_notes(_refused(library.numerical_note, question))
+        return graph
+
+    def plan(self, rank: int) -> int | None:
+        """The number of a plan that can run; None if there are not so many."""
+        count = self._graph.get_execution_plan_count()
+        while len(self._plans) <= rank and self._next < count:
+            try:
+                self._graph.build_plan_at_index(self._next)
+                self._plans.append(self._next)
+            except _refusals(self._library):
+                # This one is not for this graph, or was deselected.
+                pass
+            self._next += 1
+        return self._plans[rank] if rank < len(self._plans) else None
+
+    def workspace(self, rank: int) -> int:
+        """The bytes that a plan needs, at a suitable address."""
+        needed = int(self._graph.get_workspace_size_plan_at_index(self.plan(rank)))
+        return needed + WORKSPACE_ALIGNMENT if needed else 0
+
+    def run(self, rank: int, tensors: dict[int, int], workspace: int) -> None:
+        """Launch a plan on tensors at these addresses."""
+        context = handle(self._card, launching_side_stream())
+        self._library.set_stream(context, launching_stream())
+        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
+
+
+def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
+    found = graph.tensor(
+        name=f"tensor{role}", dim=list(spec.shape), stride=_strides(spec), data_type=kind
+    )
+    found.set_uid(role)
+    return found
+
+
+def _activated(graph: Any, values: Any, finish: Epilogue) -> Any:
+    if finish.activation == "leaky_relu":
+        return graph.relu(input=values, negative_slope=dict(finish.attributes)["slope"])
+    return getattr(graph, str(finish.activation))(input=values)
+
+
+def _refused(notes: Any, question: Question) -> list[Any]:
+    """What plans must not do."""
+    refused = [notes.NONDETERMINISTIC, notes.DOWN_CONVERT_INPUTS]
+    if question.dtype in ("float16", "bfloat16"):
+        # In half precision, all but the plain sum rounds too much.
+        refused += [notes.REDUCED_PRECISION_REDUCTION]
+        if question.accuracy != "fast":
+            refused += [notes.WINOGRAD, notes.FFT]
+    elif question.dtype == "float32" and question.compute != "tf32":
+        refused.append(notes.TENSOR_CORE)
+    if question.accuracy != "fast":
+        refused += [notes.WINOGRAD_TILE_6x6, notes.WINOGRAD_TILE_13x13]
+    return refused
+
+
+def _refusals(library: Any) -> tuple[type[Exception], ...]:
+    """What is raised for graphs and plans that are not supported."""
+    return (library.cudnnGraphNotSupportedError, RuntimeError, ValueError, NotImplementedError)
+
+
+@lru_cache
+def handle(card: int, lane: int) -> Any:
+    """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
+    return libraries.cudnn().create_handle()
+
+
+@lru_cache(maxsize=1024)
+def graph_of(question: Question, card: int) -> Graph | None:
+    """The graph for a question; None where cuDNN has no plan for it."""
+    try:
+        found = Graph(question, card)
+    except _refusals(libraries.cudnn()):
+        return None
+    return found if found.plan(0) is not None else None
+
+
+# --- kernels
+
+
+class CudnnCall:
+    """One launch of a plan, with the addresses of all it reads and writes."""
+
+    def __init__(self, graph: Graph, rank: int, arrays: dict[int, Array], workspace: Array) -> None:
+        self._graph = graph
+        self._rank = rank
+        self._kept = (arrays, workspace)
+        self._tensors = {role: address_of(array) for role, array in arrays.items()}
+        self._workspace = 0
+        if workspace is not None and workspace.nbytes:
+            place = address_of(workspace)
+            self._workspace = place + -place % WORKSPACE_ALIGNMENT
+
+    def __call__(self) -> None:
+        self._graph.run(self._rank, self._tensors, self._workspace)
+
+
+def _bind(rank: int, call: Call) -> Runner:
+    question = Question.of(call.node)
+    graph = graph_of(question, libraries.current_card())
+    assert graph is not None
+    scratch = Scratch(call.workspace)
+    workspace = scratch.array((graph.workspace(rank),), np.dtype(np.uint8))
+    arrays = dict(zip(ROLES[question.op], (*call.inputs[:2], *call.outputs), strict=True))
+    for bias in call.inputs[2:]:
+        arrays[BIAS] = bias.reshape(1, -1, 1, 1, copy=False)
+    before: list[Any] = []
+    after: list[Any] = []
+    if _is_rearranged(call.node):
+        filters, spec = arrays[FILTERS], question.spec(FILTERS)
+        results, channels, *taps = spec.shape
+        packed = scratch.array((results, *taps, channels), spec.dtype).transpose(0, 3, 1, 2)
+        arrays[FILTERS] = packed
+        if question.op == "conv2d_weight":
+            after = copy_calls(filters, packed)
+        else:
+            before = copy_calls(packed, filters)
+    for role, array in arrays.items():
+        spec = question.spec(role)
+        if address_of(array) % ALIGNMENT or not _lies_as(array, spec):
+            # Our own kernels take arrays as they lie.
+            return CudaRunner(convolution.launches(call))
+    return CudaRunner([*before, CudnnCall(graph, rank, arrays, workspace), *after])
+
+
+def _lies_as(array: Array, spec: Spec) -> bool:
+    strides = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+    return all(
+        n == 1 or step == wanted
+        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
+    )
+
+
+def _filters_of(node: Node) -> Spec:
+    """The filters, or their gradient, as they lie in the program."""
+    specs = (*(given.outputs[0] for given in node.inputs[:2]), node.spec)
+    return specs[ROLES[node.op.name].index(FILTERS)]
+
+
+def _is_rearranged(node: Node) -> bool:
+    """Whether filters have to lie otherwise than they do."""
+    filters, wanted = _filters_of(node), Question.of(node).spec(FILTERS)
+    return not same_memory(filters.shape, filters.order, wanted.order)
+
+
+def _is_able(rank: int, node: Node) -> bool:
+    if libraries.cudnn() is None or (rank and not libraries.may_measure()):
+        return False
+    if node.attrs.get("activation") not in (None, *ACTIVATIONS):
+        return False
+    if any(before != after for before, after in node.attrs["padding"]):
+        # Some of its engines then take the padding of one side for both, and give wrong results.
+        return False
+    if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
+        return False
+    graph = graph_of(Question.of(node), libraries.current_card())
+    return graph is not None and graph.plan(rank) is not None
+
+
+def _room(rank: int, node: Node) -> int:
+    graph = graph_of(Question.of(node), libraries.current_card())
+    assert graph is not None
+    packed = workspace_bytes(_filters_of(node)) if _is_rearranged(node) else 0
+    return workspace_bytes(Spec((graph.workspace(rank),), np.dtype(np.uint8))) + packed
+
+
+for _rank in range(RANKS):
+    for _op in ROLES:
+        _name = "cudnn fused" if _op == "conv2d_epilogue" else "cudnn"
+        TABLE.add(
+            Kernel(
+                _op, "cuda", _name + (f" {_rank + 1}" if _rank else ""), partial(_bind, _rank),
+                partial(_is_able, _rank), partial(_room, _rank), priority=10 - _rank,
+            )
+        )  # fmt: skip

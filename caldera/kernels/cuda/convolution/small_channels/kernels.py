@@ -1,0 +1,182 @@
+"""Convolutions of few channels by kernels of our own, through tensor cores.
+
+Libraries are made for many channels: with few, most of what they multiply is padding. Images lie
+channels last and filters as variables do; what lies otherwise is left to others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import numpy as np
+
+from caldera.graph.memory_format import NHWC, same_memory
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda import convolution
+from caldera.kernels.cuda.codegen.strided import lies_dense
+from caldera.kernels.cuda.convolution.small_channels.source import (
+    ADDING_THREADS,
+    CORRELATE,
+    WEIGH,
+    adding_text,
+    text,
+)
+from caldera.kernels.cuda.convolution.small_channels.tilings import RANKS, Shape, shapes
+from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings import Slopes, slopes
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import HALVES, float32
+from caldera.tensor.shape import size
+
+MOST_CHANNELS = 64
+MOST_TAPS = 11
+FEWEST_PIXELS = 128
+"""Results below which blocks would be mostly empty."""
+ALIGNMENT = 16
+"""Bytes that a thread reads and writes at once."""
+LARGE_FLOPS = 5e9
+"""Work from which on different ways are worth measuring. For less, all libraries that were measured
+on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer than they save."""
+LARGE_IMAGES = 1 << 22
+"""Elements from which on libraries are faster for as many channels as these kernels take."""
+FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
+"""Which of the inputs and the result are filters; the others are images."""
+
+
+# --- which convolutions
+
+
+def _is_able(rank: int, node: Node) -> bool:
+    if rank and not libraries.may_measure():
+        return False
+    geometry, attrs = Geometry.of(node), node.attrs
+    is_rounded = node.dtype == float32 and attrs.get("compute") == "tf32"
+    if node.dtype not in HALVES and not is_rounded:
+        return False
+    specs = [*(given.outputs[0] for given in node.inputs), node.spec]
+    if any(0 in spec.shape for spec in specs) or attrs["groups"] != 1:
+        return False
+    if max(geometry.filters[:2]) > MOST_CHANNELS or max(geometry.taps) > MOST_TAPS:
+        return False
+    if attrs["dilation"] != (1, 1) or _is_slow(node, geometry):
+        return False
+    if node.op.name == "conv2d_input" and attrs["stride"] != (1, 1):
+        return False
+    if not all(
+        same_memory(spec.shape, spec.order, None if index == FILTERS[node.op.name] else NHWC)
+        for index, spec in enumerate(specs)
+    ):
+        return False
+    work = _work(node)
+    return work.batch * size(work.target) >= FEWEST_PIXELS and rank < len(_ways(node))
+
+
+def _is_slow(node: Node, geometry: Geometry) -> bool:
+    """Whether a library is known to be faster, from measurements on an H200."""
+    if min(geometry.filters[:2]) < MOST_CHANNELS:
+        return False
+    return node.dtype == float32 or node.inputs[0].outputs[0].size > LARGE_IMAGES
+
+
+def _ways(node: Node) -> tuple[Shape, ...] | tuple[Slopes, ...]:
+    """How blocks may share the work, the best guess first."""
+    itemsize, processors = node.dtype.itemsize, driver().multiprocessors
+    if node.op.name == "conv2d_weight":
+        return slopes(_work(node), itemsize, processors)
+    return shapes(_work(node), node.op.name == "conv2d_input", itemsize, processors)
+
+
+def _work(node: Node) -> Correlation:
+    geometry = Geometry.of(node)
+    if node.op.name != "conv2d_input":
+        return forward(geometry)
+    ((_, _, work),) = input_phases(geometry)
+    return work
+
+
+# --- kernels
+
+
+class FilterNumbers(ctypes.Structure):
+    """`Filter` of small_channels_weight_gradient.cuh."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("results", "width", "terms", "channels", "taps")]
+
+
+def _bind(rank: int, call: Call) -> Runner:
+    arrays = (*call.inputs, *call.outputs)
+    filters = FILTERS[call.node.op.name]
+    for index, array in enumerate(arrays):
+        order = None if index == filters else NHWC
+        if address_of(array) % ALIGNMENT or not lies_dense(array, order):
+            return CudaRunner(convolution.launches(call))
+    way = _ways(call.node)[rank]
+    if isinstance(way, Shape):
+        return CudaRunner([_correlation(way, call)])
+    return CudaRunner(_gradient(way, call))
+
+
+def _correlation(shape: Shape, call: Call) -> Launch:
+    (out,), (images, filters) = call.outputs, call.inputs
+    source = text(CORRELATE, out.dtype.name, shape.constants, shape.least_resident)
+    arguments = (out, images, filters, shape.cover.numbers(out.itemsize))
+    return Launch(source, "correlate_few", shape.grid(), 32 * shape.warps, arguments, shape.shared)
+
+
+def _gradient(way: Slopes, call: Call) -> list[Launch]:
+    (out,), (images, gradient) = call.outputs, call.inputs
+    dtype = out.dtype.name
+    parts = Scratch(call.workspace).array((way.blocks, way.partial), float32)
+    first = Launch(
+        text(WEIGH, dtype, way.constants, way.least_resident), "weigh_few",
+        (way.blocks, way.parts, 1), way.threads,
+        (parts, images, gradient, way.cover.numbers(out.itemsize)), way.shared,
+    )  # fmt: skip
+    results, channels, *taps = out.shape
+    filters = FilterNumbers(results, way.width, way.terms, channels, taps[0] * taps[1])
+    second = Launch(
+        adding_text(dtype), "add_parts", -(-way.partial // 32), ADDING_THREADS,
+        (out, parts, ctypes.c_int(way.blocks), filters),
+    )  # fmt: skip
+    return [first, second]
+
+
+def _room(rank: int, node: Node) -> int:
+    way = _ways(node)[rank]
+    if isinstance(way, Shape):
+        return 0
+    return workspace_bytes(Spec((way.blocks, way.partial), np.dtype(np.float32)))
+
+
+def _is_small(node: Node) -> bool:
+    return node.op.count_flops(node) < LARGE_FLOPS
+
+
+def _is_able_small(node: Node) -> bool:
+    return _is_small(node) and _is_able(0, node)
+
+
+def _is_able_large(rank: int, node: Node) -> bool:
+    return not _is_small(node) and _is_able(rank, node)
+
+
+for _op in FILTERS:
+    TABLE.add(
+        Kernel(
+            _op, "cuda", "few channels", partial(_bind, 0), _is_able_small, partial(_room, 0),
+            priority=11, measured=False,
+        )
+    )  # fmt: skip
+    for _rank in range(RANKS):
+        TABLE.add(
+            Kernel(
+                _op, "cuda", f"few channels, way {_rank + 1}", partial(_bind, _rank),
+                partial(_is_able_large, _rank), partial(_room, _rank), priority=11 - 2 * _rank,
+            )
+        )  # fmt: skip

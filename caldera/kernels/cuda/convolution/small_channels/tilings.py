@@ -1,0 +1,230 @@
+"""How blocks of a card share the work of a convolution of few channels, best guess first.
+
+The guesses count clocks of a multiprocessor: what its shared memory, its tensor cores and its share
+of the memory of the card need at least. Measuring decides between the first few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+
+from caldera.kernels.common.geometry import Correlation
+from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import Cover, covers
+from caldera.tensor.shape import size
+
+RANKS = 2
+"""Ways that are tried against each other."""
+SHARED = 227 << 10
+"""Bytes of shared memory of a multiprocessor of a large card."""
+RESERVED = 1 << 10
+"""What each block takes of these in any case."""
+REGISTERS = 65536
+BYTES_A_CLOCK = 40
+"""What a multiprocessor gets from the card's cache."""
+PRODUCT_CLOCKS = 1.8
+"""Of one product of tensor cores, all four of them at work."""
+STEP_CLOCKS = 30
+"""From reading words to the product with them, where a warp waits."""
+START_CLOCKS = 1500
+"""Until the first bytes have come."""
+
+
+def resident_blocks(shared: int, threads: int, registers: int) -> int:
+    """Blocks on one multiprocessor."""
+    by_registers = REGISTERS // (threads * registers)
+    return min(SHARED // (shared + RESERVED), by_registers, 2048 // threads)
+
+
+# --- correlations
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block of a correlation: `warps` with `per` x 16 pixels each, by `across` x 8 results."""
+
+    cover: Cover
+    turned: bool
+    itemsize: int
+    per: int
+    across: int
+    warps: int
+    buffers: int
+    processors: int
+    """Multiprocessors of the card."""
+
+    @property
+    def work(self) -> Correlation:
+        """What is computed."""
+        return self.cover.work
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share the results of a tile."""
+        return -(-self.work.results // (8 * self.across))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether channels fill whole steps of 32 bytes."""
+        return self.work.channels * self.itemsize % 32 == 0
+
+    @property
+    def line_words(self) -> int:
+        """Words of a row of taps."""
+        return -(-self.work.taps[1] * self.work.channels * self.itemsize // 4)
+
+    @property
+    def steps(self) -> int:
+        """Steps of 8 words in each sum."""
+        return -(-self.work.taps[0] * self.line_words // 8)
+
+    @property
+    def side(self) -> int:
+        """Tiles of 8 results that lie so that a lane stores up to 16 bytes at once."""
+        wanted = 8 // self.itemsize
+        return next(n for n in (4, 2, 1) if n <= wanted and self.across % n == 0)
+
+    @property
+    def lines(self) -> tuple[int, int, int]:
+        """Filters that a block reads: how many, numbers of each, and from one to the next."""
+        work, taps = self.work, size(self.work.taps)
+        results = min(8 * self.across, work.results)
+        if self.turned:
+            return work.channels, results * taps, work.results * taps
+        return results, work.channels * taps, work.channels * taps
+
+    @property
+    def raw_step(self) -> int:
+        """Bytes of filters that are copied at once."""
+        _, length, stride = (n * self.itemsize for n in self.lines)
+        first = 8 * self.across * size(self.work.taps) * self.itemsize if self.turned else stride
+        return next(n for n in (16, 4, 2) if length % n == stride % n == first % n == 0)
+
+    @property
+    def raw_pitch(self) -> int:
+        """Bytes from one filter to the next in shared memory: lanes that read the same of several
+        of them meet different banks."""
+        length = self.lines[1] * self.itemsize
+        return -(-length // 128) * 128 + 16
+
+    @property
+    def raw_bytes(self) -> int:
+        """Filters as they lie in memory."""
+        return self.lines[0] * self.raw_pitch
+
+    @property
+    def ordered_bytes(self) -> int:
+        """Filters in the order of the lanes: 8 bytes for each lane, step and tile."""
+        return self.steps * self.across * 256
+
+    @property
+    def list_bytes(self) -> int:
+        """The list of where words lie; there is none where channels fill whole steps."""
+        return 0 if self.is_whole else self.steps * 64
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled with."""
+        lines, length, stride = self.lines
+        work = self.work
+        return {
+            "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
+            "TAPS_X": work.taps[1], "TURNED": int(self.turned), "PER": self.per,
+            "ACROSS": self.across, "THREADS": 32 * self.warps, "BUFFERS": self.buffers,
+            "PIXEL": self.cover.pixel, "LINE_WORDS": self.line_words, "STEPS": self.steps,
+            "SIDE": self.side, "LINES": lines, "LENGTH": length, "STRIDE": stride,
+            "RAW_STEP": self.raw_step, "RAW_PITCH": self.raw_pitch,
+            "RAW_BYTES": self.raw_bytes, "ORDERED_BYTES": self.ordered_bytes,
+            "LIST_BYTES": self.list_bytes,
+            "IS_EVEN": int(self.itemsize == 4 or work.stride[1] * work.channels % 2 == 0),
+            "IS_FULL": int(self.parts * 8 * self.across == work.results),
+        }  # fmt: skip
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        fixed = self.ordered_bytes + self.list_bytes + self.raw_bytes
+        return fixed + self.buffers * self.cover.seen
+
+    @cached_property
+    def resident(self) -> int:
+        """Blocks on one multiprocessor."""
+        registers = 48 + self.per * (4 * self.across + 6)
+        return resident_blocks(self.shared, 32 * self.warps, min(255, registers))
+
+    @property
+    def least_resident(self) -> int:
+        """Blocks that the compiler shall leave room for."""
+        return max(1, min(self.resident, 1024 // (32 * self.warps)))
+
+    def grid(self) -> tuple[int, int, int]:
+        """As many blocks as the card holds at once, or fewer."""
+        most = max(1, self.resident * self.processors // self.parts)
+        return min(self.cover.tiles, most), self.parts, 1
+
+    def clocks(self) -> float:
+        """A guess of what it takes."""
+        if self.resident == 0:
+            return float("inf")
+        tiles = -(-self.cover.tiles // self.grid()[0])
+        groups = -(-self.cover.pixels // (16 * self.per * self.warps)) * self.steps
+        products = self.per * self.across * PRODUCT_CLOCKS
+        step = max(products, self.per * (4 if self.is_whole else 6) + self.across * 2)
+        computing = groups * self.warps * step
+        results = min(8 * self.across, self.work.results) * self.itemsize * self.cover.pixels
+        moving = (self.cover.seen + results) / BYTES_A_CLOCK
+        waiting = groups * (STEP_CLOCKS + products)
+        start = self.raw_bytes / BYTES_A_CLOCK + self.ordered_bytes / 32
+        blocks = self.grid()[0] * self.parts
+        beside = min(self.resident, -(-blocks // self.processors))
+        busy = beside * (start + tiles * max(computing, moving))
+        alone = START_CLOCKS + start + tiles * (START_CLOCKS / 2 / self.buffers + waiting)
+        return max(busy, alone) + 0.3 * min(busy, alone)
+
+
+def pixel_bytes(channels: int, itemsize: int) -> int:
+    """From one pixel to the next where rows of 16 bytes are read by warps: an odd number of such
+    rows, so that neighbours meet different banks."""
+    length = channels * itemsize
+    return length + 16 if length % 32 == 0 else length
+
+
+@lru_cache(maxsize=512)
+def shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> tuple[Shape, ...]:
+    """The best guesses, the best first."""
+    every = _shapes(work, turned, itemsize, processors)
+    found = sorted(every, key=lambda shape: shape.clocks())
+    return _different(found)
+
+
+def _shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> Iterator[Shape]:
+    tiles = -(-work.results // 8)
+    # Tiles of results that a warp has: few numbers of them, so that kernels are few.
+    widest = next(n for n in (1, 2, 3, 4, 6, 8) if n >= tiles)
+    acrosses = [widest, *(n for n in (4, 2) if widest % n == 0 and n < widest and tiles % n == 0)]
+    for cover in covers(work, pixel_bytes(work.channels, itemsize)):
+        if cover.seen > SHARED // 2:
+            continue
+        for across in acrosses:
+            for per in (1, 2, 4):
+                if per * across > 16 or 16 * per > max(cover.pixels, 16):
+                    continue
+                for warps, buffers in product((2, 4, 8), (1, 2)):
+                    if 16 * per * (warps - 1) >= cover.pixels:
+                        continue
+                    shape = Shape(cover, turned, itemsize, per, across, warps, buffers, processors)
+                    # A second buffer is for blocks that take several tiles.
+                    if shape.resident and (buffers == 1 or shape.grid()[0] < cover.tiles):
+                        yield shape
+
+
+def _different(found: list[Shape]) -> tuple[Shape, ...]:
+    """The first few that differ in more than the number of warps or buffers."""
+    chosen: dict[tuple[int, int, int], Shape] = {}
+    for shape in found:
+        key = (shape.cover.pixels, shape.per, shape.across)
+        if len(chosen) < RANKS and key not in chosen:
+            chosen[key] = shape
+    return tuple(chosen.values())

@@ -1,0 +1,69 @@
+"""How operands of a convolution are read, and sums that are cut into pieces."""
+
+from __future__ import annotations
+
+import ctypes
+
+from caldera.graph.node import Spec
+from caldera.kernels.common.geometry import steps
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.merged_axes import blocks_for
+from caldera.kernels.cuda.convolution.parameters import Steps, Window
+from caldera.kernels.cuda.convolution.source import ADD_UP, text
+from caldera.kernels.cuda.product.problem import compute_dtype
+from caldera.kernels.cuda.product.tiling import Tile, Tiling
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.table import Array
+from caldera.memory.device_array import address_of
+
+THREADS = 256
+FEW = 8
+"""Channels or results of a group below which tiles would be mostly empty."""
+WIDEST = 16
+"""Bytes that a thread reads at once."""
+
+
+def way(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tuple[bool, int]:
+    """`along`, and how many neighbours along `axis` are read at once: all others begin at such
+    places."""
+    many = min(WIDEST // array.itemsize, tile.carried)
+    own = steps(array)
+    fits = (
+        own[axis] == 1
+        and extent % many == 0
+        and address_of(array) % (many * array.itemsize) == 0
+        and all(step % many == 0 for i, step in enumerate(own) if i != axis and array.shape[i] > 1)
+    )
+    return along, many if fits else 1
+
+
+def most_pieces(scratch: Array, out: Array) -> int:
+    """Into how many pieces sums may be cut with this much room."""
+    most: int = scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
+    return most
+
+
+def place_for_sums(cut: Tiling, scratch: Array, out: Array) -> Array | None:
+    """Room for pieces of sums; None if none are cut."""
+    if cut.pieces == 1:
+        return None
+    return Scratch(scratch).array((cut.pieces, out.size), compute_dtype(out.dtype))
+
+
+def room_for_sums(pieces: int, out: Array) -> int:
+    """The workspace for them."""
+    return 0 if pieces == 1 else workspace_bytes(Spec((pieces, out.size), compute_dtype(out.dtype)))
+
+
+def adding_up(
+    out: Array, sums: Array, window: Window, places: Steps, kind: str, shape: tuple[int, int]
+) -> Launch:
+    """The launch that adds up pieces of sums (rows, columns) and stores the results."""
+    source = text(ADD_UP, out.dtype.name, places=kind)
+    blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
+    arguments = (
+        out, sums, ctypes.c_int(sums.shape[0]), ctypes.c_uint(out.size), window, places,
+        *map(ctypes.c_uint, shape),
+    )  # fmt: skip
+    return Launch(source, "add_up", blocks, THREADS, arguments)

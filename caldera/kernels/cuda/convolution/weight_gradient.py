@@ -1,0 +1,120 @@
+"""The gradient of the filters: a product of gradients and images over all pixels, whose sums are
+cut into pieces. Where a group has only few channels, every element has threads of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.graph.node import Spec
+from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
+from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
+from caldera.kernels.cuda.convolution.split_k import (
+    FEW,
+    THREADS,
+    adding_up,
+    most_pieces,
+    place_for_sums,
+    room_for_sums,
+    way,
+)
+from caldera.kernels.cuda.product.problem import compute_dtype
+from caldera.kernels.cuda.product.tiling import PIECES, Tile, Tiling, tiling
+from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.table import Array, Call
+from caldera.tensor.shape import size
+
+BUSY = 132 * 2048
+"""Threads that fill a card."""
+FEWEST_PIXELS = 64
+"""Pixels that a thread adds up at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilterGradient:
+    """The product of gradients and images over all pixels."""
+
+    work: Correlation
+    image: Array
+    gradient: Array
+    out: Array
+
+    @classmethod
+    def of(cls, call: Call) -> FilterGradient:
+        """What a call of conv2d_weight computes."""
+        images, gradient = call.inputs
+        return cls(forward(Geometry.of(call.node)), images, gradient, call.outputs[0])
+
+    @property
+    def terms(self) -> int:
+        """Elements of one filter."""
+        return self.work.channels * size(self.work.taps)
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether tiles would be mostly empty."""
+        return min(self.work.results, self.terms) < FEW
+
+    def cut(self, most_pieces: int = PIECES[-1]) -> Tiling:
+        """How it is cut into tiles."""
+        work = self.work
+        pixels, itemsize = work.batch * size(work.target), compute_dtype(self.out.dtype).itemsize
+        return tiling(work.results, self.terms, pixels, work.groups, itemsize, most_pieces)
+
+    def pieces(self, most: int | None = None) -> int:
+        """Pieces of sums if every element has threads of its own."""
+        pixels = self.work.batch * size(self.work.target)
+        wanted = min(pixels // FEWEST_PIXELS, BUSY // max(1, self.out.size))
+        return max(1, wanted if most is None else min(wanted, most))
+
+    def room(self) -> int:
+        """The workspace for pieces of sums."""
+        if self.is_thin:
+            # Also where nothing is cut: sums are stored before they are rounded and placed.
+            return workspace_bytes(
+                Spec((self.pieces(), self.out.size), compute_dtype(self.out.dtype))
+            )
+        return room_for_sums(self.cut().pieces, self.out)
+
+    def launches(self, scratch: Array) -> list[Launch]:
+        """What computes it."""
+        if self.out.size == 0:
+            return []
+        work = self.work
+        window = window_of(work)
+        images = image_steps(self.image, work.channels)
+        outer = image_steps(self.gradient, work.results)
+        places = filter_steps(self.out, work.results, turned=False)
+        shape = (work.results, self.terms)
+        most, dtype = most_pieces(scratch, self.out), self.out.dtype.name
+        given = (self.image, self.gradient, window, images, outer)
+        # Without room for sums, tiles have to do, however empty they are.
+        if self.is_thin and most:
+            pieces = self.pieces(most)
+            sums = Scratch(scratch).array((pieces, self.out.size), compute_dtype(self.out.dtype))
+            count, pixels = pieces * self.out.size, window.pixels
+            arguments: tuple[Any, ...] = (
+                sums, *given, ctypes.c_uint(work.results), ctypes.c_uint(work.groups),
+                ctypes.c_int(-(-pixels // pieces)), ctypes.c_uint(count),
+            )  # fmt: skip
+            source = text(EACH_WEIGHT, dtype)
+            first = Launch(source, "each_weight", -(-count // THREADS), THREADS, arguments)
+            return [first, adding_up(self.out, sums, window, places, "FilterPlaces", shape)]
+        cut = self.cut(most)
+        found = place_for_sums(cut, scratch, self.out)
+        source = tiles_text(WEIGHT, dtype, cut.tile, *self._ways(cut.tile), found is None)
+        goal = self.out if found is None else found
+        arguments = (goal, *given, places, ctypes.c_int(work.results), cut.numbers)
+        calls = [Launch(source, "weight", cut.blocks, cut.tile.threads, arguments)]
+        if found is not None:
+            calls.append(adding_up(self.out, found, window, places, "FilterPlaces", shape))
+        return calls
+
+    def _ways(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
+        work = self.work
+        left = way(self.gradient, 1, work.results, tile, along=steps(self.gradient)[1] != 1)
+        return left, way(self.image, 1, work.channels, tile, along=steps(self.image)[1] != 1)

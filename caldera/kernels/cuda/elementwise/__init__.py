@@ -1,0 +1,1 @@
+"""Elementwise loops, fused bodies, and many small ones in one launch."""

@@ -1,0 +1,1 @@
+"""Fourier transforms: cuFFT, and Stockham passes of our own."""

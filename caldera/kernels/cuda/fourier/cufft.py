@@ -1,0 +1,97 @@
+"""Fourier transforms by cuFFT, through CuPy: for long rows, and lengths with large prime factors.
+
+The library transforms dense rows of complex numbers, so what is given is brought into that form and
+back. Plans are made when a call is bound, so a run only launches and can be captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.merged_axes import blocks_for
+from caldera.kernels.cuda.fourier.stockham import (
+    KINDS,
+    PARAMETERS,
+    SIGNALS,
+    complex_bytes,
+    is_inverse,
+    length_of,
+    preamble,
+    rows_of,
+    signals,
+)
+from caldera.kernels.cuda.runtime.cupy_arrays import cupy_array
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.libraries import current_card
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.gpus import PACKAGE, card_count
+from caldera.optional import optional_import
+
+_THREADS = 256
+_C2C, _Z2Z = 0x29, 0x69
+"""cufftType."""
+_FORWARD, _INVERSE = -1, 1
+
+
+@cache
+def _packing(dtype: str, kind: str, name: str) -> str:
+    which = SIGNALS[name == "unpack"]
+    return preamble(dtype) + f"""extern "C" __global__ void {name}(
+    {PARAMETERS}, Complex<C>* dense, u64 count, u32 n) {{
+    {name}_rows<T, C, {kind}>(dense, {which}, rows, count, n);
+}}
+"""  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _plan(card: int, n: int, kind: int, rows: int) -> Any:
+    """A plan of the library; `card` is the current one, whose memory it works in."""
+    return optional_import("cupy.cuda.cufft", PACKAGE, "op.fft").Plan1d(n, kind, rows)
+
+
+def _bind(call: Call) -> Runner:
+    node = call.node
+    found = signals(call)
+    dtype, kind = node.dtype.name, KINDS[node.op.name]
+    double = dtype == "float64"
+    plan = _plan(current_card(), found.length, _Z2Z if double else _C2C, found.count)
+    shape = (found.count, found.length)
+    room = call.workspace[: _workspace(node)]
+    dense = room.view(np.complex128 if double else np.complex64).reshape(shape)
+    count = found.count * found.length
+    numbers: list[Argument] = [ctypes.c_longlong(count), ctypes.c_uint(found.length)]
+    blocks = blocks_for(count, _THREADS, driver().multiprocessors)
+    pack, unpack = (
+        Launch(_packing(dtype, kind, name), name, blocks, _THREADS,
+               [*found.arguments, room, *numbers])
+        for name in ("pack", "unpack")
+    )  # fmt: skip
+    seen = cupy_array(dense)
+    direction = _INVERSE if is_inverse(node) else _FORWARD
+    return CudaRunner([pack, partial(plan.fft, seen, seen, direction), unpack])
+
+
+def _supports(node: Node) -> bool:
+    return card_count() > 0 and 0 < rows_of(node) < 2**31 and length_of(node) < 2**31
+
+
+def _workspace(node: Node) -> int:
+    return rows_of(node) * length_of(node) * complex_bytes(node.dtype.name)
+
+
+def _seconds(node: Node) -> float:
+    return 1.2e-5 + 8 * _workspace(node) / 3e12
+
+
+for _op in KINDS:
+    TABLE.add(Kernel(
+        _op, "cuda", "cufft", _bind, _supports, _workspace, estimate=_seconds,
+        # Plans have memory to work in, and a stream.
+        shares=frozenset({"plans of cuFFT"}),
+    ))  # fmt: skip

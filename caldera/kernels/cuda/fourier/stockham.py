@@ -1,0 +1,208 @@
+"""Fourier transforms on a card, of any length, a few rows for each block.
+
+A real transform is computed as a complex one of which half is not written. Rows of up to some
+thousands of numbers stay in shared memory; longer ones are worked on in the workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+_FEWEST_THREADS, _MOST_THREADS = 32, 256
+_ENOUGH = 1024
+"""Numbers that a block works on at once, at least, where there are enough rows."""
+_MOST_BLOCKS = 264
+"""Blocks that work in the workspace: as many as run at the same time."""
+_MOST_RADICES = 31
+_STAGE_SECONDS = 4e-7
+_ADDITIONS_PER_SECOND = 4e10
+"""Complex multiplications and additions of one block."""
+_BYTES_PER_SECOND = 3e12
+KINDS = {"fft": "COMPLEX", "rfft": "REAL", "irfft": "TO_REAL"}
+
+
+def radices(n: int) -> list[int]:
+    """Factors of n, each of them 4 or a prime number.
+
+    >>> radices(4096), radices(360), radices(1)
+    ([4, 4, 4, 4, 4, 4], [4, 2, 3, 3, 5], [])
+    """
+    result = []
+    factor = 4
+    while n > 1:
+        while n % factor == 0:
+            result.append(factor)
+            n //= factor
+        factor = {4: 2, 2: 3}.get(factor, factor + 2)
+        if factor * factor > n > 1 and factor > 4:
+            result.append(n)
+            break
+    return result
+
+
+class _Radices(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_uint), ("each", ctypes.c_uint * _MOST_RADICES)]
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The rows of a call: how many, how long, and where they lie in the input and the output."""
+
+    count: int
+    length: int
+    arguments: list[Argument]
+
+
+def length_of(node: Node) -> int:
+    """The length of the full transform."""
+    if node.op.name == "irfft":
+        return int(node.attrs["n"])
+    return node.inputs[0].shape[node.attrs["axis"]]
+
+
+def rows_of(node: Node) -> int:
+    """How many rows are transformed."""
+    shape = node.inputs[0].shape if node.op.name != "rfft" else (*node.inputs[0].shape, 2)
+    axis = node.attrs["axis"]
+    return prod(shape[:axis]) * prod(shape[axis + 1 : -1])
+
+
+def signals(call: Call) -> Signals:
+    """`x`, `out`, the walk over rows in both, and the steps along a row and from real to imaginary
+    part in each."""
+    (out,), (x,) = call.outputs, call.inputs
+    name, axis = call.node.op.name, call.node.attrs["axis"]
+    given, to = _steps(x, axis, name != "rfft"), _steps(out, axis, name != "irfft")
+    beside = [n for i, n in enumerate(x.shape[: _signal_rank(x, name != "rfft")]) if i != axis]
+    rows = merged(axes_of(beside, given[0], to[0]))
+    numbers = [ctypes.c_longlong(step) for step in (*given[1:], *to[1:])]
+    return Signals(prod(beside), length_of(call.node), [x, out, walk(rows, 2), *numbers])
+
+
+def _signal_rank(array: Array, pairs: bool) -> int:
+    return array.ndim - 1 if pairs else array.ndim
+
+
+def _steps(array: Array, axis: int, pairs: bool) -> tuple[tuple[int, ...], int, int]:
+    """Strides of the axes beside a signal, along it, and from its real to its imaginary part."""
+    strides = element_strides(array)
+    own = strides[: _signal_rank(array, pairs)]
+    return tuple(s for i, s in enumerate(own) if i != axis), own[axis], strides[-1] if pairs else 0
+
+
+PARAMETERS = """const T* x, T* out, Walk<2> rows, i64 x_step, i64 x_pair, i64 out_step,
+    i64 out_pair"""
+SIGNALS = "Signals<const T>{x, x_step, x_pair}", "Signals<T>{out, out_step, out_pair}"
+
+
+@cache
+def preamble(dtype: str) -> str:
+    """The beginning of every source."""
+    return f"""#include "fourier.cuh"
+typedef {STORED[dtype]} T;
+typedef {computed_type(dtype)} C;
+"""
+
+
+@cache
+def _source(dtype: str, kind: str) -> str:
+    return preamble(dtype) + f"""extern "C" __global__ void fourier(
+    {PARAMETERS}, Complex<C>* spare, u64 size, u32 row_count, u32 rows_at_once, u32 n, u32 inverse,
+    Radices radices) {{
+    DYNAMIC_SHARED(Complex<C>, shared);
+    Complex<C>* room = spare ? spare + blockIdx.x * size : shared;
+    block_fourier<T, C, {kind}>(room, {SIGNALS[0]}, {SIGNALS[1]}, rows, row_count, rows_at_once, n,
+        inverse, radices);
+}}
+"""  # fmt: skip
+
+
+def complex_bytes(dtype: str) -> int:
+    """Bytes of a complex number as it is computed with."""
+    return 16 if dtype == "float64" else 8
+
+
+def is_inverse(node: Node) -> bool:
+    """Whether the sum is over exp(+ ...)."""
+    return node.op.name == "irfft" or bool(node.attrs.get("inverse"))
+
+
+@dataclass(frozen=True)
+class _Room:
+    """How rows are shared out among blocks, and what these keep of them."""
+
+    rows_at_once: int
+    blocks: int
+    nbytes: int
+    in_shared: bool
+
+
+def _room(node: Node) -> _Room:
+    n, rows = length_of(node), rows_of(node)
+    size = complex_bytes(node.dtype.name)
+    at_once = max(1, min(_ENOUGH // n, rows))
+    nbytes = (1 + 2 * at_once) * n * size
+    blocks = -(-rows // at_once)
+    if fits_in_shared(nbytes):
+        return _Room(at_once, blocks, nbytes, in_shared=True)
+    return _Room(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
+
+
+def _bind(call: Call) -> Runner:
+    node = call.node
+    found = signals(call)
+    if found.count == 0:
+        return CudaRunner([])
+    room = _room(node)
+    factors = radices(found.length)
+    spare: Argument = ctypes.c_longlong(0) if room.in_shared else call.workspace
+    threads = _FEWEST_THREADS
+    while threads < _MOST_THREADS and threads * 4 <= room.rows_at_once * found.length:
+        threads *= 2
+    return CudaRunner([Launch(
+        _source(node.dtype.name, KINDS[node.op.name]), "fourier", room.blocks, threads,
+        [*found.arguments, spare,
+         ctypes.c_longlong(room.nbytes // complex_bytes(node.dtype.name)),
+         *[ctypes.c_uint(n) for n in (found.count, room.rows_at_once, found.length,
+                                      int(is_inverse(node)))],
+         _Radices(len(factors), (ctypes.c_uint * _MOST_RADICES)(*factors))],
+        shared=room.nbytes if room.in_shared else 0,
+    )])  # fmt: skip
+
+
+def _workspace(node: Node) -> int:
+    room = _room(node)
+    return 0 if room.in_shared else room.blocks * room.nbytes
+
+
+def _supports(node: Node) -> bool:
+    # Places within a block's rows are counted in 32 bits, also in multiples of a radix.
+    return length_of(node) < 2**29 and rows_of(node) < 2**31
+
+
+def _seconds(node: Node) -> float:
+    n, room = length_of(node), _room(node)
+    factors = radices(n)
+    turns = -(-rows_of(node) // (room.rows_at_once * min(room.blocks, _MOST_BLOCKS) or 1))
+    work = n * room.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
+    slower = 1 if room.in_shared else 4
+    moved = 2 * rows_of(node) * n * complex_bytes(node.dtype.name)
+    moved *= 1 if room.in_shared else len(factors) + 2
+    each = len(factors) * _STAGE_SECONDS + work / _ADDITIONS_PER_SECOND
+    return 3e-6 + max(turns * slower * each, moved / _BYTES_PER_SECOND)
+
+
+for _op in KINDS:
+    TABLE.add(Kernel(
+        _op, "cuda", "stockham", _bind, _supports, _workspace, estimate=_seconds,
+    ))  # fmt: skip

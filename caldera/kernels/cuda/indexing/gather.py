@@ -1,0 +1,110 @@
+"""Reading at computed positions: `gather` and `take_along_axis`.
+
+A run on a card cannot stop at a position that an array does not have. Nothing outside the array is
+read; the element that would have been read is nan, or -1 for integers, or false.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    Axis,
+    axes_of,
+    blocks_for,
+    counted,
+    element_strides,
+    elements,
+    index_type,
+    merged,
+    walk,
+)
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+
+_THREADS = 256
+_UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
+"""What elements are moved as: only their size matters."""
+
+
+@cache
+def _source(unit: str, position: str, index: str) -> str:
+    return f"""#include "gather.cuh"
+extern "C" __global__ void gather(
+    {unit}* out, const {unit}* x, const {position}* positions, Walk<3> lines, i64 step, i64 length,
+    {index} units, {index} count, u32 missing) {{
+    gather_lines<{unit}, {position}, {index}>(
+        out, x, positions, lines, step, length, units, count, missing);
+}}
+"""
+
+
+def _bind_gather(call: Call) -> Runner:
+    (out,), (x, positions) = call.outputs, call.inputs
+    axis = call.node.attrs["axis"]
+    steps = element_strides(x)
+    new = positions.ndim
+    nowhere = (0,) * new
+    axes = axes_of(
+        out.shape,
+        element_strides(out),
+        (*steps[:axis], *nowhere, *steps[axis + 1 :]),
+        (*(0,) * axis, *element_strides(positions), *(0,) * (x.ndim - axis - 1)),
+    )
+    return _reading(out, x, positions, axes, axis)
+
+
+def _bind_take_along_axis(call: Call) -> Runner:
+    (out,), (x, positions) = call.outputs, call.inputs
+    axis = call.node.attrs["axis"]
+    steps = element_strides(x)
+    beside = (*steps[:axis], 0, *steps[axis + 1 :])
+    axes = axes_of(out.shape, element_strides(out), beside, element_strides(positions))
+    return _reading(out, x, positions, axes, axis)
+
+
+def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis: int) -> Runner:
+    """`axes` are those of `out`, with strides of out, x and positions."""
+    lines = merged(axes)
+    count = elements(lines)
+    if count == 0:
+        return CudaRunner([])
+    step = element_strides(x)[axis]
+    row = 1
+    if lines and lines[-1].strides == (1, 1, 0):
+        row = lines.pop().length
+    size = x.itemsize
+    unit = _unit_bytes(out, x, [row, step, *[n for a in lines for n in a.strides[:2]]])
+    scale = unit // size
+    scaled = [Axis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2]))
+              for a in lines]  # fmt: skip
+    units, count = row // scale, count // scale
+    index = index_type(count)
+    source = _source(_UNITS[unit], STORED[positions.dtype.name], index)
+    # All bits set are a nan in every floating-point dtype.
+    missing = 0 if out.dtype.name == "bool" else 0xFF
+    blocks = blocks_for(count, _THREADS, driver().multiprocessors)
+    return CudaRunner([Launch(
+        source, "gather", blocks, _THREADS,
+        [out, x, positions, walk(scaled, 3), ctypes.c_longlong(step // scale),
+         ctypes.c_longlong(x.shape[axis]), counted(index, units), counted(index, count),
+         ctypes.c_uint(missing)],
+    )])  # fmt: skip
+
+
+def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
+    """The most bytes that can be moved at once: all rows must begin at a multiple of them."""
+    size = x.itemsize
+    places = [address_of(out), address_of(x), *[distance * size for distance in distances]]
+    return next(unit for unit in (16, 8, 4, 2, 1)
+                if unit == size or all(place % unit == 0 for place in places))  # fmt: skip
+
+
+TABLE.add(Kernel("gather", "cuda", "lines", _bind_gather))
+TABLE.add(Kernel("take_along_axis", "cuda", "lines", _bind_take_along_axis))

@@ -1,0 +1,373 @@
+"""Adding at computed positions: `scatter_add` and `put_along_axis_add`, the same bits every run.
+
+Two ways here, a third in listing.py. "scanning" gives every element of the result a thread that
+looks at all updates of its column: one launch, good for few updates. "sorting" sorts the updates by
+the row they belong to and sums them in chunks of equal length, so that one row that is named
+thousands of times (the padding of a batch of texts) takes no longer than thousands of different
+ones.
+
+A run on a card cannot stop at a position that is not there. Such an update is not added; instead
+what is added to becomes nan (integers stay as if it had not been there).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from math import isqrt, prod
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    Axis,
+    axes_of,
+    blocks_for,
+    counted,
+    element_strides,
+    elements,
+    index_type,
+    merged,
+    walk,
+)
+from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
+from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+
+_THREADS = 256
+_ITEM = 8
+_VECTOR = 16
+"""Bytes that a thread reads or writes at once, where it can."""
+_SCAN_SECONDS = 3e-13
+"""What it takes to look at one update for one element."""
+LAUNCH_SECONDS = 2.5e-6
+BYTES_PER_SECOND = 3e12
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How the arrays of a call lie around the axis that is added along.
+
+    `added`: the updates of one column, in updates and positions. `columns`: what is added alike, in
+    out and updates. `targets` and `rows`: the same for sorting, where rows are counted through all
+    columns that have positions of their own.
+    """
+
+    out: Array
+    x: Array
+    updates: Array
+    positions: Array
+    length: int
+    all_axes: list[Axis]
+    added: list[Axis]
+    targets: list[Axis]
+    rows: list[Axis]
+    columns: list[Axis]
+
+
+def _of_scatter_add(call: Call) -> _Geometry:
+    (out,), (x, positions, updates) = call.outputs, call.inputs
+    axis, new = call.node.attrs["axis"], positions.ndim
+    to, given = element_strides(out), element_strides(updates)
+    beside = (*given[:axis], 0, *given[axis + new :])
+    every = axes_of(
+        out.shape, to, element_strides(x), beside, (0,) * out.ndim, _unit(out.ndim, axis)
+    )
+    added = merged(axes_of(positions.shape, given[axis : axis + new], element_strides(positions)))
+    others = [each for i, each in enumerate(axes_of(out.shape, to, beside)) if i != axis]
+    return _Geometry(
+        out, x, updates, positions, out.shape[axis], every, added, targets=added,
+        rows=[Axis(out.shape[axis], (to[axis],))], columns=merged(others),
+    )  # fmt: skip
+
+
+def _of_put_along(call: Call) -> _Geometry:
+    (out,), (x, positions, updates) = call.outputs, call.inputs
+    axis = call.node.attrs["axis"]
+    to, given, seen = (element_strides(each) for each in (out, updates, positions))
+    every = axes_of(
+        out.shape, to, element_strides(x), without(given, axis), without(seen, axis),
+        _unit(out.ndim, axis),
+    )  # fmt: skip
+    along = axes_of(positions.shape, given, seen)
+    last = [*(i for i in range(out.ndim) if i != axis), axis]
+    return _Geometry(
+        out, x, updates, positions, out.shape[axis], every, merged([along[axis]]),
+        targets=merged(along[i] for i in last),
+        rows=merged(Axis(out.shape[i], (to[i],)) for i in last), columns=[],
+    )  # fmt: skip
+
+
+def _unit(rank: int, axis: int) -> tuple[int, ...]:
+    return tuple(int(i == axis) for i in range(rank))
+
+
+def without(strides: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Strides with none along one axis."""
+    return tuple(0 if i == axis else step for i, step in enumerate(strides))
+
+
+Geometry = Callable[[Call], _Geometry]
+
+
+# --- few updates
+
+
+@cache
+def _scanning_source(stored: str, position: str, vector: int, index: str) -> str:
+    return f"""#include "scatter.cuh"
+extern "C" __global__ void scatter_few(
+    {stored}* out, const {stored}* x, const {stored}* updates, const {position}* positions,
+    Walk<5> elements, i64 x_step, i64 update_step, i64 place_step, Walk<2> added, u32 additions,
+    i64 length, {index} count) {{
+    scatter_scanning<{stored}, {position}, {vector}, {index}>(
+        out, x, updates, positions, elements, x_step, update_step, place_step, added, additions,
+        length, count);
+}}
+"""
+
+
+def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
+    shape = geometry(call)
+    out = shape.out
+    if out.size == 0:
+        return CudaRunner([])
+    axes = merged(shape.all_axes)
+    steps = axes[-1].strides if axes else (1, 0, 0, 0, 0)
+    # Neighbours that one thread looks after must have the same positions.
+    vector = vector_of(out.itemsize, axes, [(out, 0)], most=1 if steps[3] else 4)
+    axes = in_vectors(axes, vector)
+    count = elements(axes)
+    index = index_type(count)
+    source = _scanning_source(
+        STORED[out.dtype.name], STORED[shape.positions.dtype.name], vector, index
+    )
+    return CudaRunner([Launch(
+        source, "scatter_few", blocks_for(count, _THREADS, driver().multiprocessors), _THREADS,
+        [out, shape.x, shape.updates, shape.positions, walk(axes, 5),
+         *[ctypes.c_longlong(steps[i]) for i in (1, 2, 4)], walk(shape.added, 2),
+         ctypes.c_uint(elements(shape.added)), ctypes.c_longlong(shape.length),
+         counted(index, count)],
+    )])  # fmt: skip
+
+
+def vector_of(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: int) -> int:
+    """How many elements along the last axis can be read and written at once in these arrays,
+    which are given with their places among the strides."""
+    if not axes or any(axes[-1].strides[i] != 1 for _, i in arrays):
+        return 1
+    vector = min(_VECTOR // size, most)
+    while vector > 1:
+        distances = [axis.strides[i] for axis in axes[:-1] for _, i in arrays]
+        if all(n % vector == 0 for n in (axes[-1].length, *distances)) and all(
+            address_of(array) % (vector * size) == 0 for array, _ in arrays
+        ):
+            break
+        vector //= 2
+    return vector
+
+
+def in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
+    """The same axes counted in vectors."""
+    if vector == 1:
+        return axes
+    last = axes[-1]
+    return [*axes[:-1], Axis(last.length // vector, tuple(vector * n for n in last.strides))]
+
+
+# --- many updates
+
+
+@cache
+def _targets_source(position: str) -> str:
+    return f"""#include "scatter.cuh"
+extern "C" __global__ void scatter_targets(
+    const {position}* positions, Walk<2> added, u32 in_column, i64 length, Item* items,
+    u32 additions, u32 width, u32 tiles) {{
+    DYNAMIC_SHARED(Item, tile);
+    Targets<{position}> take{{positions, &added, in_column, length}};
+    block_sort_tile(tile, 1u, additions, width, 1u, tiles, take, Keep<Item>{{items, additions}});
+}}
+"""
+
+
+_MERGE_SOURCE = """#include "sort.cuh"
+extern "C" __global__ void scatter_merge(
+    const Item* from, Item* to, u32 additions, u32 run, u32 tile, u32 tiles) {
+    DYNAMIC_SHARED(Item, items);
+    block_merge_tile(items, from, additions, run, tile, tiles, Keep<Item>{to, additions});
+}
+"""
+
+
+@cache
+def _sums_source(stored: str, vector: int, name: str, index: str) -> str:
+    return f"""#include "scatter.cuh"
+typedef Scatter<{stored}, {vector}> S;
+extern "C" __global__ void {name}(
+    {stored}* out, const {stored}* updates, const Item* items, S::Sums* heads, S::Sums* tails,
+    Walk<1> rows, Walk<2> columns, Walk<2> added, u32 additions, u32 chunk, u32 column_count,
+    {index} count) {{
+    S scatter{{out, updates, items, heads, tails, &rows, &columns, &added, additions, chunk,
+              column_count}};
+    for ({index} i = first_turn<{index}>(); i < count; i += turns_apart<{index}>())
+        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));
+}}
+"""
+
+
+def _sum_bytes(dtype: str) -> int:
+    return 8 if dtype in ("float64", "int64") else 4
+
+
+def _chunk(additions: int) -> int:
+    """Updates that are summed by one thread: enough chunks to fill the card, and not so many that
+    one row of all of them takes long to put together."""
+    chunk = 32
+    while chunk * 4 < isqrt(additions) and chunk < 1024:
+        chunk *= 2
+    return chunk
+
+
+def _bind_sorting(geometry: Geometry, call: Call) -> Runner:
+    shape = geometry(call)
+    out, additions = shape.out, elements(shape.targets)
+    if out.size == 0:
+        return CudaRunner([])
+    in_place = address_of(out) == address_of(shape.x) and out.strides == shape.x.strides
+    start = [] if in_place else copy_calls(out, shape.x)
+    if additions == 0:
+        return CudaRunner(start)
+    items, calls = _sorted(shape, call.workspace, additions)
+    return CudaRunner([*start, *calls, *_sums(shape, call.workspace, items, additions)])
+
+
+def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, list[Launch]]:
+    """The items in order, and the launches that bring them there."""
+    room = _item_room(additions)
+    items, other = workspace[: additions * _ITEM], workspace[room : room + additions * _ITEM]
+    width = min(1 << max(additions - 1, 1).bit_length(), TILE)
+    tiles = tiles_of(additions)
+    calls = [Launch(
+        _targets_source(STORED[shape.positions.dtype.name]), "scatter_targets", tiles,
+        min(SORT_THREADS, max(width // 2, 32)),
+        [shape.positions, walk(shape.targets, 2), ctypes.c_uint(elements(shape.added)),
+         ctypes.c_longlong(shape.length), items, ctypes.c_uint(additions), ctypes.c_uint(width),
+         ctypes.c_uint(tiles)],
+        shared=width * _ITEM,
+    )]  # fmt: skip
+    for run in merge_runs(additions):
+        numbers = [ctypes.c_uint(n) for n in (additions, run, TILE, tiles)]
+        calls.append(Launch(
+            _MERGE_SOURCE, "scatter_merge", tiles, SORT_THREADS, [items, other, *numbers],
+            shared=TILE * _ITEM,
+        ))  # fmt: skip
+        items, other = other, items
+    return items, calls
+
+
+def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> list[Launch]:
+    out, dtype = shape.out, shape.out.dtype.name
+    vector = _shared_vector(shape)
+    columns = in_vectors(shape.columns, vector)
+    column_count = elements(columns)
+    chunk = _chunk(additions)
+    chunks = -(-additions // chunk)
+    partial_bytes = chunks * column_count * vector * _sum_bytes(dtype)
+    begin = 2 * _item_room(additions)
+    heads = workspace[begin : begin + partial_bytes]
+    tails = workspace[begin + partial_bytes : begin + 2 * partial_bytes]
+    count = chunks * column_count
+    index = index_type(count)
+    arguments: list[Argument] = [
+        out, shape.updates, items, heads, tails, walk(shape.rows, 1), walk(columns, 2),
+        walk(shape.targets, 2), ctypes.c_uint(additions), ctypes.c_uint(chunk),
+        ctypes.c_uint(column_count), counted(index, count),
+    ]  # fmt: skip
+    names = ["sum_chunk", "join_chunks"] if chunks > 1 else ["sum_chunk"]
+    # A thread of its own for every part: most of the second launch has nothing to do.
+    blocks = min(-(-count // _THREADS), 2**30)
+    return [Launch(
+        _sums_source(STORED[dtype], vector, name, index), name, blocks, _THREADS, arguments,
+    ) for name in names]  # fmt: skip
+
+
+def _shared_vector(shape: _Geometry) -> int:
+    """Columns that a thread sums at once: rows and updates must begin where vectors do."""
+    size = shape.out.itemsize
+    vector = vector_of(size, shape.columns, [(shape.out, 0), (shape.updates, 1)], most=_VECTOR)
+    distances = [n for axis in shape.rows for n in axis.strides]
+    distances += [axis.strides[0] for axis in shape.targets]
+    while vector > 1 and any(n % vector for n in distances):
+        vector //= 2
+    return vector
+
+
+def _item_room(additions: int) -> int:
+    """Bytes of a buffer of items, so that what follows lies at a multiple of 16."""
+    return -(-additions * _ITEM // _VECTOR) * _VECTOR
+
+
+# --- what is supported, and what it takes
+
+
+def _sizes(node: Node) -> tuple[int, int, int, int]:
+    """Rows that are told apart, updates that are sorted, columns of each, updates of a column."""
+    x, positions, updates = node.inputs
+    length = x.shape[node.attrs["axis"]]
+    if node.op.name == "scatter_add":
+        count = prod(positions.shape)
+        return length, count, prod(x.shape) // max(length, 1), count
+    return prod(x.shape), prod(updates.shape), 1, positions.shape[node.attrs["axis"]]
+
+
+def _can_sort(node: Node) -> bool:
+    rows, additions, columns, _ = _sizes(node)
+    return rows < 2**32 - 1 and additions < 2**31 and columns < 2**31
+
+
+def _can_scan(node: Node) -> bool:
+    return _sizes(node)[3] < 2**32
+
+
+def _sorting_bytes(node: Node) -> int:
+    _, additions, columns, _ = _sizes(node)
+    chunks = -(-additions // _chunk(additions))
+    partial_bytes = chunks * columns * _sum_bytes(node.dtype.name)
+    return 2 * _item_room(additions) + 2 * partial_bytes
+
+
+def _scanning_seconds(node: Node) -> float:
+    looks = node.spec.size * (_sizes(node)[3] + 1)
+    return LAUNCH_SECONDS + looks * _SCAN_SECONDS + 2 * node.spec.nbytes / BYTES_PER_SECOND
+
+
+def _sorting_seconds(node: Node) -> float:
+    _, additions, columns, _ = _sizes(node)
+    passes = len(merge_runs(additions))
+    moved = 2 * node.spec.nbytes + 3 * additions * columns * node.dtype.itemsize
+    moved += 2 * (passes + 1) * additions * _ITEM
+    return LAUNCH_SECONDS * (4 + passes) + moved / BYTES_PER_SECOND
+
+
+def may_overwrite(node: Node) -> bool:
+    """x may be written over, but what is added must not be."""
+    x, positions, updates = node.inputs
+    return x.spec not in (positions.spec, updates.spec)
+
+
+for _op, _geometry in (("scatter_add", _of_scatter_add), ("put_along_axis_add", _of_put_along)):
+    TABLE.add(Kernel(
+        _op, "cuda", "scanning", partial(_bind_scanning, _geometry), _can_scan,
+        in_place=may_overwrite, estimate=_scanning_seconds, measured=False,
+    ))  # fmt: skip
+    TABLE.add(Kernel(
+        _op, "cuda", "sorting", partial(_bind_sorting, _geometry), _can_sort, _sorting_bytes,
+        in_place=may_overwrite, estimate=_sorting_seconds, measured=False,
+    ))  # fmt: skip

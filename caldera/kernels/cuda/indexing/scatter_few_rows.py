@@ -1,0 +1,106 @@
+"""Adding at computed positions where rows are few: one launch, a block for each of them.
+
+Every block looks at all positions, so this is for vocabularies of hundreds: the gradient of an
+embedding of letters, or of places in a text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from math import prod
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Axis,
+    axes_of,
+    element_strides,
+    elements,
+    merged,
+    walk,
+)
+from caldera.kernels.cuda.indexing.scatter import (
+    BYTES_PER_SECOND,
+    LAUNCH_SECONDS,
+    in_vectors,
+    may_overwrite,
+    vector_of,
+)
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+_THREADS = 256
+_ACROSS = 16
+"""Threads side by side along a row: the others share what is added to it."""
+_LOOKS_PER_SECOND = 5e11
+"""Positions that are looked at, by all blocks together."""
+
+
+@cache
+def _source(stored: str, position: str, vector: int) -> str:
+    return f"""#include "scatter_few_rows.cuh"
+extern "C" __global__ void __launch_bounds__({_THREADS}) scatter_listed(
+    {stored}* out, const {stored}* x, const {stored}* updates, const {position}* positions,
+    Walk<2> rows, Walk<3> columns, Walk<2> added, u32 additions, i64 length, u32 across, u32 tiles,
+    u32 column_count) {{
+    block_add_listed<{stored}, {position}, {vector}>(
+        out, x, updates, positions, rows, columns, added, additions, length, across, tiles,
+        column_count);
+}}
+"""
+
+
+def _bind(call: Call) -> Runner:
+    (out,), (x, positions, updates) = call.outputs, call.inputs
+    if out.size == 0:
+        return CudaRunner([])
+    axis, new = call.node.attrs["axis"], positions.ndim
+    to, given, old = (element_strides(each) for each in (out, updates, x))
+    beside = (*given[:axis], 0, *given[axis + new :])
+    every = axes_of(out.shape, to, beside, old)
+    columns = merged(each for i, each in enumerate(every) if i != axis)
+    added = merged(axes_of(positions.shape, given[axis : axis + new], element_strides(positions)))
+    rows = [Axis(out.shape[axis], (to[axis], old[axis]))]
+    arrays = [(out, 0), (updates, 1), (x, 2)]
+    vector = vector_of(out.itemsize, columns, arrays, most=_THREADS)
+    distances = [*rows[0].strides, *(each.strides[0] for each in added)]
+    while vector > 1 and any(n % vector for n in distances):
+        vector //= 2
+    columns = in_vectors(columns, vector)
+    count = elements(columns)
+    across = min(1 << (count - 1).bit_length(), _ACROSS)
+    tiles = -(-count // across)
+    source = _source(STORED[out.dtype.name], STORED[positions.dtype.name], vector)
+    return CudaRunner([Launch(
+        source, "scatter_listed", out.shape[axis] * tiles, _THREADS,
+        [out, x, updates, positions, walk(rows, 2), walk(columns, 3), walk(added, 2),
+         ctypes.c_uint(elements(added)), ctypes.c_longlong(out.shape[axis]),
+         ctypes.c_uint(across), ctypes.c_uint(tiles), ctypes.c_uint(count)],
+    )])  # fmt: skip
+
+
+def _sizes(node: Node) -> tuple[int, int]:
+    """Blocks, if no vectors can be read, and positions."""
+    x, positions, _ = node.inputs
+    length = x.shape[node.attrs["axis"]]
+    return length * -(-(prod(x.shape) // max(length, 1)) // _ACROSS), prod(positions.shape)
+
+
+def _is_able(node: Node) -> bool:
+    blocks, additions = _sizes(node)
+    return blocks < 2**31 and additions < 2**31
+
+
+def _seconds(node: Node) -> float:
+    blocks, additions = _sizes(node)
+    moved = 2 * node.spec.nbytes + node.inputs[2].spec.nbytes
+    # Blocks are few where vectors can be read, which is the usual case.
+    looks = blocks * node.dtype.itemsize / 16 * additions
+    return 2 * LAUNCH_SECONDS + looks / _LOOKS_PER_SECOND + moved / BYTES_PER_SECOND
+
+
+TABLE.add(Kernel(
+    "scatter_add", "cuda", "listing", _bind, _is_able, in_place=may_overwrite, estimate=_seconds,
+    measured=False,
+))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Factorizations and solves: cuSOLVER, and batched kernels of our own."""

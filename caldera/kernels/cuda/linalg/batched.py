@@ -1,0 +1,305 @@
+"""Linear algebra on a card with one block for each matrix: the fastest way for small ones.
+
+A run on a card cannot stop at a matrix that cannot be factorised or inverted: its results are nan.
+(The determinant of a singular matrix is 0, as everywhere.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.shape import Shape
+
+_FEWEST_THREADS, _MOST_THREADS = 32, 256
+_COLUMNS = 64
+"""Right sides that one block solves for; further ones are another block's."""
+_LARGE = 256
+"""Rows from which on it is cheaper to eliminate once than once for each block of right sides."""
+_STEP_SECONDS = 4e-7
+"""A step of an algorithm, in which all threads of the block meet a few times."""
+_FLOPS = 5e10
+"""What one block computes in a second."""
+_BLOCKS_AT_ONCE = 264
+_WORKSPACE_FACTOR = 4
+"""How many times as long everything takes outside shared memory."""
+
+
+# --- where matrices lie
+
+
+def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> ctypes.Structure:
+    """The walk over all matrices; arrays are given with how many axes one result of theirs has."""
+    strides = []
+    for array, own in arrays:
+        lengths = array.shape[: array.ndim - own]
+        steps = element_strides(array)[: array.ndim - own]
+        missing = len(shape) - len(lengths)
+        repeated = [0 if n == 1 else step for n, step in zip(lengths, steps, strict=True)]
+        strides.append((*(0,) * missing, *repeated))
+    return walk(merged(axes_of(shape, *strides)), len(arrays))
+
+
+def _steps(array: Array, axes: int = 2) -> list[ctypes.c_longlong]:
+    """Strides of the last axes."""
+    return [ctypes.c_longlong(step) for step in element_strides(array)[array.ndim - axes :]]
+
+
+def _numbers(*values: int) -> list[Argument]:
+    return [ctypes.c_uint(value) for value in values]
+
+
+def _bytes(dtype: str) -> int:
+    return 8 if dtype == "float64" else 4
+
+
+def _spare_bytes(node: Node, blocks: int, room: int) -> int:
+    """Workspace for `room` numbers of each block, where shared memory is too small."""
+    nbytes = room * _bytes(node.inputs[0].dtype.name)
+    return 0 if fits_in_shared(nbytes) else blocks * nbytes
+
+
+_NOTHING = ctypes.c_longlong(0)
+"""A null pointer."""
+
+
+@cache
+def _source(header: str, name: str, dtype: str, parameters: str, body: str) -> str:
+    return f"""#include "{header}"
+typedef {STORED[dtype]} T;
+typedef {computed_type(dtype)} C;
+extern "C" __global__ void {name}({parameters}, C* spare, u32 size) {{
+    DYNAMIC_SHARED(C, shared);
+    C* room = spare ? spare + (u64)blockIdx.x * size : shared;
+{body}
+}}
+"""
+
+
+def _launched(
+    call: Call, source: str, name: str, blocks: int, room: int, arguments: Sequence[Argument]
+) -> Runner:
+    nbytes = room * _bytes(call.inputs[0].dtype.name)
+    shared = fits_in_shared(nbytes)
+    spare: Argument = _NOTHING if shared else call.workspace
+    # A warp for every few numbers: those that wait for each other in vain cost time.
+    threads = _FEWEST_THREADS
+    while threads < _MOST_THREADS and threads * 4 <= room:
+        threads *= 2
+    return CudaRunner([Launch(
+        source, name, blocks, threads, [*arguments, spare, ctypes.c_uint(room)],
+        shared=nbytes if shared else 0,
+    )])  # fmt: skip
+
+
+# --- equations
+
+_SOLVE = """const T* a, const T* b, T* x, Walk<3> batch, i64 a_down, i64 a_right, i64 b_down,
+    i64 b_right, i64 x_down, i64 x_right, u32 n, u32 columns, u32 part, u32 parts"""
+_SOLVE_BODY = """    i64 at[3];
+    walk(batch, blockIdx.x / parts, at);
+    u32 first = blockIdx.x % parts * part;
+    block_solve<T, C>(room, {a + at[0], a_down, a_right}, {b ? b + at[1] : b, b_down, b_right},
+        {x + at[2], x_down, x_right}, n, first, columns - first < part ? columns - first : part);"""
+
+
+def _parts(node: Node) -> tuple[int, int, int]:
+    """Matrices, right sides of each block, and blocks for each matrix."""
+    columns = node.shape[-1]
+    part = columns if node.shape[-2] > _LARGE else min(columns, _COLUMNS)
+    return prod(node.shape[:-2]), part, -(-columns // max(part, 1))
+
+
+def _solve_room(node: Node) -> tuple[int, int]:
+    """Blocks, and numbers that each keeps."""
+    matrices, part, parts = _parts(node)
+    n = node.shape[-2]
+    return matrices * parts, n * (n + part)
+
+
+def _bind_solve(call: Call) -> Runner:
+    (x,), (a, *rest) = call.outputs, call.inputs
+    if x.size == 0:
+        return CudaRunner([])
+    _, part, parts = _parts(call.node)
+    blocks, room = _solve_room(call.node)
+    # The inverse solves for the identity, which is nowhere in memory.
+    b: Argument = rest[0] if rest else _NOTHING
+    given = rest[0] if rest else x
+    source = _source("linalg.cuh", "solve", x.dtype.name, _SOLVE, _SOLVE_BODY)
+    batch = _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)])
+    arguments = [
+        a, b, x, batch, *_steps(a), *_steps(given), *_steps(x),
+        *_numbers(x.shape[-2], x.shape[-1], part, parts),
+    ]  # fmt: skip
+    return _launched(call, source, "solve", blocks, room, arguments)
+
+
+_SLOGDET = """const T* a, T* sign, T* log_size, Walk<3> batch, i64 down, i64 right, u32 n"""
+_SLOGDET_BODY = """    i64 at[3];
+    walk(batch, blockIdx.x, at);
+    block_slogdet<T, C>(room, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
+
+
+def _square_room(node: Node) -> tuple[int, int]:
+    shape = node.inputs[0].shape
+    return prod(shape[:-2]), shape[-1] ** 2
+
+
+def _bind_slogdet(call: Call) -> Runner:
+    (sign, log_size), (a,) = call.outputs, call.inputs
+    blocks, room = _square_room(call.node)
+    if blocks == 0:
+        return CudaRunner([])
+    source = _source("linalg.cuh", "slogdet", a.dtype.name, _SLOGDET, _SLOGDET_BODY)
+    batch = _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)])
+    arguments = [a, sign, log_size, batch, *_steps(a), *_numbers(a.shape[-1])]
+    return _launched(call, source, "slogdet", blocks, room, arguments)
+
+
+# --- factors
+
+_CHOLESKY = """const T* a, T* out, Walk<2> batch, i64 down, i64 right, i64 out_down, i64 out_right,
+    u32 n"""
+_CHOLESKY_BODY = """    i64 at[2];
+    walk(batch, blockIdx.x, at);
+    block_cholesky<T, C>(
+        room, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
+
+
+def _bind_cholesky(call: Call) -> Runner:
+    (out,), (a,) = call.outputs, call.inputs
+    if out.size == 0:
+        return CudaRunner([])
+    source = _source("linalg.cuh", "cholesky", a.dtype.name, _CHOLESKY, _CHOLESKY_BODY)
+    batch = _batch(out.shape[:-2], [(a, 2), (out, 2)])
+    arguments = [a, out, batch, *_steps(a), *_steps(out), *_numbers(a.shape[-1])]
+    return _launched(call, source, "cholesky", *_square_room(call.node), arguments)
+
+
+_QR = """const T* a, T* q, T* r, Walk<3> batch, i64 down, i64 right, i64 q_down, i64 q_right,
+    i64 r_down, i64 r_right, u32 m, u32 n"""
+_QR_BODY = """    i64 at[3];
+    walk(batch, blockIdx.x, at);
+    block_qr<T, C>(room, {a + at[0], down, right}, {q + at[1], q_down, q_right},
+        {r + at[2], r_down, r_right}, m, n);"""
+
+
+def _sizes(node: Node) -> tuple[int, int, int]:
+    *batch, m, n = node.inputs[0].shape
+    return prod(batch), m, n
+
+
+def _qr_room(node: Node) -> tuple[int, int]:
+    matrices, m, n = _sizes(node)
+    k = min(m, n)
+    return matrices, m * n + m * k + k
+
+
+def _bind_qr(call: Call) -> Runner:
+    (q, r), (a,) = call.outputs, call.inputs
+    if r.size == 0:
+        return CudaRunner([])
+    source = _source("factorisations.cuh", "qr", a.dtype.name, _QR, _QR_BODY)
+    batch = _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)])
+    arguments = [
+        a, q, r, batch, *_steps(a), *_steps(q), *_steps(r), *_numbers(a.shape[-2], a.shape[-1]),
+    ]  # fmt: skip
+    return _launched(call, source, "qr", *_qr_room(call.node), arguments)
+
+
+_EIGH = """const T* a, T* w, T* v, Walk<3> batch, i64 down, i64 right, i64 w_step, i64 v_down,
+    i64 v_right, u32 n"""
+_EIGH_BODY = """    i64 at[3];
+    walk(batch, blockIdx.x, at);
+    block_eigh<T, C>(
+        room, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
+
+
+def _eigh_room(node: Node) -> tuple[int, int]:
+    matrices, _, n = _sizes(node)
+    return matrices, 2 * n * n + n + n % 2
+
+
+def _bind_eigh(call: Call) -> Runner:
+    (w, v), (a,) = call.outputs, call.inputs
+    if v.size == 0:
+        return CudaRunner([])
+    source = _source("factorisations.cuh", "eigh", a.dtype.name, _EIGH, _EIGH_BODY)
+    batch = _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)])
+    arguments = [a, w, v, batch, *_steps(a), *_steps(w, 1), *_steps(v), *_numbers(a.shape[-1])]
+    return _launched(call, source, "eigh", *_eigh_room(call.node), arguments)
+
+
+_SVD = """const T* a, T* u, T* s, T* v, Walk<4> batch, i64 down, i64 right, i64 u_down, i64 u_right,
+    i64 s_step, i64 v_down, i64 v_right, u32 m, u32 n, u32 turned"""
+_SVD_BODY = """    i64 at[4];
+    walk(batch, blockIdx.x, at);
+    block_svd<T, C>(room, {a + at[0], down, right}, {u + at[1], u_down, u_right}, s + at[2], s_step,
+        {v + at[3], v_down, v_right}, m, n, turned);"""
+
+
+def _svd_room(node: Node) -> tuple[int, int]:
+    matrices, m, n = _sizes(node)
+    small = min(m, n)
+    return matrices, m * n + small * small + small
+
+
+def _bind_svd(call: Call) -> Runner:
+    (u, s, vt), (a,) = call.outputs, call.inputs
+    if s.size == 0:
+        return CudaRunner([])
+    m, n = a.shape[-2:]
+    v = vt.swapaxes(-1, -2)
+    turned = m < n
+    if turned:
+        # Its columns are rotated, and there must not be more of them than rows.
+        a, u, v, m, n = a.swapaxes(-1, -2), v, u, n, m
+    source = _source("factorisations.cuh", "svd", a.dtype.name, _SVD, _SVD_BODY)
+    batch = _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)])
+    arguments = [
+        a, u, s, v, batch, *_steps(a), *_steps(u), *_steps(s, 1), *_steps(v),
+        *_numbers(m, n, int(turned)),
+    ]  # fmt: skip
+    return _launched(call, source, "svd", *_svd_room(call.node), arguments)
+
+
+# --- cost
+
+
+def _seconds(room: Callable[[Node], tuple[int, int]], steps: int, node: Node) -> float:
+    blocks, _ = room(node)
+    matrices, m, n = _sizes(node)
+    waves = -(-blocks // _BLOCKS_AT_ONCE)
+    flops = steps * node.op.count_flops(node) / max(matrices, 1)
+    slower = _WORKSPACE_FACTOR if _workspace(room, node) else 1
+    return waves * slower * (min(m, n) * steps * _STEP_SECONDS + flops / _FLOPS)
+
+
+def _workspace(room: Callable[[Node], tuple[int, int]], node: Node) -> int:
+    return _spare_bytes(node, *room(node))
+
+
+_SWEEPS = 8
+"""Passes over all pairs of columns until rotations have nothing left to do."""
+for _op, _bind, _room, _per_row in (
+    ("solve", _bind_solve, _solve_room, 2),
+    ("inverse", _bind_solve, _solve_room, 2),
+    ("slogdet", _bind_slogdet, _square_room, 1),
+    ("cholesky", _bind_cholesky, _square_room, 1),
+    ("qr", _bind_qr, _qr_room, 2),
+    ("eigh", _bind_eigh, _eigh_room, _SWEEPS),
+    ("svd", _bind_svd, _svd_room, _SWEEPS),
+):
+    TABLE.add(Kernel(
+        _op, "cuda", "one block", _bind, workspace=partial(_workspace, _room),
+        estimate=partial(_seconds, _room, _per_row), measured=False,
+    ))  # fmt: skip

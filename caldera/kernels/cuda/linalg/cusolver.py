@@ -1,0 +1,120 @@
+"""Linear algebra on large matrices by cuSOLVER and cuBLAS, through CuPy, one matrix at a time.
+
+The library tells whether it succeeded, and the host waits for that: such calls cannot be captured,
+and a matrix that cannot be factorised or inverted is an error as it is on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.cuda.runtime.cupy_arrays import cupy_array
+from caldera.kernels.reference.linalg import ABOUT_EQUAL, named
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.gpus import PACKAGE, card_count, cupy
+from caldera.optional import optional_import
+from caldera.tensor.dtype import float32, float64
+
+_CALL_SECONDS = 2e-4
+_ROW_SECONDS = 2e-6
+_ROTATION_SECONDS = 3e-5
+"""A row of a factorisation by rotations and reflections, which wait for each other."""
+_FLOPS = 5e12
+Results = tuple[Any, ...]
+
+
+def _symmetric(a: Any) -> Any:
+    return (a + a.T) * a.dtype.type(0.5)
+
+
+def _inverse(a: Any) -> Results:
+    return (cupy().linalg.inv(a),)
+
+
+def _solve(a: Any, b: Any) -> Results:
+    return (cupy().linalg.solve(a, b),)
+
+
+def _slogdet(a: Any) -> Results:
+    sign, logarithm = cupy().linalg.slogdet(a)
+    return sign, logarithm
+
+
+def _cholesky(a: Any) -> Results:
+    return (cupy().linalg.cholesky(_symmetric(a)),)
+
+
+def _qr(a: Any) -> Results:
+    q, r = cupy().linalg.qr(a)
+    sign = cupy().where(cupy().diagonal(r) < 0, -1, 1).astype(a.dtype)
+    return q * sign, r * sign[:, None]
+
+
+def _svd(a: Any) -> Results:
+    u, s, vt = cupy().linalg.svd(a, full_matrices=False)
+    sign = _sign_of_columns(u)
+    return u * sign, s, vt * sign[:, None]
+
+
+def _eigh(a: Any) -> Results:
+    w, v = cupy().linalg.eigh(_symmetric(a))
+    return w, v * _sign_of_columns(v)
+
+
+def _sign_of_columns(vectors: Any) -> Any:
+    """1 or -1 for each column: what makes the first of its largest components positive."""
+    magnitude = cupy().abs(vectors)
+    among_largest = magnitude >= ABOUT_EQUAL * magnitude.max(axis=0, keepdims=True)
+    first = cupy().argmax(among_largest, axis=0)
+    deciding = vectors[first, cupy().arange(vectors.shape[1])]
+    return cupy().where(deciding < 0, -1, 1).astype(vectors.dtype)
+
+
+def _bind(function: Callable[..., Results], call: Call) -> Runner:
+    node = call.node
+    outputs = [cupy_array(array) for array in call.outputs]
+    batch = node.shape[:-2] if node.op.name == "solve" else node.inputs[0].shape[:-2]
+    inputs = [
+        cupy().broadcast_to(cupy_array(array), (*batch, *array.shape[-2:])) for array in call.inputs
+    ]
+    state = optional_import("cupyx", PACKAGE, "linear algebra").errstate
+
+    def run() -> None:
+        with state(linalg="raise"), named(node.op.name):
+            for index in np.ndindex(*batch):
+                results = function(*[array[index] for array in inputs])
+                for output, result in zip(outputs, results, strict=True):
+                    output[index] = result
+
+    return run
+
+
+def _supports(node: Node) -> bool:
+    sizes = [given.spec.size for given in node.inputs]
+    return card_count() > 0 and node.inputs[0].dtype in (float32, float64) and min(sizes) > 0
+
+
+def _seconds(row_seconds: float, node: Node) -> float:
+    *batch, m, n = node.inputs[0].shape
+    each = _CALL_SECONDS + min(m, n) * row_seconds
+    return float(np.prod(batch, dtype=float)) * each + node.op.count_flops(node) / _FLOPS
+
+
+for _op, _function, _row in (
+    ("solve", _solve, _ROW_SECONDS),
+    ("inverse", _inverse, _ROW_SECONDS),
+    ("slogdet", _slogdet, _ROW_SECONDS),
+    ("cholesky", _cholesky, _ROW_SECONDS),
+    ("qr", _qr, _ROW_SECONDS),
+    ("eigh", _eigh, _ROTATION_SECONDS),
+    ("svd", _svd, _ROTATION_SECONDS),
+):
+    TABLE.add(Kernel(
+        _op, "cuda", "cusolver", partial(_bind, _function), _supports,
+        estimate=partial(_seconds, _row), capturable=False, measured=False,
+    ))  # fmt: skip

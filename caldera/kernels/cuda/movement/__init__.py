@@ -1,0 +1,1 @@
+"""Copies, transposes, concatenation, padding."""

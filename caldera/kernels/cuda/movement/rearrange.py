@@ -1,0 +1,273 @@
+"""Ops that move elements, on a card: those that are more than another way to look at memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
+from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+
+# --- reshape
+
+
+def _bind_reshape(call: Call) -> Runner:
+    (target,), (source,) = call.outputs, call.inputs
+    if not target.size:
+        return CudaRunner([])
+    try:
+        return CudaRunner(copy_calls(target.reshape(source.shape, copy=False), source))
+    except ValueError:
+        # Neither can be seen in the shape of the other.
+        return CudaRunner([_by_number(target, source)])
+
+
+def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
+    """Copy element number i to element number i."""
+    name = as_bits(target).dtype.name
+    places = [
+        Operand(name, tuple(step // each.itemsize for step in each.strides), "s")
+        for each in (target, source)
+    ]
+    shapes = (target.shape, source.shape)
+    wide = any(
+        is_wide(target.size, [place], shape) for place, shape in zip(places, shapes, strict=True)
+    )
+    numbers = Numbers(wide)
+    walks = [Walk(numbers, shape, [place], "") for place, shape in zip(places, shapes, strict=True)]
+    to, given = (walk.statements("item", prefix) for walk, prefix in zip(walks, "ab", strict=True))
+    count = numbers.add(target.size)
+    kind = STORED[name]
+    text = f"""#include "vector_access.cuh"
+{numbers.declaration}
+extern "C" __global__ void reshape(const Numbers n, {kind}* target, const {kind}* source) {{
+    const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= (Index){count}) return;
+    {lines(to[0] + given[0], 4)}
+    target[{to[1][0]}] = source[{given[1][0]}];
+}}
+"""
+    grid = -(-target.size // THREADS)
+    return Launch(text, "reshape", grid, THREADS, [numbers.argument, target, source])
+
+
+# --- parts side by side
+
+
+def _stretches(array: np.ndarray, lengths: Sequence[int], axis: int) -> list[np.ndarray]:
+    """The array cut along an axis."""
+    found = []
+    start = 0
+    for length in lengths:
+        found.append(array[(slice(None),) * axis + (slice(start, start + length),)])
+        start += length
+    return found
+
+
+def _bind_concat(call: Call) -> Runner:
+    axis = call.node.attrs["axis"]
+    places = _stretches(call.outputs[0], [part.shape[axis] for part in call.inputs], axis)
+    return CudaRunner(copying(list(zip(places, call.inputs, strict=True))))
+
+
+def _bind_split(call: Call) -> Runner:
+    axis = call.node.attrs["axis"]
+    pieces = _stretches(call.inputs[0], [piece.shape[axis] for piece in call.outputs], axis)
+    return CudaRunner(copying(list(zip(call.outputs, pieces, strict=True))))
+
+
+# --- an array with something around it
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of the target: its length, where the source begins on it, how many elements of the
+    source there are and how far apart, and how far neighbours lie apart in either array."""
+
+    length: int
+    start: int
+    count: int
+    step: int
+    target: int
+    source: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the source fills it."""
+        return self.count == self.length
+
+    def joined(self, inner: _Axis) -> _Axis:
+        """This axis and one inside it that the source fills, as one."""
+        n = inner.length
+        return _Axis(self.length * n, self.start * n, self.count * n, 1, inner.target, inner.source)
+
+    def joins(self, inner: _Axis) -> bool:
+        """Whether that is possible."""
+        return (
+            inner.is_whole
+            and self.step == 1
+            and self.target == inner.target * inner.length
+            and (self.source == inner.source * inner.length or self.count == 1)
+        )
+
+    def in_items(self, lanes: int) -> _Axis:
+        """The axis in items of several elements."""
+        return _Axis(
+            self.length // lanes, self.start // lanes, self.count // lanes, 1, lanes, lanes
+        )
+
+
+def _simplest(axes: Sequence[_Axis]) -> list[_Axis]:
+    """Axes in the order of the target's memory, joined where that is possible."""
+    found: list[_Axis] = []
+    for axis in sorted(axes, key=lambda each: -abs(each.target)):
+        if axis.length == 1 and axis.count == 1:
+            continue
+        if found and found[-1].joins(axis):
+            found[-1] = found[-1].joined(axis)
+        else:
+            found.append(axis)
+    return found or [_Axis(1, 0, 1, 1, 1, 1)]
+
+
+def _lanes(axes: Sequence[_Axis], target: np.ndarray, source: np.ndarray) -> int:
+    """How many neighbours are copied at once: all of them inside the source, or none."""
+    *outer, inner = axes
+    if (inner.step, inner.target, inner.source) != (1, 1, 1):
+        return 1
+    lanes = 16 // target.itemsize
+    numbers = [inner.length, inner.start, inner.count]
+    numbers += [step for axis in outer for step in (axis.target, axis.source)]
+    while lanes > 1:
+        borders = [address_of(each) % (lanes * each.itemsize) for each in (target, source)]
+        if not any(borders) and all(number % lanes == 0 for number in numbers):
+            return lanes
+        lanes //= 2
+    return 1
+
+
+def _placed(
+    target: np.ndarray, source: np.ndarray, starts: Sequence[int], steps: Sequence[int], fill: float
+) -> list[Launch]:
+    """The source at regular places of the target, and a number everywhere else."""
+    if not target.size:
+        return []
+    number = int(as_bits(np.full((1,), fill, target.dtype))[0])
+    size = target.itemsize
+    axes = _simplest([
+        _Axis(n, start, count, step if count > 1 else 1, to // size, given // size)
+        for n, start, count, step, to, given in zip(
+            target.shape, starts, source.shape, steps, target.strides, source.strides, strict=True
+        )
+    ])  # fmt: skip
+    lanes = _lanes(axes, target, source)
+    name = as_bits(target).dtype.name
+    both = [
+        Operand(name, tuple(axis.target for axis in axes), "s"),
+        Operand(name, tuple(axis.source for axis in axes), "s"),
+    ]
+    wide = is_wide(target.size, both, [axis.length for axis in axes])
+    if lanes > 1:
+        axes = [*axes[:-1], axes[-1].in_items(lanes)]
+    numbers = Numbers(wide)
+    items = target.size // lanes
+    source_text = _placing_text(axes, numbers, STORED[name], lanes, items)
+    arguments: list[Argument] = [numbers.argument, ctypes.c_longlong(number), target, source]
+    return [Launch(source_text, "place", -(-items // THREADS), THREADS, arguments)]
+
+
+def _placing_text(
+    axes: Sequence[_Axis], numbers: Numbers, kind: str, lanes: int, items: int
+) -> str:
+    body: list[str] = []
+    rest = "item"
+    to, given, inside = [], [], []
+    for k in reversed(range(len(axes))):
+        axis = axes[k]
+        place = rest
+        if k:
+            place = f"c{k}"
+            body += [
+                f"const auto d{k} = {numbers.divisor(axis.length)};",
+                f"const Index q{k} = d{k}.quotient({rest});",
+                f"const Index c{k} = {rest} - q{k} * d{k}.by;",
+            ]
+            rest = f"q{k}"
+        # Before the start the difference is huge, which is outside as well.
+        body += [
+            f"const Index s{k} = {place} - (Index){numbers.add(axis.start)};",
+            f"const auto e{k} = {numbers.divisor(axis.step)};",
+            f"const Index i{k} = e{k}.quotient(s{k});",
+        ]
+        inside.append(f"{place} >= (Index){numbers.add(axis.start)}")
+        inside += [f"i{k} < (Index){numbers.add(axis.count)}", f"i{k} * e{k}.by == s{k}"]
+        to.append(f"(Offset){place} * {numbers.add(axis.target)}")
+        given.append(f"(Offset)i{k} * {numbers.add(axis.source)}")
+    count = numbers.add(items)
+    return f"""#include "vector_access.cuh"
+{numbers.declaration}
+extern "C" __global__ void place(const Numbers n, i64 fill, {kind}* target, const {kind}* source) {{
+    const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= (Index){count}) return;
+    {lines(body, 4)}
+    Pack<{kind}, {lanes}> value;
+#pragma unroll
+    for (int k = 0; k < {lanes}; k++) value.v[k] = ({kind})fill;
+    if ({" && ".join(inside)})
+        value = dense<{lanes}>(source + ({" + ".join(given)}));
+    put(target + ({" + ".join(to)}), value);
+}}
+"""
+
+
+def _bind_pad(call: Call) -> Runner:
+    widths = call.node.attrs["widths"]
+    starts, steps = [before for before, _ in widths], [1] * len(widths)
+    value = call.node.attrs["value"]
+    return CudaRunner(_placed(call.outputs[0], call.inputs[0], starts, steps, value))
+
+
+def _bind_unslice(call: Call) -> Runner:
+    starts = [start for start, _, _ in call.node.attrs["bounds"]]
+    steps = [step for _, _, step in call.node.attrs["bounds"]]
+    return CudaRunner(_placed(call.outputs[0], call.inputs[0], starts, steps, 0))
+
+
+# --- numbers in a row
+
+
+def _bind_iota(call: Call) -> Runner:
+    (target,), node = call.outputs, call.node
+    if not target.size:
+        return CudaRunner([])
+    name = node.dtype.name
+    # Strides say how the number of an element grows: by 1 along one axis.
+    memory = np.empty(1, np.int64)
+    strides = [8 if axis == node.attrs["axis"] else 0 for axis in range(target.ndim)]
+    counted = np.lib.stride_tricks.as_strided(memory, target.shape, strides)
+    step = ("cast", name, ("int64",), (("in", 0),))
+    loop_body = LoopBody(("int64",), (step,), ((name, ("step", 0)),))
+    return CudaRunner(
+        [launch_of([loop_over(loop_body, target.shape, [counted], [target], counted=True)])]
+    )
+
+
+for _op, _bind in (
+    ("arrange", bind_copy),
+    ("reshape", _bind_reshape),
+    ("concat", _bind_concat),
+    ("split", _bind_split),
+    ("pad", _bind_pad),
+    ("unslice", _bind_unslice),
+    ("iota", _bind_iota),
+):
+    TABLE.add(Kernel(_op, "cuda", "loop", _bind))

@@ -1,0 +1,207 @@
+"""Batch normalisation of small images, channels last, and its gradient: one launch each.
+
+Three launches take longer than the work of a small network's layer. Here all blocks are on the card
+at once and keep what they read until they have met, see include/norm_whole.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_int, c_uint
+from dataclasses import dataclass
+from itertools import count
+
+from caldera.graph.memory_format import NHWC
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.source import flags, type_of
+from caldera.kernels.cuda.codegen.strided import lies_dense, strides_of
+from caldera.kernels.cuda.normalisation import batchnorm
+from caldera.kernels.cuda.normalisation.batchnorm import eps_of, has_relu, in_place, room_of
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import HALVES, float32
+
+THREADS = ((256, 4), (512, 8))
+"""Threads of a block, and pieces of an image that each keeps at most. Few threads are
+faster where they suffice, as measured on an H200."""
+PIECE = 16
+"""Bytes that a thread reads at once."""
+_FEWEST = 1 << 10
+"""Elements of an image."""
+_MEETINGS = 4096
+"""As in batchnorm_cooperative.cuh."""
+_KNOWN = 16 * 5 * 4
+"""Bytes of what is known about up to 16 channels."""
+_places = count()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How blocks share images of so many rows and channels."""
+
+    rows: int
+    channels: int
+    many: int
+    """Channels of a piece."""
+    most: int
+    """Blocks that the card has at once."""
+
+    @property
+    def across(self) -> int:
+        """Pieces of a row that a block has: two of them are what the card moves at once."""
+        return 1 if self.channels // self.many % 2 else 2
+
+    @property
+    def groups(self) -> int:
+        """Blocks that share a row."""
+        return self.channels // (self.many * self.across)
+
+    def split(self, most: int) -> Split | None:
+        """How the rows are shared if no thread keeps more than `most` pieces of an image."""
+        for threads, many in THREADS:
+            kept = 1
+            while kept <= min(most, many):
+                chunks = -(-self.rows // (threads // self.across * kept))
+                if chunks * self.groups <= self.most:
+                    return Split(threads, kept, chunks)
+                kept *= 2
+        return None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Threads of a block, pieces that each keeps, and blocks that share the rows."""
+
+    threads: int
+    kept: int
+    chunks: int
+
+
+# --- which images
+
+_MOST_KEPT = {
+    "batch_norm": 8, "batch_norm_relu": 8, "batch_norm_grad": 4, "batch_norm_relu_grad": 4,
+}  # fmt: skip
+"""Pieces of each image that fit into registers."""
+
+
+def _shares(image: Spec) -> Shares:
+    channels = image.shape[1]
+    many = PIECE // image.dtype.itemsize
+    return Shares(image.size // channels, channels, many, driver().multiprocessors)
+
+
+def _split(node: Node) -> Split | None:
+    return _shares(node.outputs[0]).split(_MOST_KEPT[node.op.name])
+
+
+def _is_small(node: Node) -> bool:
+    """Whether images are small and lie channels last."""
+    image = node.outputs[0]
+    if len(image.shape) != len(NHWC) or node.attrs["axis"] != 1 or image.order != NHWC:
+        return False
+    if image.dtype not in (*HALVES, float32) or image.size < _FEWEST:
+        return False
+    if any(len(each.shape) > 1 and each.dtype != image.dtype for each in node.inputs):
+        return False
+    return image.shape[1] * image.dtype.itemsize % PIECE == 0 and _split(node) is not None
+
+
+def _partial(node: Node) -> Spec:
+    """Two numbers of each block for each of its channels."""
+    split = _split(node)
+    assert split is not None
+    return Spec((split.chunks, node.outputs[0].shape[1], 2), float32)
+
+
+def _room(node: Node) -> int:
+    return max(workspace_bytes(_partial(node)), room_of(node))
+
+
+def _lie_well(images: Sequence[Array]) -> bool:
+    return all(lies_dense(each, NHWC) and address_of(each) % PIECE == 0 for each in images)
+
+
+# --- kernels
+
+
+def _launch(
+    call: Call, name: str, images: dict[str, Array], vectors: dict[str, tuple[str, Array]],
+    options: Sequence[bool],
+) -> Runner:  # fmt: skip
+    """One of the functions of batchnorm_cooperative.cuh."""
+    node = call.node
+    shares, split, spec = _shares(node.outputs[0]), _split(node), _partial(node)
+    assert split is not None
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    # A launch meets where no other that may run beside it does.
+    place = next(_places) * shares.groups % _MEETINGS
+    kinds = {"partial": "float", **{each: type_of(array) for each, array in images.items()}}
+    parameters = [
+        *(f"{kind}* {each}" for each, kind in kinds.items()), "i32 rows", "i32 channels",
+        "double eps", "u32 meeting",
+        *(f"{kind}* {each}, i32 {each}_step" for each, (kind, _) in vectors.items()),
+    ]  # fmt: skip
+    given = ", ".join(f"strided({each}, {each}_step)" for each in vectors)
+    source = (
+        '#include "batchnorm_cooperative.cuh"\n'
+        "struct S { static const int "
+        f"THREADS = {split.threads}, ACROSS = {shares.across}, KEPT = {split.kept}; }};\n"
+        f'extern "C" __global__ void __launch_bounds__(S::THREADS, 1) {name}('
+        f"{', '.join(parameters)}) {{\n    DYNAMIC_SHARED(char, shared);\n"
+        f"    grid_{name}<{flags(*options)}, S>("
+        f"{', '.join(images)}, rows, channels, eps, {given}, partial, meeting, shared);\n}}\n"
+    )
+    arguments: list[Argument] = [
+        partial, *images.values(), c_int(shares.rows), c_int(shares.channels), eps_of(node),
+        c_uint(place),
+    ]  # fmt: skip
+    for _, array in vectors.values():
+        arguments += [array, c_int(strides_of(array)[0])]
+    # A sum of each thread, and what is known.
+    shared = 8 * split.threads + _KNOWN
+    grid = (split.chunks, shares.groups, 1)
+    return CudaRunner(
+        [Launch(source, name, grid, split.threads, arguments, shared, cooperative=True)]
+    )
+
+
+def _bind(call: Call) -> Runner:
+    x, scale, shift, *more = call.inputs
+    y, mean, variance = call.outputs
+    if not _lie_well([x, y, *more]):
+        return batchnorm.bind(call)
+    kind = f"const {type_of(scale)}"
+    vectors = {
+        "scale": (kind, scale), "shift": (kind, shift), "mean": ("float", mean),
+        "variance": ("float", variance),
+    }  # fmt: skip
+    images = {"x": x, "y": y, "more": more[0] if more else x}
+    return _launch(call, "batch_norm", images, vectors, [has_relu(call.node), bool(more)])
+
+
+def _bind_gradient(call: Call) -> Runner:
+    g, x, scale, *shifts, mean, variance = call.inputs
+    dx, for_scale, for_shift = call.outputs
+    if not _lie_well([x, g, dx]):
+        return batchnorm.bind_gradient(call)
+    # Without a relu nothing looks at the shift.
+    shift = shifts[0] if shifts else scale
+    kind, changed = f"const {type_of(scale)}", type_of(for_scale)
+    vectors = {
+        "scale": (kind, scale), "shift": (kind, shift), "mean": ("const float", mean),
+        "variance": ("const float", variance), "for_scale": (changed, for_scale),
+        "for_shift": (changed, for_shift),
+    }  # fmt: skip
+    return _launch(call, "batch_slopes", {"x": x, "g": g, "dx": dx}, vectors, [bool(shifts)])
+
+
+for _op in _MOST_KEPT:
+    TABLE.add(Kernel(
+        _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
+        # Two of them beside each other might wait for blocks that find no room.
+        _room, priority=1, in_place=in_place, shares=frozenset({"meetings"}),
+    ))  # fmt: skip

@@ -1,0 +1,174 @@
+"""Layer normalisation and its gradient: a sample is a row, read once and kept in registers.
+
+The gradients of scale and shift are sums over samples. Every block adds up those of its rows while
+it computes the gradient of x, and a second kernel adds up the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_double, c_int
+from dataclasses import dataclass
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.strided import (
+    Strides,
+    Walk,
+    index,
+    index_type,
+    indices,
+    is_large,
+    neighbours,
+    strides_of,
+    walk,
+)
+from caldera.kernels.cuda.codegen.thread_groups import Team, team_for
+from caldera.kernels.cuda.normalisation.statistics import parameter_slopes
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.shape import Shape, size
+
+_HEADER = "layernorm.cuh"
+_MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
+"""Elements of a row that a thread keeps; the gradient has several numbers for each."""
+_MOST_BLOCKS = 264
+"""Blocks that share the rows of a gradient: 2 on each of 132 multiprocessors. More of them would
+leave more sums behind than the rows have numbers."""
+
+Axes = tuple[int, ...]
+
+
+def _spread(array: Array, axes: Axes, rank: int) -> Strides:
+    """The strides of an array that has only these axes of a shape."""
+    own = dict(zip(axes, strides_of(array), strict=True))
+    return tuple(own.get(axis, 0) for axis in range(rank))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Arrays as rows: the walk over rows, and that inside of one."""
+
+    rows: Walk
+    row: Walk
+    dense: bool
+    team: Team
+    large: bool
+
+    @property
+    def options(self) -> str:
+        """The first template arguments of the functions."""
+        return f"{self.team.text}, {flags(self.dense)}"
+
+    @property
+    def integer(self) -> str:
+        """The type of places."""
+        return index_type(self.large)
+
+
+def _rows(
+    shape: Shape, axes: Axes, images: Sequence[Array], samples: Sequence[Array],
+    parameters: Sequence[Array], most: int,
+) -> _Rows:  # fmt: skip
+    """How to see these: `images` are whole, `samples` have a number a row, `parameters` a row."""
+    rank = len(shape)
+    others = tuple(axis for axis in range(rank) if axis not in axes)
+    whole = [strides_of(array) for array in images]
+    rows = walk(shape, others, [*whole, *(_spread(each, others, rank) for each in samples)])
+    row = walk(shape, axes, [*whole, *(_spread(each, axes, rank) for each in parameters)])
+    length = size(row.sizes)
+    dense = row.rank == 1 and (length <= 1 or all(step == 1 for step in row.inner))
+    together = 1
+    if dense:
+        # The walk goes on with samples, whose rows are single numbers.
+        whole_rows = zip(images, rows.strides[: len(images)], strict=True)
+        together = neighbours(length, [*whole_rows, *((each, ()) for each in parameters)])
+    large = is_large(*images)
+    kept = most // (compute_dtype(images[0].dtype).itemsize // 4)
+    return _Rows(rows, row, dense, team_for(length, together, kept), large)
+
+
+def _bind(call: Call) -> Runner:
+    x, scale, shift = call.inputs
+    y, mean, variance = call.outputs
+    if mean.size == 0:
+        return CudaRunner([])
+    axes = call.node.attrs["axis"]
+    seen = _rows(x.shape, axes, [x, y], [mean, variance], [scale, shift], _MOST_KEPT)
+    integer, parameters = seen.integer, f"const {type_of(scale)}"
+    source = kernel_source(
+        _HEADER, "layer_norm_rows", seen.team.threads,
+        [f"const {type_of(x)}* x", f"{type_of(y)}* y", f"{parameters}* scale",
+         f"{parameters}* shift", f"{type_of(mean)}* mean", f"{type_of(variance)}* variance",
+         f"Walk<{seen.rows.rank}, 4, {integer}> rows", f"Walk<{seen.row.rank}, 4, {integer}> row",
+         f"{integer} count", "int length", "double eps"],
+        f"layer_norm<{seen.options}>("
+        "x, y, scale, shift, mean, variance, rows, row, count, length, eps);",
+    )  # fmt: skip
+    return CudaRunner([Launch(
+        source, "layer_norm_rows", seen.team.blocks(mean.size), seen.team.threads,
+        [x, y, scale, shift, mean, variance, indices(seen.rows.numbers, seen.large),
+         indices(seen.row.numbers, seen.large), index(mean.size, seen.large), c_int(scale.size),
+         c_double(call.node.attrs["eps"])],
+    )])  # fmt: skip
+
+
+def _bind_gradient(call: Call) -> Runner:
+    g, x, scale, mean, variance = call.inputs
+    dx, for_scale, for_shift = call.outputs
+    if for_scale.size == 0:
+        return CudaRunner([])
+    axes, length = call.node.attrs["axis"], scale.size
+    seen = _rows(
+        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift],
+        _MOST_KEPT_OF_GRADIENT,
+    )  # fmt: skip
+    *own, scale_steps, first, second = seen.row.strides
+    row = Walk(seen.row.sizes, (*own, scale_steps))
+    spec = _partial(call.node)
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    blocks = min(seen.team.blocks(mean.size), len(partial))
+    totals = parameter_slopes(
+        partial, blocks, 2 * length, Walk(seen.row.sizes, (first, second)), for_scale, for_shift,
+        large=seen.large,
+    )  # fmt: skip
+    if mean.size == 0:
+        return CudaRunner([totals])
+    integer, statistics = seen.integer, f"const {type_of(mean)}"
+    source = kernel_source(
+        _HEADER, "layer_slopes", seen.team.threads,
+        [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{type_of(dx)}* dx",
+         f"const {type_of(scale)}* scale", f"{statistics}* mean", f"{statistics}* variance",
+         f"Walk<{seen.rows.rank}, 5, {integer}> rows", f"Walk<{row.rank}, 4, {integer}> row",
+         f"{integer} count", "int length", "double eps", f"{type_of(partial)}* partial"],
+        f"block_layer_slopes<{seen.options}>("
+        "x, g, dx, scale, mean, variance, rows, row, count, length, eps, partial);",
+    )  # fmt: skip
+    main = Launch(source, "layer_slopes", blocks, seen.team.threads, [
+        x, g, dx, scale, mean, variance, indices(seen.rows.numbers, seen.large),
+        indices(row.numbers, seen.large), index(mean.size, seen.large), c_int(length),
+        c_double(call.node.attrs["eps"]), partial,
+    ])  # fmt: skip
+    return CudaRunner([main, totals])
+
+
+def _partial(node: Node) -> Spec:
+    """For each block, its sums for shift and scale."""
+    length = max(node.inputs[2].spec.size, 1)
+    rows = node.outputs[0].size // length
+    return Spec((min(rows, _MOST_BLOCKS), 2 * length), compute_dtype(node.outputs[0].dtype))
+
+
+def _in_place(node: Node) -> bool:
+    # A mean must not be written over a scale that later rows need, nor over elements.
+    return node.outputs[1] not in (node.inputs[1].spec, node.outputs[0])
+
+
+TABLE.add(Kernel("layer_norm", "cuda", "rows", _bind, in_place=_in_place))
+TABLE.add(
+    Kernel(
+        "layer_norm_grad", "cuda", "rows", _bind_gradient,
+        workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
+    )
+)  # fmt: skip

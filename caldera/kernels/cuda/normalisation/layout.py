@@ -1,0 +1,202 @@
+"""How images lie for kernels of normalisation, and how these share them: see include/norm.cuh.
+
+How the rows are cut into chunks depends on shapes alone, so sums are the same on every card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import compute_dtype
+from caldera.kernels.cuda.codegen.source import flags
+from caldera.kernels.cuda.codegen.strided import (
+    Walk,
+    index,
+    index_type,
+    indices,
+    is_large,
+    neighbours,
+    strides_of,
+    walk,
+)
+from caldera.kernels.cuda.runtime.driver import Size
+from caldera.kernels.cuda.runtime.launch import Argument
+from caldera.kernels.table import Array
+from caldera.tensor.dtype import float64
+from caldera.tensor.shape import size
+
+THREADS = 256
+TOTALS_BLOCK: Size = (16, 32, 1)
+"""Channels, and threads that share one, where sums of chunks are added up."""
+TOTALS_THREADS = TOTALS_BLOCK[0] * TOTALS_BLOCK[1]
+_LANES = 32
+"""Threads along the channels of a row, at most."""
+RESIDENT = 4
+"""Blocks that a multiprocessor has at the same time."""
+_BLOCKS = RESIDENT * 132
+"""Blocks that keep a large card busy, all of its multiprocessors."""
+_MORE_BLOCKS = 4 * _BLOCKS
+"""The same where a block leaves no sums behind, so that more of them cost nothing."""
+_ROUNDS = 4
+"""Rows a thread takes, at least, before a second chunk pays."""
+_MOST_TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Images of `length` rows (all that is normalised together but channels) by `channels`."""
+
+    images: int
+    channels: int
+    length: int
+
+    def most_chunks(self) -> int:
+        """The most chunks that any layout cuts an image into."""
+        across = -(-self.channels // (_LANES * _MOST_TOGETHER)) * self.images
+        least = THREADS // _LANES * _ROUNDS
+        return max(1, min(_BLOCKS // max(across, 1), -(-self.length // least)))
+
+    def partial(self) -> Spec:
+        """Two sums for each chunk and channel."""
+        return Spec((self.images * self.most_chunks() * 2 * self.channels,), float64)
+
+    def factors(self, node: Node, count: int) -> Spec:
+        """So many numbers for each channel of each image."""
+        dtype = compute_dtype(node.outputs[0].dtype)
+        return Spec((self.images * count * self.channels,), dtype)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
+
+    sizes: Sizes
+    rows: Walk
+    image: tuple[int, ...]
+    channel: tuple[int, ...]
+    planes: bool
+    together: int
+    large: bool
+    blocks: int = _BLOCKS
+
+    def of_elements(self) -> Layout:
+        """For kernels that have nothing to add up."""
+        return replace(self, blocks=_MORE_BLOCKS)
+
+    @property
+    def block(self) -> Size:
+        """Threads along channels and rows, or along rows."""
+        if self.planes:
+            needed = -(-self.sizes.length // self.together)
+            return min(max(_power(needed), 32), THREADS), 1, 1
+        across = min(_power(-(-self.sizes.channels // self.together)), _LANES)
+        return across, THREADS // across, 1
+
+    @property
+    def _across(self) -> int:
+        """Blocks along the channels."""
+        if self.planes:
+            return self.sizes.channels
+        return -(-self.sizes.channels // (self.block[0] * self.together))
+
+    @property
+    def chunk(self) -> int:
+        """Rows of a chunk."""
+        length = self.sizes.length
+        least = (self.block[0] * self.together if self.planes else self.block[1]) * _ROUNDS
+        beside = max(self._across * self.sizes.images, 1)
+        wanted = max(1, min(self.blocks // beside, length // least))
+        found = max(1, -(-length // wanted))
+        return -(-found // self.together) * self.together if self.planes else found
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of an image, at least 1."""
+        return max(1, -(-self.sizes.length // self.chunk))
+
+    @property
+    def grid(self) -> int:
+        """Blocks for all chunks of all images."""
+        return self._across * self.chunks * self.sizes.images
+
+    # --- in a kernel's text and parameters
+
+    @property
+    def options(self) -> str:
+        """The first template arguments of its functions."""
+        return f"{flags(self.planes)}, {self.together}"
+
+    @property
+    def shared(self) -> str:
+        """The declaration of the memory that sums of its blocks need."""
+        return f"__shared__ double kept[{2 * THREADS * self.together}];"
+
+    @property
+    def integer(self) -> str:
+        """The type of places and counts."""
+        return index_type(self.large)
+
+    def images_type(self, arrays: int) -> str:
+        """The type of the parameter that `images` gives."""
+        return f"Images<{self.rows.rank}, {arrays}, {self.integer}>"
+
+    def images(self, *arrays: int) -> Any:
+        """What a kernel has to know about these of the arrays."""
+        rows = [step for each in arrays for step in self.rows.strides[each]]
+        others = [group[each] for group in (self.image, self.channel) for each in arrays]
+        return indices(
+            [*self.rows.sizes, *rows, *others, self.sizes.channels, self.sizes.length, self.chunk,
+             self.chunks], self.large,
+        )  # fmt: skip
+
+    def number(self, value: int) -> Argument:
+        """A count or a stride."""
+        return index(value, self.large)
+
+    def vectors(self, *arrays: Array) -> list[Argument]:
+        """Vectors with their strides."""
+        return [part for each in arrays for part in (each, self.number(strides_of(each)[0]))]
+
+    def vector_parameters(self, **types: str) -> list[str]:
+        """The parameters for vectors, by their names."""
+        pairs = ((f"{kind}* {name}", f"{self.integer} {name}_step") for name, kind in types.items())
+        return [part for pair in pairs for part in pair]
+
+
+def _power(count: int) -> int:
+    """The smallest power of 2 that is not less."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
+    """How images with their channels along `axis` lie; the first array decides.
+
+    `by_image`: axis 0 counts images that are normalised one by one, else all of them are one.
+    """
+    shape = arrays[0].shape
+    strides = [strides_of(array) for array in arrays]
+    rows = [a for a in range(len(shape)) if a != axis and not (by_image and a == 0)]
+    walked = walk(shape, rows, strides)
+    image = tuple(each[0] if by_image else 0 for each in strides)
+    channel = tuple(each[axis] for each in strides)
+    channels, length = shape[axis], size(tuple(shape[a] for a in rows))
+    dense_channels = all(step == 1 for step in channel)
+    dense_rows = length > 1 and all(step == 1 for step in walked.inner)
+    nearer = abs(walked.inner[0]) < abs(channel[0])
+    planes = length > 1 and (channels == 1 or (not dense_channels and (dense_rows or nearer)))
+    together = 1
+    if planes and dense_rows:
+        together = neighbours(walked.sizes[-1], [
+            (array, [*own[:-1], far, apart])
+            for array, own, far, apart in zip(arrays, walked.strides, image, channel, strict=True)
+        ])  # fmt: skip
+    elif not planes and dense_channels:
+        together = neighbours(channels, [
+            (array, [*own, far])
+            for array, own, far in zip(arrays, walked.strides, image, strict=True)
+        ])  # fmt: skip
+    sizes = Sizes(shape[0] if by_image else 1, channels, length)
+    return Layout(sizes, walked, image, channel, planes, together, is_large(*arrays))

@@ -1,0 +1,315 @@
+"""A product with few columns, what is done with its rows, and a product with the result: one part.
+
+That is the head of a classifier: its scores, the loss and its gradient, and the gradient of the
+layer below. Each block does all of it for 16 rows, and only then takes some columns of the last
+product: to do the first product many times is cheaper than to meet twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
+from caldera.kernels.cuda.persistent.memory_access import Held, Local, OfRow, Places
+from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.cuda.persistent.products import (
+    Job,
+    Operand,
+    Side,
+    apart,
+    each_element,
+    fitting,
+    sides,
+    tiling_text,
+)
+from caldera.kernels.cuda.persistent.row_ops import RowWork
+from caldera.kernels.cuda.persistent.shared_memory import Layout
+from caldera.kernels.cuda.persistent.tasks import (
+    ROOM_FLOATS,
+    THREADS,
+    WARPS,
+    Early,
+    Part,
+    Text,
+    Zones,
+    units_of,
+)
+from caldera.kernels.cuda.persistent.tilings import Tiling
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROWS = WARPS
+"""Of a tile: a warp looks at each."""
+MOST_COLUMNS = 32
+"""Of the first product."""
+
+
+@dataclass(eq=False)
+class Head:
+    """`first`, then `works` on its rows, then `second`, whose left operand is what they made."""
+
+    first: Product
+    works: list[RowWork]
+    second: Product
+
+    @property
+    def members(self) -> list[Product | RowWork]:
+        """All of it."""
+        return [self.first, *self.works, self.second]
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        return [array for each in self.members for array in each.writes]
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read, less what was made here."""
+        made = self.writes
+        found = [array for each in self.members for array in each.reads]
+        return [array for array in found if not any(same(array, each) for each in made)]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no block reads what another makes."""
+        left = self.second.left
+        before = self.members[:-1]
+        given = [array for each in before for array in each.reads]
+        made = [array for each in before for array in each.writes]
+        more = [array for array in self.second.reads if left is None or not same(array, left)]
+        worked = [array for each in self.works for array in each.writes]
+        return not (
+            meet(self.second.writes, [*given, *made])
+            or meet(more, made)
+            or meet(worked, self.first.reads)
+        )
+
+    def part(self, first: Job, second: Job, blocks: int) -> Part:
+        """The jobs of the two products as one part."""
+        rows, columns = second.result.shape
+        down = units_of(rows, ROWS)
+        wide = min(8 * units_of(columns, 8 * max(blocks // down, 1)), 128)
+        parts = units_of(second.inner, 8)
+        across = next(n for n in (1, 2, 4, 8, 16) if wide <= 40 * n or 2 * n * parts > WARPS)
+        tiling = Tiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
+        return Part(
+            f"{first.name} with {second.name}", tiling.units(rows, columns), self.reads,
+            self.writes,
+            lambda places, early, start: _Writer(self, first, second, tiling, places,
+                                                 early).text(start), heavy=True,
+        )  # fmt: skip
+
+
+def with_heads(pieces: Sequence[Any]) -> list[Any]:
+    """The pieces with heads in place of what they are made of."""
+    found = list(pieces)
+    for piece in pieces:
+        if isinstance(piece, RowWork) and piece in found:
+            head = _head(found, piece)
+            if head is not None:
+                place = found.index(piece)
+                members = head.members
+                before = [each for each in found[:place] if each not in members]
+                after = [each for each in found[place:] if each not in members]
+                found = [*before, head, *after]
+    return found
+
+
+def _head(pieces: list[Any], work: RowWork) -> Head | None:
+    """The head around this work on rows, if there is one."""
+    products = [each for each in pieces if isinstance(each, Product)]
+    first = next((p for p in products if any(same(p.result, each) for each in work.reads)), None)
+    second = next(
+        (p for p in products if p.left is not None and same(p.left, work.writes[0])), None
+    )
+    if first is None or second is None or first.rows is not None or second.rows is not None:
+        return None
+    rows, columns = first.result.shape
+    fits = columns <= MOST_COLUMNS and second.result.shape[0] == rows == work.rows
+    # Others that look at the same rows are no hindrance: they become part of it.
+    others = [
+        each
+        for each in pieces
+        if isinstance(each, RowWork) and each is not work and each.rows == rows
+        if any(same(first.result, array) for array in each.reads)
+    ]
+    rest = [each for each in pieces if each not in others]
+    if not fits or not first.stores or not all(_can_move(rest, p, work) for p in (first, second)):
+        return None
+    head = Head(first, [work], second)
+    if not head.is_sound:
+        return None
+    for each in others:
+        wider = Head(first, [*head.works, each], second)
+        alone = not any(conflict(each, other) for other in head.works)
+        if alone and _can_move(pieces, each, work) and wider.is_sound:
+            head = wider
+        elif not all(_can_move(pieces, p, work) for p in (first, second)):
+            return None
+    return head
+
+
+def _can_move(pieces: list[Any], piece: Any, to: RowWork) -> bool:
+    """Whether a piece may be done where another is, as far as those in between are concerned."""
+    start, end = sorted((pieces.index(piece), pieces.index(to)))
+    return not any(conflict(piece, each) for each in pieces[start + 1 : end])
+
+
+class _Writer:
+    """Writes the code of a head."""
+
+    def __init__(
+        self, head: Head, first: Job, second: Job, tiling: Tiling, places: Places, early: Early
+    ) -> None:
+        self._head, self._jobs, self._places, self._early = head, (first, second), places, early
+        columns = first.result.shape[1]
+        self._wide = 8 * units_of(columns, 8)
+        parts = min(WARPS, units_of(first.inner, 8))
+        self._tilings = (Tiling(ROWS, self._wide, 1, 1, parts), tiling)
+        self._stride = self._second[0].floats(self._wide) // ROWS
+        matrices = [(first.result, "scores", self._stride)]
+        matrices.append((head.works[0].writes[0], "slopes", self._stride))
+        self._local = Local(places, matrices)
+        self._held = Held(self._local, "i"), Held(places, "i", "_second")
+        self._ends = [
+            job.finish(held, "sum") for job, held in zip(self._jobs, self._held, strict=True)
+        ]
+
+    @property
+    def _sides(self) -> list[Side]:
+        """The operands of the first product, and the right one of the second."""
+        right = (self._wide, self._jobs[0].right.transposed)
+        return [*sides((ROWS, True), right), self._second[1]]
+
+    @property
+    def _second(self) -> list[Side]:
+        """Both operands of the second product."""
+        return sides((ROWS, True), (self._tilings[1].columns, self._jobs[1].right.transposed))
+
+    @property
+    def _operands(self) -> list[Operand]:
+        first, second = self._jobs
+        return [first.left, first.right, second.right]
+
+    def _is_early(self, operand: Operand) -> bool:
+        return all(map(self._early, operand.reads))
+
+    def _depth(self) -> int:
+        """How many inner indices of the first product are brought at once."""
+        left, right, weights = self._sides
+        room = ROOM_FLOATS - self._sums - 2 * ROWS * self._stride
+        room -= weights.floats(self._jobs[1].inner)
+        return fitting([left, right], self._jobs[0].inner, room)
+
+    @property
+    def _sums(self) -> int:
+        return max(each.parts * ROWS * apart(each.columns) for each in self._tilings)
+
+    def _layout(self, start: int | None) -> Layout:
+        """Where everything lies; sums lie over operands that are late, where there are any."""
+        layout, depth = Layout(), self._depth()
+        depths = (depth, depth, self._jobs[1].inner)
+        for name, operand, side, deep in zip(
+            ("a", "b", "weights"), self._operands, self._sides, depths, strict=True
+        ):
+            if name == "weights":
+                layout.late = max(layout.late, self._sums)
+            layout.add(name, side.floats(deep), early=self._is_early(operand))
+        for name in ("scores", "slopes"):
+            layout.add(name, ROWS * self._stride, early=False)
+        layout.end(start)
+        return layout
+
+    def _types(self) -> list[str]:
+        first, second = self._jobs
+        depth = self._depth()
+        (rows, columns), inner = second.result.shape, second.inner
+        few = first.result.shape[1]
+        one, other, _ = self._sides
+        left, right = (
+            first.left.type_text(one, rows, depth),
+            first.right.type_text(other, few, depth),
+        )
+        slopes = Operand(self._head.works[0].writes[0], False, inner)
+        down = units_of(rows, ROWS)
+        weights = second.right.type_text(self._second[1], columns, inner)
+        return [
+            f"typedef {tiling_text(self._tilings[0], first.exact)} T;",
+            f"typedef {tiling_text(self._tilings[1], second.exact)} U;",
+            f"typedef {left} L;",
+            f"typedef {right} R;",
+            f"typedef {slopes.type_text(self._second[0], rows, inner)} S;",
+            f"typedef {weights} W;",
+            f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * U::N;",
+        ]
+
+    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
+        depth, name = self._depth(), self._places.name
+        columns = ("first_row", "0", "first_column")
+        depths = (depth, depth, self._jobs[1].inner)
+        lines = [
+            f"stage<{kind}, T::THREADS>({layout.place(place)}, {name(operand.array)}, {first}, 0, "
+            f"{deep});"
+            for kind, place, operand, first, deep in zip(
+                "LRW", ("a", "b", "weights"), self._operands, columns, depths, strict=True
+            )
+            if self._is_early(operand) == ahead
+        ]
+        return [*self._types(), *lines] if lines else []
+
+    def text(self, start: int | None) -> tuple[Text, Zones]:
+        """The statements, and how much shared memory they use."""
+        layout = self._layout(start)
+        first, second = self._jobs
+        rows, columns = second.result.shape
+        few = first.result.shape[1]
+        each = (
+            each_element("i", "T", "0", rows, few),
+            each_element("i", "U", "first_column", rows, columns),
+        )
+        operands = ", ".join(self._places.name(each.array) for each in (first.left, first.right))
+        # Rows beyond the last one are read as the last one.
+        of_row = OfRow(self._local, "_row")
+        works = [
+            line
+            for work in self._head.works
+            for line in ("{", *(f"    {line}" for line in work.body(of_row)), "}")
+        ]
+        main = [
+            *self._types(),
+            "i32 thread = thread_now();",
+            f"i32 row = min(first_row + (thread >> 5), {rows - 1}), lane = thread & 31;",
+            *of_row.statements([], ""),
+            *self._held[0].statements(each[0], "T::EACH"),
+            *self._held[1].statements(each[1], "U::EACH"),
+            f"float* scores = {layout.place('scores')};",
+            f"float* slopes = {layout.place('slopes')};",
+            f"for (i32 e = thread; e < {ROWS * self._stride}; e += {THREADS})",
+            "    slopes[e] = 0.0f;",
+            f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0,",
+            f"    {layout.place('a')}, {layout.place('b')}, room, numbers);",
+            *each[0],
+            "        float sum = tile_sum<T>(room, below, across);",
+            *(f"        {line}" for line in self._ends[0]),
+            "    }",
+            "}",
+            "__syncthreads();",
+            f"if (first_row + (thread >> 5) < {rows}) {{",
+            *(f"    {line}" for line in works),
+            "}",
+            "__syncthreads();",
+            "float c[U::WARP_M / 16][U::WARP_N / 8][4] = {};",
+            f"warp_products<U, S, W>(c, slopes, {layout.place('weights')}, {second.inner});",
+            "warp_store<U>(c, room);",
+            "__syncthreads();",
+            *each[1],
+            "        float sum = tile_sum<U>(room, below, across);",
+            *(f"        {line}" for line in self._ends[1]),
+            "    }",
+            "}",
+        ]
+        ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
+        return Text(main, ahead, late), layout.zones

@@ -1,0 +1,271 @@
+"""Convolutions of few channels and their gradients: see persistent_convolution.cuh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.common.epilogue import Epilogue as EpilogueCode
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
+from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
+from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.products import apart
+from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby, NearFilters, NearImage
+from caldera.kernels.cuda.persistent.tasks import ROOM_FLOATS, THREADS, WARPS, units_of
+from caldera.kernels.cuda.product.epilogue import activation_lines
+from caldera.kernels.step_launch import Fresh
+from caldera.kernels.table import Call
+from caldera.tensor.shape import size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over an image of some channels, and how they are multiplied.
+
+    `rows` x `results` x `inner` is the product: of places by results over taps, or of taps by
+    results over places.
+    """
+
+    channels: int
+    taps: tuple[int, int]
+    places: tuple[int, int]
+    results: int
+    over_places: bool
+    exact: bool
+
+    @property
+    def apart(self) -> int:
+        """How far apart pixels lie: warps that read some channels of eight find all banks."""
+        few = self.channels < 8
+        return self.channels if few else 8 * units_of(self.channels - 4, 8) + 4
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """The pixels with the border, as far as windows reach."""
+        down, across = (n + k - 1 for n, k in zip(self.places, self.taps, strict=True))
+        return down, across
+
+    @property
+    def length(self) -> int:
+        """Taps of a window, in all channels."""
+        return self.channels * size(self.taps)
+
+    @property
+    def rows(self) -> int:
+        """Of the product."""
+        return self.length if self.over_places else size(self.places)
+
+    @property
+    def inner(self) -> int:
+        """The length of its sums."""
+        return size(self.places) if self.over_places else self.length
+
+    @property
+    def line(self) -> int:
+        """How far apart lines of the right operand and of the sums lie."""
+        return apart(8 * units_of(self.results, 8))
+
+    @property
+    def splits(self) -> int:
+        """Warps that share a tile."""
+        tiles = units_of(self.rows, 16) * units_of(self.results, 8)
+        wanted = min(WARPS // min(tiles, WARPS), units_of(self.inner, 8))
+        return 1 << (wanted.bit_length() - 1)
+
+    @property
+    def multiplications(self) -> int:
+        """For an image."""
+        return self.rows * self.inner * self.results
+
+    def _sizes(self) -> dict[str, int]:
+        return {
+            "places": 16 * units_of(size(self.places), 16),
+            "taps": 16 * units_of(self.length, 16),
+            "sums": self.splits * 16 * units_of(self.rows, 16) * self.line,
+        }
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory beside the operands."""
+        return sum(self._sizes().values())
+
+    def sum_text(self, row: str, result: str) -> str:
+        """An element of the product."""
+        return f"window_sum<{self.rows}, {self.line}, {self.splits}>(sums, {row}, {result})"
+
+    def product(self, image: str, right: str) -> list[str]:
+        """Statements that leave the product of operands in shared memory in `sums`."""
+        lines, at = [], 0
+        for name, floats in self._sizes().items():
+            kind = "float" if name == "sums" else "i32"
+            lines.append(f"{kind}* {name} = ({kind}*)spare + {at};")
+            at += floats
+        rows, inner = ("taps", "places") if self.over_places else ("places", "taps")
+        windows = (self.channels, self.apart, self.padded[1], *self.taps, *self.places)
+        shape = (self.rows, self.results, self.inner, self.line, self.splits, WARPS)
+        kind = f"Windows<{', '.join(map(str, windows))}>"
+        return [
+            *lines,
+            f"block_list_windows<{kind}, {THREADS}>(places, taps);",
+            "__syncthreads();",
+            f"block_windows<{', '.join(map(str, shape))}, {str(self.exact).lower()}>({image}, "
+            f"{rows}, {inner}, {right}, sums);",
+            "__syncthreads();",
+        ]
+
+
+class _OfWindows:
+    """What the work on windows of an image takes."""
+
+    windows: Windows
+
+    @property
+    def scratch(self) -> int:
+        """Floats of shared memory beside the operands."""
+        return self.windows.scratch
+
+    @property
+    def load(self) -> int:
+        """Multiplications for an image."""
+        return self.windows.multiplications
+
+
+@dataclass(eq=False)
+class Correlation(_OfWindows, Producer):
+    """Windows times filters: a convolution with what its op does to the sums, or the gradient of
+    what it was given."""
+
+    call: Call
+    windows: Windows
+    image: Near
+    filters: Near
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return int(self.result.shape[0])
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """What is the same for all images."""
+        more = [array for loop in self.followers for array in loop.inputs]
+        return [*self.given[1:], *shared_by_all(more, self.images)]
+
+    @property
+    def near(self) -> Sequence[Near]:
+        """Both operands."""
+        return [self.image, self.filters]
+
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+        """Statements for an image."""
+        across = self.windows.places[1]
+
+        def element(held: Nearby, here: list[str]) -> list[str]:
+            _, channel, y, x = here
+            sum_text = self.windows.sum_text(f"{y} * {across} + {x}", channel)
+            lines, value = self._ended(held, channel)
+            return [f"float x = {sum_text};", *lines, *finish(self, held, value, here)]
+
+        product = self.windows.product(places.place(self.image), places.place(self.filters))
+        return [*product, *each_pixel(places, self.result, element)]
+
+    def _ended(self, places: Places, channel: str) -> tuple[list[str], str]:
+        """Statements for what the op does to `x`, and the name of what they find."""
+        if self.call.node.op.name != "conv2d_epilogue":
+            return [], "x"
+        ending = EpilogueCode.of(self.call.node)
+        lines = []
+        if ending.bias:
+            lines.append(f"x = x + {places.load(self.given[2], [channel, '0', '0'])};")
+        if ending.activation is None:
+            return lines, "x"
+        more, value = activation_lines(ending.activation, ending.attributes, "float")
+        return [*lines, *more], value
+
+
+@dataclass(eq=False)
+class FilterSlopes(_OfWindows):
+    """The gradient of filters by one image: windows times gradients of results, over all places."""
+
+    windows: Windows
+    image: Near
+    slopes: Near
+    partial: Array
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return [self.image.array, self.slopes.array]
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return [self.partial]
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return int(self.partial.shape[0])
+
+    @property
+    def common(self) -> Sequence[Array]:
+        """Nothing."""
+        return []
+
+    @property
+    def near(self) -> Sequence[Near]:
+        """Both operands."""
+        return [self.image, self.slopes]
+
+    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+        """Statements for an image."""
+        windows = self.windows
+        columns, channels = windows.taps[1], windows.channels
+
+        def element(held: Nearby, here: list[str]) -> list[str]:
+            _, result, channel, y, x = here
+            row = f"({y} * {columns} + {x}) * {channels} + {channel}"
+            return [held.store(self.partial, here, windows.sum_text(row, result))]
+
+        product = windows.product(places.place(self.image), places.place(self.slopes))
+        return [*product, *each_pixel(places, self.partial, element)]
+
+
+def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
+    """A convolution or a gradient of one as pieces; None for what cannot be done."""
+    name, attrs = call.node.op.name, call.node.attrs
+    plain = attrs["stride"] == attrs["dilation"] == (1, 1) and attrs["groups"] == 1
+    if not plain or any(array.dtype != np.float32 for array in (*call.inputs, *call.outputs)):
+        return None
+    first, second, *_ = call.inputs
+    (result,) = call.outputs
+    of_filters, turned = name == "conv2d_weight", name == "conv2d_input"
+    filters, outcome = (result, second) if of_filters else (second, result)
+    down, across = filters.shape[2:]
+    top, left = (each[0] for each in attrs["padding"])
+    border = (down - 1 - top, across - 1 - left) if turned else (top, left)
+    windows = Windows(
+        first.shape[1], (down, across), outcome.shape[2:], outcome.shape[1], of_filters,
+        attrs.get("compute") != "tf32",
+    )  # fmt: skip
+    image = NearImage(first, border, windows.padded, windows.apart)
+    right: Near = NearFilters(filters, windows.line, turned)
+    if of_filters:
+        right = NearImage(second, (0, 0), windows.places, windows.line)
+    if min(border) < 0 or windows.scratch + image.room + right.room > ROOM_FLOATS:
+        return None
+    if not of_filters:
+        return [Correlation(call.inputs, result, call, windows, image, right)]
+    partial = fresh((first.shape[0], *result.shape), "float32")
+    total = LoopBody(("float32",), (), (), (("sum", "float32", ("in", 0)),))
+    return [
+        FilterSlopes(windows, image, right, partial),
+        Reduction((partial,), result, total, partial.shape, (0,)),
+    ]

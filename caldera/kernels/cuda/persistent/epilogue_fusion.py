@@ -1,0 +1,200 @@
+"""Element-wise work done with each result of a product or a reduction, as soon as it is there.
+
+That saves a phase and a round through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.table import Call
+from caldera.memory.device_array import address_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Rows(Protocol):
+    """Something that makes rows from what it reads."""
+
+    @property
+    def reads(self) -> Sequence[Array]: ...
+
+
+@dataclass(eq=False)
+class Loop:
+    """Element-wise work on arrays: a recipe without reductions."""
+
+    loop_body: LoopBody
+    shape: tuple[int, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        return self.inputs
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return self.outputs
+
+
+@dataclass(eq=False)
+class Producer:
+    """Work that makes one array, element by element, and the loops done with each element."""
+
+    given: tuple[Array, ...]
+    result: Array
+    followers: list[Loop] = field(default_factory=list, kw_only=True)
+    stores: bool = field(default=True, kw_only=True)
+    """Whether anybody else wants the array itself."""
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read, less what stays in registers."""
+        more = [array for loop in self.followers for array in loop.inputs]
+        return [*self.given, *(each for each in more if not same(each, self.result))]
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        own = [self.result] if self.stores else []
+        return [*own, *(array for loop in self.followers for array in loop.outputs)]
+
+
+@dataclass(eq=False)
+class Product(Producer):
+    """A matrix product with what its op does to the sums."""
+
+    call: Call
+    rows: Rows | None = field(default=None, kw_only=True)
+    """What gathers the rows of the left operand, if they are looked up where they come from."""
+
+    @property
+    def left(self) -> Array | None:
+        """The left operand; None if it is transposed."""
+        first = 1 if self.call.node.op.name == "matmul_accumulate" else 0
+        return None if self.call.node.attrs["ta"] else self.call.inputs[first]
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read; not what the rows of the left operand were gathered into."""
+        found = super().reads
+        left = self.left
+        if self.rows is None or left is None:
+            return found
+        return [*(each for each in found if not same(each, left)), *self.rows.reads]
+
+
+@dataclass(eq=False)
+class Reduction(Producer):
+    """One reduction of a loop over `shape`; the result has the kept axes alone."""
+
+    loop_body: LoopBody
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+def same(one: Array, other: Array) -> bool:
+    """Whether two arrays are the same elements in the same order.
+
+    >>> import numpy as np
+    >>> line = np.zeros((1, 4))
+    >>> same(line, line.T.reshape(4, 1).T), same(line, line[:, ::-1])
+    (True, False)
+    """
+    if address_of(one) != address_of(other) or one.shape != other.shape:
+        return False
+    steps = zip(one.shape, one.strides, other.strides, strict=True)
+    return one.dtype == other.dtype and all(n == 1 or a == b for n, a, b in steps)
+
+
+def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
+    """The pieces with loops taken in by the products and reductions they follow.
+
+    A producer moves down to the loop that follows it, or that moves up, so nothing in between may
+    depend on who moves, or write what he reads. The producer's own result is not stored if it lies
+    in scratch memory and nobody else reads it before it is written again.
+    """
+    found = list(pieces)
+    index = 0
+    while index < len(found):
+        piece = found[index]
+        follower = _follower(found, index) if isinstance(piece, Producer) else None
+        if follower is None:
+            index += 1
+            continue
+        loop, place = follower
+        piece.followers.append(loop)
+        found.remove(loop)
+        found.remove(piece)
+        piece.stores = _is_wanted(found, place, piece.result, is_scratch)
+        found.insert(place, piece)
+    return found
+
+
+def _follower(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
+    """The first loop after a producer that can be taken in, and where the two will stand."""
+    producer: Producer = pieces[index]
+    stays = False
+    for place in range(index + 1, len(pieces)):
+        piece = pieces[place]
+        if isinstance(piece, Loop) and _follows(piece, producer):
+            if not stays:
+                return piece, place - 1
+            if not any(conflict(each, piece) for each in pieces[index + 1 : place]):
+                return piece, index
+        stays = stays or conflict(producer, piece)
+    return None
+
+
+def _follows(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop reads a producer's result, element by element."""
+    result = producer.result
+    return (
+        loop.shape == result.shape
+        and any(same(each, result) for each in loop.inputs)
+        and all(same(each, result) or not meet([each], [result]) for each in loop.inputs)
+        and not _overwrites(loop, producer)
+        and _fits_others(loop, producer)
+    )
+
+
+def _overwrites(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop writes what the producer still reads for other elements."""
+    inputs = producer.given
+    if isinstance(producer, Product) and producer.call.node.op.name == "matmul_accumulate":
+        # What is added to is read for the same element alone.
+        inputs = inputs[1:]
+    return meet(loop.outputs, inputs)
+
+
+def _fits_others(loop: Loop, producer: Producer) -> bool:
+    """Whether a loop shares only whole elements with the loops that follow already."""
+    return all(
+        same(one, other) or not meet([one], [other])
+        for earlier in producer.followers
+        for mine, theirs in ((loop.inputs, earlier.outputs), (loop.outputs, earlier.inputs),
+                             (loop.outputs, earlier.outputs))
+        for one in mine
+        for other in theirs
+    )  # fmt: skip
+
+
+def _is_wanted(pieces: list[Any], place: int, result: Array, is_scratch: Any) -> bool:
+    """Whether a result is read by a piece from `place` on, or lies where others can see it."""
+    if not is_scratch(result):
+        return True
+    for piece in pieces[place:]:
+        if meet(piece.reads, [result]):
+            return True
+        if any(same(each, result) for each in piece.writes):
+            return False
+    return False

@@ -1,0 +1,162 @@
+"""Rows of a table by their numbers: how a step fetches its batch from data that lie on the card.
+
+The numbers of a batch are rows of a table themselves, the order of the epoch. Instead of waiting
+until they are there, who wants them looks them up where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.memory_format import dense_strides
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
+from caldera.kernels.cuda.persistent.memory_access import Places, unravelled
+from caldera.kernels.cuda.persistent.phases import meet
+from caldera.kernels.cuda.persistent.tasks import THREADS, Part, plain, units_of
+from caldera.kernels.table import Call
+from caldera.memory.device_array import address_of
+from caldera.tensor.shape import size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+VECTOR = 16
+"""Bytes that a thread moves at once where rows allow it."""
+TURNS = 4
+"""Elements or vectors that a thread reads before it writes the first of them."""
+
+
+@dataclass(eq=False)
+class Gather:
+    """`output[i] = table[numbers[i]]`; `through` is the gather that makes the numbers, if known."""
+
+    table: Array
+    numbers: Array
+    output: Array
+    through: Gather | None = None
+
+    @property
+    def reads(self) -> Sequence[Array]:
+        """What is read."""
+        numbers = [self.numbers] if self.through is None else self.through.reads
+        return [self.table, *numbers]
+
+    @property
+    def writes(self) -> Sequence[Array]:
+        """What is written."""
+        return [self.output]
+
+    def number(self, places: Places, names: Sequence[str], name: str) -> list[str]:
+        """Statements that find the row of the table for these coordinates."""
+        if self.through is None:
+            before: list[str] = []
+            value = places.load(self.numbers, names)
+        else:
+            axes = self.through.numbers.ndim
+            before = self.through.number(places, names[:axes], f"{name}_row")
+            value = places.element(self.through.table, [f"{name}_row", *names[axes:]])
+        last = self.table.shape[0] - 1
+        return [
+            *before,
+            f"i64 {name} = (i64){value};",
+            f"if ({name} < 0) {name} += {last + 1};",
+            "// A number that is no row must not be read.",
+            f"{name} = max((i64)0, min({name}, (i64){last}));",
+        ]
+
+    def part(self) -> Part:
+        """A thread moves one element, or as many of a row as fit into a vector."""
+        axes = self.numbers.ndim
+        wide = self._elements_at_once()
+        rows, length = self.output.shape[:axes], size(self.output.shape[axes:])
+        count = self.output.size // wide
+
+        def code(places: Places) -> list[str]:
+            split, names = unravelled("e", (*rows, length // wide), "i")
+            own, number = names[:axes], self.number(places, names[:axes], "number")
+            if wide == 1:
+                kind = STORED[self.output.dtype.name]
+                inner, inside = unravelled(names[axes], self.output.shape[axes:], "j")
+                source = places.element(self.table, ["number", *inside])
+                target = places.element(self.output, [*own, *inside])
+            else:
+                kind, inner = "uint4", []
+                first = ["0"] * (self.output.ndim - axes)
+                target = places.element(self.output, [*own, *first])
+                source = places.element(self.table, ["number", *first])
+                at = f"{names[axes]} * {wide}"
+                source, target = (
+                    f"*(const uint4*)(&{source} + {at})",
+                    f"*(uint4*)(&{target} + {at})",
+                )
+            turn = [
+                "#pragma unroll",
+                f"for (i32 i = 0; i < {TURNS}; i++) {{",
+                f"    i32 e = unit * {TURNS * THREADS} + i * {THREADS} + threadIdx.x;",
+                f"    if (e < {count}) {{",
+                *(f"        {line}" for line in (*split, *inner)),
+            ]
+            return [
+                f"{kind} moved[{TURNS}];",
+                *turn,
+                *(f"        {line}" for line in number),
+                f"        moved[i] = {source};",
+                "    }",
+                "}",
+                *turn,
+                f"        {target} = moved[i];",
+                "    }",
+                "}",
+            ]
+
+        units = units_of(count, TURNS * THREADS)
+        return Part("gather", units, self.reads, self.writes, plain(code))
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether it takes dense rows of a matrix of float32, one for each of a list of numbers."""
+        table = self.table
+        dense = table.ndim == 2 and table.strides[1] == 4 and table.strides[0] >= 4 * table.shape[1]
+        return dense and table.dtype == np.float32 and self.numbers.ndim == 1
+
+    def _elements_at_once(self) -> int:
+        """How many elements of a row may be moved as one."""
+        axes, item = self.numbers.ndim, self.output.itemsize
+        row = self.table.shape[1:]
+        wanted = dense_strides(row, None, item)
+        dense = self.table.strides[1:] == wanted == self.output.strides[axes:]
+        places = [
+            address_of(self.output), address_of(self.table), size(row) * item,
+            self.table.strides[0], *self.output.strides[:axes],
+        ]  # fmt: skip
+        return VECTOR // item if dense and not any(each % VECTOR for each in places) else 1
+
+
+def gather(call: Call) -> Gather | None:
+    """The call as a piece; None if it takes other things than rows."""
+    table, numbers = call.inputs
+    return Gather(table, numbers, call.outputs[0]) if call.node.attrs["axis"] == 0 else None
+
+
+def look_through(pieces: Iterable[Any]) -> None:
+    """Let gathers find their numbers where these come from, and products their rows."""
+    known: list[Gather] = []
+    for piece in pieces:
+        if isinstance(piece, Gather):
+            piece.through = next((g for g in known if same(g.output, piece.numbers)), None)
+        if isinstance(piece, Product):
+            piece.rows = _rows_of(piece, known)
+        known = [g for g in known if not meet(piece.writes, [g.output, *g.reads])]
+        if isinstance(piece, Gather):
+            known.append(piece)
+
+
+def _rows_of(product: Product, known: list[Gather]) -> Gather | None:
+    """What gathers the rows of a product's left operand, and of nothing else in it."""
+    left = product.left
+    if left is None or sum(same(each, left) for each in product.given) != 1:
+        return None
+    return next((g for g in known if same(g.output, left) and g.has_plain_rows), None)

@@ -1,0 +1,250 @@
+"""Works on the same images, one after the other, as one part: a block does all of them for its
+image, and need not wait for the others in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterSlopes
+from caldera.kernels.cuda.persistent.epilogue_fusion import same
+from caldera.kernels.cuda.persistent.images import (
+    AXES,
+    Epilogue,
+    ImageGather,
+    ImageLoop,
+    ImageSums,
+    ImageWork,
+    Pixelwise,
+    image_work,
+)
+from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.phases import conflict, meet
+from caldera.kernels.cuda.persistent.shared_memory import Layout
+from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby, NearImage
+from caldera.kernels.cuda.persistent.tasks import (
+    ROOM_FLOATS,
+    THREADS,
+    Early,
+    Part,
+    Text,
+    Zones,
+    units_of,
+)
+from caldera.memory.device_array import address_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LOAD = 1 << 18
+"""Multiplications for an image that are as much work as a unit of other parts, or more."""
+_WORKS = (Correlation, FilterSlopes, ImageSums, Pixelwise)
+
+
+@dataclass(eq=False)
+class Chain:
+    """Works on images in order."""
+
+    works: list[ImageWork]
+    hidden: list[Array] = field(default_factory=list)
+    """What nobody else reads."""
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return self.works[0].images
+
+    @property
+    def reads(self) -> list[Array]:
+        """What is read."""
+        return [array for work in self.works for array in work.reads]
+
+    @property
+    def writes(self) -> list[Array]:
+        """What is written."""
+        return [array for work in self.works for array in work.writes]
+
+    @property
+    def common(self) -> list[Array]:
+        """What is read not only at the place of the own image."""
+        return [array for work in self.works for array in work.common]
+
+    def takes(self, work: ImageWork) -> bool:
+        """Whether a block can do this work for its image as soon as it has done the rest."""
+        if work.images != self.images:
+            return False
+        if meet(self.writes, work.common) or meet(work.writes, self.common):
+            return False
+        seen = [near.array for near in work.near if meet(self.writes, [near.array])]
+        if not all(_among(array, self.writes) for array in seen):
+            return False
+        if not Chain([*self.works, work]).is_roomy:
+            return False
+        touched = [(self.writes, [*work.reads, *work.writes]), (work.writes, self.reads)]
+        return all(
+            _same_images(one, other)
+            for some, others in touched
+            for one in some
+            for other in others
+            if meet([one], [other])
+        )
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether all that its works want fits into shared memory."""
+        near = [each for work in self.works for each in work.near]
+        return self._scratch + sum(each.room for each in near) <= ROOM_FLOATS
+
+    @property
+    def _scratch(self) -> int:
+        return max(work.scratch for work in self.works)
+
+    def _near(self) -> tuple[list[Near], list[NearImage]]:
+        """What is brought to shared memory, and what is written there.
+
+        That is all that a work makes and another reads, as long as it fits.
+        """
+        brought: list[Near] = []
+        made: list[NearImage] = []
+        written: list[Array] = []
+        read: list[Array] = []
+        for work in self.works:
+            for near in work.near:
+                if isinstance(near, NearImage) and _among(near.array, written):
+                    made.append(near)
+                else:
+                    brought.append(near)
+            read += [array for array in work.reads if _among(array, written)]
+            written += [array for array in work.writes if _is_image(array)]
+        left = ROOM_FLOATS - self._scratch - sum(each.room for each in (*brought, *made))
+        for array in read:
+            copy = NearImage(array, (0, 0), array.shape[2:], array.shape[1])
+            if not _among(array, [each.array for each in made]) and copy.room <= left:
+                made.append(copy)
+                left -= copy.room
+        return brought, made
+
+    def hide(self, is_scratch: Callable[[Array], bool], others: Sequence[Array]) -> None:
+        """Note what nobody but its works reads, and these as it was written."""
+        for array in self.writes:
+            seen = [each for each in self.reads if meet([each], [array])]
+            if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
+                self.hidden.append(array)
+
+    def part(self, finish: Epilogue) -> Part:
+        """A unit an image."""
+
+        def code(places: Places, early: Early, start: int | None) -> tuple[Text, Zones]:
+            brought, made = self._near()
+            layout = Layout(soon=False)
+            layout.add("spare", self._scratch, early=False)
+            for near in made:
+                layout.add(f"{id(near)}", near.room, early=False)
+            for each in brought:
+                layout.add(f"{id(each)}", each.room, early=early(each.array))
+            layout.end(start)
+            found = [(each, layout.place(f"{id(each)}")) for each in (*made, *brought)]
+            ahead, late = list[str](), list[str]()
+            for each, to in found[len(made) :]:
+                (ahead if early(each.array) else late).append(each.bring(places, to))
+            lines = [f"float* spare = {layout.place('spare')};"]
+            for near in made:
+                if near.is_framed:
+                    lines += [
+                        f"for (i32 e = thread_now(); e < {near.floats}; e += {THREADS})",
+                        f"    ({layout.place(f'{id(near)}')})[e] = 0.0f;",
+                    ]
+            lines += ["copies_done<1>();"]
+            nearby = Nearby(places, found, self.hidden)
+            for work in self.works:
+                body = (f"    {line}" for line in work.code(nearby, finish))
+                lines += ["__syncthreads();", "{", *body, "}"]
+            texts = (["i32 image = unit;", *each] if each else [] for each in (lines, ahead, late))
+            return Text(*texts), layout.zones
+
+        load = sum(work.load for work in self.works)
+        what = " ".join(type(work).__name__ for work in self.works)
+        return Part(
+            what, self.images, self.reads, self.writes, code, heavy=True,
+            load=self.images * units_of(load, LOAD),
+        )  # fmt: skip
+
+
+def _is_image(array: Array) -> bool:
+    return array.ndim == AXES and array.dtype == np.float32
+
+
+def _all_same(array: Array, others: Sequence[Array]) -> bool:
+    return all(same(array, each) for each in others)
+
+
+def _among(array: Array, others: Sequence[Array]) -> bool:
+    return any(same(array, each) for each in others)
+
+
+def _same_images(one: Array, other: Array) -> bool:
+    """Whether an image of the one array lies where the same image of the other does, and apart from
+    all other images."""
+    return (
+        address_of(one) == address_of(other)
+        and one.shape[:1] == other.shape[:1]
+        and one.strides[:1] == other.strides[:1]
+        and all(_reach(each) <= each.strides[0] for each in (one, other))
+    )
+
+
+def _reach(array: Array) -> int:
+    """The bytes from an image's first element to its end."""
+    steps = zip(array.shape[1:], array.strides[1:], strict=True)
+    return array.itemsize + sum((length - 1) * stride for length, stride in steps)
+
+
+def with_chains(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> list[Any]:
+    """The pieces with works on images in chains."""
+    found: list[Any] = []
+    for piece in pieces:
+        work = piece if isinstance(piece, _WORKS) else image_work(piece)
+        if work is None:
+            found.append(piece)
+            continue
+        chains = [each for each in found if isinstance(each, Chain)]
+        for chain in reversed(chains):
+            order = _moved(found, chain, work)
+            if order is not None:
+                found = order
+                chain.works.append(work)
+                break
+        else:
+            found.append(Chain([work]))
+    for chain in found:
+        if isinstance(chain, Chain):
+            others = [array for each in found if each is not chain for array in each.reads]
+            chain.hide(is_scratch, others)
+    return [_alone(each) for each in found]
+
+
+def _moved(pieces: list[Any], chain: Chain, work: ImageWork) -> list[Any] | None:
+    """The pieces in an order in which the chain comes last of all that the work waits for; None if
+    the work waits for something that waits for the chain, or cannot be part of it."""
+    place = pieces.index(chain)
+    ready: list[Any] = []
+    waiting: list[Any] = []
+    for each in pieces[place + 1 :]:
+        waits = any(conflict(earlier, each) for earlier in (chain, *waiting))
+        (waiting if waits else ready).append(each)
+    if not chain.takes(work) or any(conflict(each, work) for each in waiting):
+        return None
+    return [*pieces[:place], *ready, chain, *waiting]
+
+
+def _alone(piece: Any) -> Any:
+    """A loop or a gather that is a chain by itself as what it was before."""
+    if isinstance(piece, Chain) and len(piece.works) == 1:
+        (work,) = piece.works
+        if isinstance(work, ImageLoop):
+            return work.loop
+        if isinstance(work, ImageGather):
+            return work.gather
+    return piece

@@ -1,0 +1,142 @@
+"""What a block has in shared memory while it works on an image: images with a border, filters.
+
+What the work on an image makes and reads again is written there too, and read from there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.epilogue_fusion import same
+from caldera.kernels.cuda.persistent.memory_access import Places, Through
+from caldera.kernels.cuda.persistent.tasks import THREADS, units_of
+from caldera.tensor.shape import size
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Near(ABC):
+    """An array of which a part is in shared memory."""
+
+    array: Array
+
+    @property
+    @abstractmethod
+    def floats(self) -> int:
+        """How much that takes."""
+
+    @property
+    def room(self) -> int:
+        """The same up to a multiple of 16 bytes, where the next one may begin."""
+        return 4 * units_of(self.floats, 4)
+
+    @abstractmethod
+    def bring(self, places: Places, to: str) -> str:
+        """The statement that begins to bring it."""
+
+
+@dataclass(frozen=True, eq=False)
+class NearImage(Near):
+    """An image: `border` pixels of 0 before the first, `padded` in all, each `apart` floats."""
+
+    border: tuple[int, int]
+    padded: tuple[int, int]
+    apart: int
+
+    @property
+    def floats(self) -> int:
+        """With the border."""
+        return size(self.padded) * self.apart
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether there is any border."""
+        return self.padded != self.array.shape[2:]
+
+    def bring(self, places: Places, to: str) -> str:
+        """The statement that begins to bring `image`."""
+        _, channels, down, across = self.array.shape
+        strides = [stride // 4 for stride in self.array.strides[1:]]
+        numbers = (
+            channels, self.apart, down, across, *self.border, *self.padded, *strides, THREADS
+        )  # fmt: skip
+        start = places.element(self.array, ["image", "0", "0", "0"])
+        return f"block_bring_image<{', '.join(map(str, numbers))}>({to}, &{start});"
+
+    def element(self, to: str, here: Sequence[str]) -> str:
+        """An element, to be read or written."""
+        _, channel, y, x = here
+        top, left = self.border
+        row = f"(({y}) + {top}) * {self.padded[1]}"
+        return f"({to})[({row} + ({x}) + {left}) * {self.apart} + ({channel})]"
+
+
+@dataclass(frozen=True, eq=False)
+class NearFilters(Near):
+    """Filters: a line for each tap; `turned` for the gradient of what they were applied to."""
+
+    line: int
+    turned: bool
+
+    @property
+    def floats(self) -> int:
+        """A line has a number for each result."""
+        results, channels, *taps = self.array.shape
+        return (results if self.turned else channels) * size(tuple(taps)) * self.line
+
+    def bring(self, places: Places, to: str) -> str:
+        """The statement that begins to bring all of them."""
+        strides = [stride // 4 for stride in self.array.strides]
+        turned = str(self.turned).lower()
+        numbers = (*self.array.shape, *strides, self.line, turned, THREADS)
+        return f"block_bring_taps<{', '.join(map(str, numbers))}>({to}, {places.name(self.array)});"
+
+
+class Nearby(Through):
+    """Places of which some have copies in shared memory: these are read, and written as well.
+
+    Arrays that are `hidden` are only written there.
+    """
+
+    def __init__(
+        self, places: Places, found: Sequence[tuple[Near, str]], hidden: Sequence[Array]
+    ) -> None:
+        super().__init__(places)
+        self._found = found
+        self._hidden = hidden
+
+    def over(self, places: Places) -> Nearby:
+        """The same copies of memory that is reached through other places."""
+        return Nearby(places, self._found, self._hidden)
+
+    @property
+    def beyond(self) -> Places:
+        """The places without copies."""
+        return self._places
+
+    def place(self, near: Near) -> str:
+        """Where something lies."""
+        return next(to for each, to in self._found if each is near)
+
+    def load(self, array: Array, coordinates: Sequence[str]) -> str:
+        copies = self._copies(array, coordinates)
+        return f"(float){copies[0]}" if copies else super().load(array, coordinates)
+
+    def store(self, array: Array, coordinates: Sequence[str], value: str) -> str:
+        copies = [f"{each} = {value};" for each in self._copies(array, coordinates)]
+        if not copies or not any(same(array, each) for each in self._hidden):
+            copies.insert(0, super().store(array, coordinates, value))
+        return " ".join(copies)
+
+    def _copies(self, array: Array, coordinates: Sequence[str]) -> list[str]:
+        return [
+            near.element(to, coordinates)
+            for near, to in self._found
+            if isinstance(near, NearImage) and same(near.array, array)
+        ]

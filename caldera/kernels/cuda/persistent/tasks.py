@@ -1,0 +1,85 @@
+"""A part of a step: work in equal units, each done by one block, and the memory it touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.persistent.memory_access import Places
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WARPS = 16
+THREADS = 32 * WARPS
+SHARED_FLOATS = 55 << 10
+"""Shared memory that a block has: most of what a multiprocessor has."""
+NUMBERS = 256
+"""Row numbers that a part may keep in shared memory beside what it keeps in `room`."""
+MASKS = 32
+"""Words at the beginning of shared memory, with a bit for each part."""
+ROOM_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
+"""What is left for a part."""
+
+Early = Callable[[Array], bool]
+"""Whether an array is as it must be before the phase before has ended."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Statements that do the unit whose number is in `unit`.
+
+    They are run by all threads of a block, so they may meet. What is `ahead` is run before the
+    blocks meet, or even while the phase before is at work, and may only read what is there early;
+    what is `late` begins to bring the rest, and `main` is run after that.
+    """
+
+    main: Sequence[str]
+    ahead: Sequence[str] = ()
+    late: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Zones:
+    """How much of `room`, counted in floats, a part uses: from its beginning on, and elsewhere.
+
+    Only what is brought ahead goes to the second place. `soon`: that may be done while the phase
+    before is at work.
+    """
+
+    late: int = 4 * THREADS
+    early: int = 0
+    soon: bool = True
+
+
+Code = Callable[[Places, Early, int | None], tuple[Text, Zones]]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """`code(places, early, start)` gives the statements, and what they use of `room`.
+
+    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy part
+    wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not
+    unusually large.
+    """
+
+    what: str
+    units: int
+    reads: Sequence[Array]
+    writes: Sequence[Array]
+    code: Code
+    heavy: bool = False
+    load: int = 0
+
+
+def plain(lines: Callable[[Places], list[str]]) -> Code:
+    """The code of a part that does nothing ahead."""
+    return lambda places, early, start: (Text(lines(places)), Zones())
+
+
+def units_of(count: int, each: int) -> int:
+    """How many units of `each` it takes to do `count`."""
+    return -(-count // each)

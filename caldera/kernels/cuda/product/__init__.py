@@ -1,0 +1,1 @@
+"""Matrix products: cuBLAS, cuBLASLt, and tiles of our own."""

@@ -1,0 +1,208 @@
+"""Matrix products by cuBLASLt, and what is left of them to our own kernels.
+
+Of the endings only the bias is left to the library. Its relu turns a nan into 0, and its gelu an
+infinite argument into a nan; with `settings.accuracy = "fast"` they serve nevertheless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.matrices import as_matrices
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.product import tiled
+from caldera.kernels.cuda.product.problem import (
+    Multiplication,
+    compute_dtype,
+    described,
+    described_call,
+)
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.cublaslt import (
+    ALIGNMENT,
+    RANKS,
+    LtCall,
+    Problem,
+    algorithms,
+    problem_of,
+)
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import DType, float64
+
+MOST_CALLS = 16
+"""Calls into which a product may be cut whose batch has several axes."""
+MOST_WORKSPACE = 32 << 20
+"""What NVIDIA recommends for Hopper."""
+WORKSPACE_ALIGNMENT = 256
+"""Bytes: the library refuses a workspace at other addresses."""
+EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
+"""The library's names for activations."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What the library computes, and what is left to a launch of our own."""
+
+    product: Multiplication
+    epilogue: str = "DEFAULT"
+    rest: Multiplication | None = None
+    """What ends the product once its terms are there."""
+    terms: DType | None = None
+    """The dtype of terms that lie in the workspace; None if they lie where the result will."""
+
+
+def way_of(product: Multiplication) -> Way:
+    """How a product is shared out between the library and ourselves."""
+    sums = compute_dtype(product.dtype)
+    if product.accumulation is not None:
+        return Way(product, rest=product, terms=sums)
+    finish = product.finish
+    if not finish.changes:
+        return Way(product)
+    bias_fits = product.dtype != float64 and (
+        product.bias is None or product.bias.strides[0] == product.bias.itemsize
+    )
+    if bias_fits and (finish.activation is None or _is_fast(finish)):
+        words = [] if finish.activation is None else [EPILOGUES[finish.activation]]
+        return Way(product, "_".join([*words, "BIAS"] if finish.bias else words))
+    if bias_fits and finish.activation == "relu":
+        # Rounding to half precision and relu may change places.
+        only = replace(product, finish=Epilogue(activation="relu"), bias=None)
+        return Way(product, "BIAS" if finish.bias else "DEFAULT", only)
+    is_dense = product.out.flags.c_contiguous
+    return Way(product, rest=product, terms=None if sums == product.dtype and is_dense else sums)
+
+
+def _is_fast(finish: Epilogue) -> bool:
+    if settings.accuracy != "fast" or finish.activation not in EPILOGUES:
+        return False
+    return finish.activation == "relu" or dict(finish.attributes)["approximate"]
+
+
+def _turned(product: Multiplication) -> Multiplication:
+    """A product whose result lies column by column is a transposed one: the library takes those
+    whose result lies row by row."""
+    found = as_matrices(product.out)
+    is_plain = not product.finish.changes and product.accumulation is None
+    return product.transposed() if found is not None and found.transposed and is_plain else product
+
+
+def _by_call(product: Multiplication) -> list[Multiplication] | None:
+    """The products of single calls: the library takes one batch axis; None if these are many."""
+    if len(product.batch) <= 1:
+        return [product]
+    if product.count // product.batch[-1].length > MOST_CALLS:
+        return None
+    return [call for entry in product.entries() for call in _by_call(entry) or ()]
+
+
+def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> list[Any] | None:
+    """The calls that compute a product; None where the library cannot."""
+    if product.out.size == 0:
+        return []
+    product = _turned(product)
+    way = way_of(product)
+    scratch = Scratch(workspace)
+    target, terms = product, product.out
+    if way.terms is not None:
+        if workspace_bytes(Spec(product.out.shape, way.terms)) > scratch.rest.nbytes:
+            return None
+        terms = scratch.array(product.out.shape, way.terms)
+        target = replace(product, out=terms)
+    elif way.rest is not None and not product.out.flags.c_contiguous:
+        return None
+    parts = _by_call(target)
+    if parts is None:
+        return None
+    calls: list[Any] = []
+    spare = _aligned_part(scratch.rest)
+    for part in parts:
+        problem = problem_of(part, way.epilogue, spare.nbytes)
+        found = None if problem is None else algorithms(problem, libraries.current_card())
+        if problem is None or found is None or not len(found):
+            return None
+        last = min(rank + 1, len(found))
+        calls.append(LtCall(part, problem, found[last - 1 : last], spare))
+    if way.rest is not None:
+        calls.append(tiled.ending_launch(way.rest, terms.reshape(1, -1)))
+    return calls
+
+
+# --- kernels
+
+
+def _bind(rank: int, call: Call) -> Runner:
+    product = Multiplication.of(call)
+    found = bind_product(product, call.workspace, rank)
+    # Arrays that the library cannot take as they lie are our own kernels' business.
+    return CudaRunner(tiled.launches(product, call.workspace) if found is None else found)
+
+
+def room(product: Multiplication) -> tuple[int, int]:
+    """The workspace for a product, and how many algorithms there are for it."""
+    product = _turned(product)
+    way = way_of(product)
+    terms = 0
+    if way.terms is not None:
+        spec = Spec(product.out.shape, way.terms)
+        terms, product = workspace_bytes(spec), replace(product, out=described(spec))
+    parts = _by_call(product)
+    problem = None if not parts else problem_of(parts[0], way.epilogue, _limit(terms))
+    if problem is None:
+        return 0, 0
+    found = algorithms(_aligned(problem), libraries.current_card())
+    most = int(found["workspace"].max(initial=0))
+    # 16 bytes more, as nvmath does: an epilogue has been seen to use them.
+    return terms + most + (16 + WORKSPACE_ALIGNMENT if most else 0), len(found)
+
+
+def _aligned(problem: Problem) -> Problem:
+    """The operands as plans lay them out: what only describes them lies anywhere."""
+    a, b, d = (replace(each, alignment=ALIGNMENT) for each in (problem.a, problem.b, problem.d))
+    return replace(problem, a=a, b=b, d=d)
+
+
+def _aligned_part(workspace: Array) -> Array:
+    """The workspace from the first address on that the library takes."""
+    skipped = -address_of(workspace) % WORKSPACE_ALIGNMENT if workspace.size else 0
+    return workspace[skipped:]
+
+
+def _limit(taken: int) -> int:
+    return max(0, min(MOST_WORKSPACE, settings.workspace_limit - taken))
+
+
+@lru_cache(maxsize=4096)
+def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
+    """`room` of a node under these settings."""
+    product = Multiplication.of(described_call(node))
+    return (0, 0) if 0 in (*product.extent, product.count) else room(product)
+
+
+def _is_able(rank: int, node: Node) -> bool:
+    if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
+        return False
+    return _found(node, settings.accuracy, settings.workspace_limit)[1] > rank
+
+
+def _room(node: Node) -> int:
+    return _found(node, settings.accuracy, settings.workspace_limit)[0]
+
+
+for _rank in range(RANKS):
+    _name = "cublas" if _rank == 0 else f"cublas {_rank + 1}"
+    for _op in ("matmul", "matmul_epilogue", "matmul_accumulate"):
+        _kernel = Kernel(
+            _op, "cuda", _name, partial(_bind, _rank), partial(_is_able, _rank), _room,
+            priority=10 - _rank,
+        )  # fmt: skip
+        if _op == "matmul_accumulate":
+            _kernel = replace(_kernel, in_place=tiled.accumulates_in_place)
+        TABLE.add(_kernel)

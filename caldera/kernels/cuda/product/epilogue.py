@@ -1,0 +1,102 @@
+"""What follows a product, in CUDA text: a bias along the columns, an activation, or a sum with what
+was there before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from caldera.graph.body import Body
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import OPS, parameter
+from caldera.graph.ops.control import fused
+from caldera.graph.ops.epilogue import Attributes, ended
+from caldera.graph.ops.widening import widened
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.loop_body import LoopBody, loop_body_of
+from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.expression import HEADER, statements
+from caldera.kernels.cuda.product.problem import NOTHING, Multiplication
+from caldera.tensor.dtype import BY_NAME, DType
+
+
+@dataclass(frozen=True)
+class EpilogueCode:
+    """How sums of products become stored results."""
+
+    dtype: str
+    finish: Epilogue = NOTHING
+    accumulates: bool = False
+
+    @classmethod
+    def of(cls, product: Multiplication) -> EpilogueCode:
+        """What a product ends with."""
+        return cls(product.dtype.name, product.finish, product.accumulation is not None)
+
+    def text(self) -> str:
+        """Types T (stored) and S (computed), and `ended(x, row, column, given)`."""
+        kind = computed_type(self.dtype)
+        lines = []
+        if self.accumulates:
+            # What is multiplied by 0 is not looked at: a nan there has no influence.
+            lines += [
+                "S alpha = (S)wide(*given.alpha), beta = (S)wide(*given.beta);",
+                "S before = beta == (S)0 ? (S)0 : beta * "
+                "(S)wide(given.start[row * given.start_row + column * given.start_column]);",
+                "x = before + (alpha == (S)0 ? (S)0 : alpha * x);",
+            ]
+        if self.finish.bias:
+            lines.append("x = op_add(x, (S)wide(given.bias[column * given.bias_step]));")
+        result = "x"
+        if self.finish.activation is not None:
+            more, result = activation_lines(self.finish.activation, self.finish.attributes, kind)
+            lines += more
+        body = "\n    ".join([*lines, f"return Stored<T>::from({result});"])
+        return _ENDING.format(
+            header=HEADER, stored=STORED[self.dtype], computed=kind, body=body
+        )  # fmt: skip
+
+
+_ENDING = """
+#include "{header}"
+typedef {stored} T;
+typedef {computed} S;
+struct Given {{
+    const T *bias, *start, *alpha, *beta;
+    i64 bias_step, start_row, start_column;
+}};
+__device__ __forceinline__ T ended(S x, i64 row, i64 column, const Given& given) {{
+    {body}
+}}
+"""
+
+
+@cache
+def activation_lines(name: str, attributes: Attributes, kind: str) -> tuple[tuple[str, ...], str]:
+    """The lines that compute an activation of x, and the name of what they find."""
+    dtype = {"float": "float32", "double": "float64"}[kind]
+    x = parameter(0, Spec((), BY_NAME[dtype]))
+    result = _in_parts(OPS[name](x, **dict(attributes)))
+    found = statements(loop_body_of(fused.node(x, body=Body([x], [result]))), ["x"])
+    return tuple(found.lines), found.outputs[0]
+
+
+@cache
+def ending_recipe(dtype: DType, finish: Epilogue) -> LoopBody:
+    """The loop that finishes results which are there: they are its first input, the bias, if there
+    is one, the second."""
+    given = [parameter(index, Spec((), dtype)) for index in range(1 + finish.bias)]
+
+    @widened
+    def end(result: Node, *bias: Node) -> Node:
+        return ended(result, bias, finish.activation, finish.attributes)
+
+    return loop_body_of(fused.node(*given, body=Body(given, [_in_parts(end(*given))])))
+
+
+def _in_parts(node: Node) -> Node:
+    """The same made of ops that are not made of others."""
+    inputs = tuple(_in_parts(given) for given in node.inputs)
+    if node.op.decompose is not None:
+        return _in_parts(node.op.decompose(*inputs, **node.attrs))
+    return node.op.rebuild(node, inputs)

@@ -1,0 +1,327 @@
+"""Matrix products by kernels of our own: tiles through shared memory, or a thread for each result
+where the matrices are very small. They take every dtype and whatever lies anyhow in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.dtypes import computed_type
+from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, index_type
+from caldera.kernels.cuda.product.epilogue import EpilogueCode
+from caldera.kernels.cuda.product.problem import (
+    MOST_BATCH_AXES,
+    Multiplication,
+    compute_dtype,
+    described_call,
+)
+from caldera.kernels.cuda.product.tiling import Tile, Tiling, tiling
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+
+THREADS = 256
+SMALL = 16
+"""Rows, columns and length up to which every result has a thread of its own."""
+WIDEST = 16
+"""Bytes that a thread reads at once."""
+
+
+# --- what kernels are told
+
+
+class Places(ctypes.Structure):
+    """`Places` of the kernels: distances in elements."""
+
+    _fields_ = [
+        *[(name, ctypes.c_longlong) for name in ("left_row", "left_step", "right_column",
+                                                 "right_step", "out_row", "out_column")],
+        ("rows", ctypes.c_int),
+        ("columns", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class BatchNumbers(ctypes.Structure):
+    """`Batch` of tiled_product.cuh."""
+
+    _fields_ = [
+        (name, ctypes.c_longlong * MOST_BATCH_AXES) for name in ("size", "left", "right", "out")
+    ]
+
+
+class Given(ctypes.Structure):
+    """`Given` of `EpilogueCode`; whoever makes one keeps the arrays whose addresses it holds."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("bias", "start", "alpha", "beta")],
+        *[(name, ctypes.c_longlong) for name in ("bias_step", "start_row", "start_column")],
+    ]
+
+
+def _steps(array: Array) -> tuple[int, ...]:
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def places_of(product: Multiplication) -> Places:
+    """Where the elements of the matrices lie."""
+    rows, columns, _ = product.extent
+    left, right, out = (_steps(each)[-2:] for each in (product.left, product.right, product.out))
+    return Places(*left, right[1], right[0], *out, rows, columns)
+
+
+def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
+    """The axes before the matrices', the last one first."""
+    numbers: Any = BatchNumbers()
+    numbers.size[:] = [1] * MOST_BATCH_AXES
+    for index, axis in enumerate(reversed(axes)):
+        numbers.size[index] = axis.length
+        numbers.left[index], numbers.right[index], numbers.out[index] = axis.strides
+    found: BatchNumbers = numbers
+    return found
+
+
+def given_of(product: Multiplication) -> Given:
+    """What the end of a product reads."""
+    given: Any = Given()
+    if product.bias is not None:
+        given.bias, given.bias_step = address_of(product.bias), _steps(product.bias)[0]
+    if product.accumulation is not None:
+        found = product.accumulation
+        given.start, given.alpha, given.beta = map(
+            address_of, (found.start, found.alpha, found.beta)
+        )
+        given.start_row, given.start_column = _steps(found.start)
+    given.kept = product
+    numbers: Given = given
+    return numbers
+
+
+# --- how operands are read
+
+
+def _way(array: Array, axis: int, tile: Tile) -> tuple[bool, int]:
+    """Whether neighbours in memory follow each other along `axis`, which is that of the sum, and
+    how many of them are read at once."""
+    steps = _steps(array)
+    other = -3 - axis
+    along = array.shape[axis] > 1 and (steps[axis] == 1 or abs(steps[axis]) <= abs(steps[other]))
+    near = axis if along else other
+    many = min(WIDEST // array.itemsize, tile.carried)
+    borders = [
+        step for i, step in enumerate(steps) if i != array.ndim + near and array.shape[i] > 1
+    ]
+    fits = (
+        steps[near] == 1
+        and array.shape[near] % many == 0
+        and address_of(array) % (many * array.itemsize) == 0
+        and all(step % many == 0 for step in borders)
+    )
+    return along, many if fits else 1
+
+
+# --- the kernels' text
+
+_PLACES = """
+struct Places {
+    i64 left_row, left_step, right_column, right_step, out_row, out_column;
+    i32 rows, columns;
+};
+"""
+
+_TILES = """
+extern "C" __global__ void {bounds} product(
+    {result}* out, const T* left, const T* right, Places at, Cut cut, Batch batch, Given given) {{
+    typedef {tile} Block;
+    Share mine = cut.of(blockIdx.x, Block::SIDE);
+    i64 of_left, of_right, of_out;
+    batch.locate(mine.product, of_left, of_right, of_out);
+    Matrix<T> a = {{left + of_left, at.left_row, at.left_step, at.rows, mine.end}};
+    Matrix<T> b = {{right + of_right, at.right_column, at.right_step, at.columns, mine.end}};
+    S sums[Block::PER][Block::PER];
+    block_product<Block, Way<{left}>, Way<{right}>>(a, b, mine.row, mine.column, mine.begin,
+                                                    mine.end, sums);
+    int down = threadIdx.x / Block::GRID, across = threadIdx.x % Block::GRID;
+{place}
+#pragma unroll
+    for (int i = 0; i < Block::PER; i++) {{
+        i32 row = mine.row + Block::line(down, i);
+        if (row >= at.rows) continue;
+#pragma unroll
+        for (int j = 0; j < Block::PER; j++) {{
+            i32 column = mine.column + Block::line(across, j);
+            if (column < at.columns) {store}
+        }}
+    }}
+}}
+"""
+_WHOLE = (
+    "    T* goal = out + of_out;",
+    "goal[row * at.out_row + column * at.out_column] = ended(sums[i][j], row, column, given);",
+)
+_PIECE = (
+    "    i64 products = gridDim.x / ((u32)cut.across * cut.down * cut.pieces);\n"
+    "    S* goal = out + (mine.piece * products + mine.product) * at.rows * at.columns;",
+    "goal[(i64)row * at.columns + column] = sums[i][j];",
+)
+
+_EACH = """
+extern "C" __global__ void each(T* out, const T* left, const T* right, Places at, i32 length,
+                                Batch batch, Given given, u32 count) {
+    u32 index = first_turn<u32>();
+    if (index >= count) return;
+    u32 column = index % (u32)at.columns, line = index / (u32)at.columns;
+    u32 row = line % (u32)at.rows;
+    i64 of_left, of_right, of_out;
+    batch.locate((i32)(line / (u32)at.rows), of_left, of_right, of_out);
+    const T* a = left + of_left + row * at.left_row;
+    const T* b = right + of_right + column * at.right_column;
+    S sum = (S)0;
+    for (i32 k = 0; k < length; k++)
+        sum += (S)wide(a[k * at.left_step]) * (S)wide(b[k * at.right_step]);
+    out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
+}
+"""
+
+_ADD_UP = """
+typedef {index} Index;
+extern "C" __global__ void add_up(T* out, const {term}* terms, Places at, i32 pieces, Batch batch,
+                                  Given given, i64 count) {{
+    for (Index i = first_turn<Index>(); i < (Index)count; i += turns_apart<Index>()) {{
+        S sum = (S)wide(terms[i]);
+        for (i32 piece = 1; piece < pieces; piece++) sum += (S)wide(terms[piece * count + i]);
+        Index line = i / (Index)at.columns, column = i - line * (Index)at.columns;
+        Index product = line / (Index)at.rows, row = line - product * (Index)at.rows;
+        i64 of_left, of_right, of_out;
+        batch.locate((i32)product, of_left, of_right, of_out);
+        out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
+    }}
+}}
+"""
+
+_INCLUDE = '#include "tiled_product.cuh"\n'
+
+
+@lru_cache(maxsize=1024)
+def _tiles_text(
+    ending: EpilogueCode, tile: Tile, left: tuple[bool, int], right: tuple[bool, int], whole: bool
+) -> str:
+    place, store = _WHOLE if whole else _PIECE
+    kernel = _TILES.format(
+        bounds=tile.bounds(computed_type(ending.dtype)), result="T" if whole else "S",
+        tile=tile.text, left=_words(left), right=_words(right), place=place, store=store,
+    )  # fmt: skip
+    return _INCLUDE + (ending if whole else EpilogueCode(ending.dtype)).text() + _PLACES + kernel
+
+
+def _words(way: tuple[bool, int]) -> str:
+    return f"{'true' if way[0] else 'false'}, {way[1]}"
+
+
+@lru_cache(maxsize=1024)
+def _each_text(ending: EpilogueCode) -> str:
+    return _INCLUDE + ending.text() + _PLACES + _EACH
+
+
+@lru_cache(maxsize=1024)
+def _add_up_text(ending: EpilogueCode, index: str, term: str) -> str:
+    return _INCLUDE + ending.text() + _PLACES + _ADD_UP.format(index=index, term=term)
+
+
+# --- launches
+
+
+def launches(product: Multiplication, workspace: Array = None) -> list[Launch]:
+    """What computes a product; the workspace says into how many pieces its sums may be cut."""
+    if product.out.size == 0:
+        return []
+    return [call for part in product.parts() for call in _launches(part, workspace)]
+
+
+def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
+    if max(product.extent) <= SMALL and product.out.size < 2**31:
+        return [_each(product)]
+    cut = _cut(product, workspace)
+    ending = EpilogueCode.of(product)
+    left, right = _way(product.left, -1, cut.tile), _way(product.right, -2, cut.tile)
+    out = product.out
+    if cut.pieces > 1:
+        sums = (cut.pieces, product.out.size)
+        out = Scratch(workspace).array(sums, compute_dtype(product.dtype))
+    source = _tiles_text(ending, cut.tile, left, right, cut.pieces == 1)
+    arguments = (
+        out, product.left, product.right, places_of(product), cut.numbers,
+        batch_numbers(product.batch), given_of(product),
+    )  # fmt: skip
+    calls = [Launch(source, "product", cut.blocks, cut.tile.threads, arguments)]
+    return calls if cut.pieces == 1 else [*calls, ending_launch(product, out)]
+
+
+def ending_launch(product: Multiplication, terms: Array) -> Launch:
+    """Adds up the terms (pieces, results in a row) of a product, ends it and stores the results.
+
+    The terms have the dtype of the sums, or that of the results.
+    """
+    count = product.out.size
+    kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
+    source = _add_up_text(EpilogueCode.of(product), index_type(count), kind)
+    blocks = blocks_for(count, THREADS, driver().multiprocessors)
+    arguments = (
+        product.out, terms, places_of(product), ctypes.c_int(terms.shape[0]),
+        batch_numbers(product.batch), given_of(product), ctypes.c_longlong(count),
+    )  # fmt: skip
+    return Launch(source, "add_up", blocks, THREADS, arguments)
+
+
+def _each(product: Multiplication) -> Launch:
+    count = product.out.size
+    arguments = (
+        product.out, product.left, product.right, places_of(product),
+        ctypes.c_int(product.extent[2]), batch_numbers(product.batch), given_of(product),
+        ctypes.c_uint(count),
+    )  # fmt: skip
+    return Launch(
+        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, arguments
+    )
+
+
+def _cut(product: Multiplication, workspace: Array) -> Tiling:
+    itemsize = compute_dtype(product.dtype).itemsize
+    most = 0 if workspace is None else workspace.nbytes // max(1, product.out.size * itemsize)
+    return tiling(*product.extent, product.count, itemsize, most)
+
+
+def room(product: Multiplication) -> int:
+    """The workspace for the pieces of sums."""
+    if product.out.size == 0 or max(product.extent) <= SMALL:
+        return 0
+    sums = compute_dtype(product.dtype)
+    part = product.parts()[0]
+    cut = tiling(*part.extent, part.count, sums.itemsize)
+    return workspace_bytes(Spec((cut.pieces, part.out.size), sums)) if cut.pieces > 1 else 0
+
+
+def _bind(call: Call) -> Runner:
+    return CudaRunner(launches(Multiplication.of(call), call.workspace))
+
+
+def _room(node: Node) -> int:
+    return room(Multiplication.of(described_call(node)))
+
+
+def accumulates_in_place(node: Node) -> bool:
+    """A matrix that is also a factor must not change while the product is computed."""
+    return node.inputs[0] not in node.inputs[1:3]
+
+
+for _op in ("matmul", "matmul_epilogue"):
+    TABLE.add(Kernel(_op, "cuda", "tiles", _bind, workspace=_room))
+TABLE.add(
+    Kernel("matmul_accumulate", "cuda", "tiles", _bind, workspace=_room,
+           in_place=accumulates_in_place)
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""How a product is cut for a card: the size of its tiles, and into how many pieces its sums.
+
+A card wants more blocks than it has multiprocessors. Where the result has too few tiles for that,
+tiles are made smaller, or sums are cut into pieces that a second launch adds up in a fixed order.
+Nothing here asks which card it is, so results are the same on all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+FEWEST = 64
+"""Steps that a piece of a sum has at least."""
+PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MULTIPROCESSORS = 132
+ENOUGH = 4 * MULTIPROCESSORS
+"""Tiles from which on no sum is cut."""
+LATENCY = 700
+"""Cycles from asking for operands to having used them."""
+SECOND_LAUNCH = 5000
+"""Cycles that adding up the pieces takes at least."""
+BYTES_A_CYCLE = 2800
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A square of results, `per` x `per` a thread."""
+
+    side: int
+    per: int
+    depth: int
+    """Steps of the sum that are in shared memory at once."""
+    resident: int
+    """Blocks that a multiprocessor has room for."""
+    efficiency: float
+    """Of its arithmetic."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return (self.side // self.per) ** 2
+
+    @property
+    def carried(self) -> int:
+        """Elements of each operand that a thread brings to shared memory at once."""
+        return self.side * self.depth // self.threads
+
+    @property
+    def text(self) -> str:
+        """The tile in CUDA."""
+        return f"Tile<{self.side}, {self.per}, {self.depth}>"
+
+    def bounds(self, sums: str) -> str:
+        """How many threads a block has, and how many blocks with sums of this type must fit."""
+        resident = self.resident // 2 if sums == "double" else self.resident
+        return f"__launch_bounds__({self.threads}, {resident})"
+
+
+TILES = (Tile(128, 8, 8, 2, 0.75), Tile(64, 4, 16, 4, 0.5), Tile(32, 4, 16, 8, 0.35))
+
+
+class CutNumbers(ctypes.Structure):
+    """`Cut` of tiled_product.cuh."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("across", "down", "pieces", "span", "length")]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles and pieces of `count` products."""
+
+    tile: Tile
+    across: int
+    down: int
+    pieces: int
+    span: int
+    length: int
+    count: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch."""
+        return self.across * self.down * self.pieces * self.count
+
+    @property
+    def numbers(self) -> CutNumbers:
+        """What the kernel is told."""
+        return CutNumbers(self.across, self.down, self.pieces, self.span, self.length)
+
+    def cycles(self, itemsize: int) -> float:
+        """How long it takes, roughly."""
+        steps = self.span // self.tile.depth
+        rate = (128 if itemsize < 8 else 64) * self.tile.efficiency
+        a_step = self.tile.side**2 * self.tile.depth / rate
+        each = -(-self.blocks // MULTIPROCESSORS)
+        waiting = -(-each // self.tile.resident) * (steps + 1) * LATENCY
+        cycles = max(waiting, each * steps * a_step)
+        if self.pieces > 1:
+            results = self.count * self.across * self.down * self.tile.side**2
+            cycles += SECOND_LAUNCH + 2 * self.pieces * results * itemsize / BYTES_A_CYCLE
+        return cycles
+
+
+@lru_cache(maxsize=4096)
+def tiling(
+    rows: int, columns: int, length: int, count: int, itemsize: int, most_pieces: int = PIECES[-1]
+) -> Tiling:
+    """The cut that should be fastest; `itemsize` is that of the sums."""
+    found = []
+    for tile in TILES:
+        if itemsize == 8 and tile.side == TILES[0].side:
+            # Such tiles of doubles would not fit into shared memory.
+            continue
+        across, down = -(-columns // tile.side), -(-rows // tile.side)
+        most = most_pieces if across * down * count < ENOUGH else 1
+        for wanted in PIECES:
+            if wanted > 1 and (wanted > most or length < FEWEST * wanted):
+                break
+            span = max(1, -(-length // (wanted * tile.depth))) * tile.depth
+            pieces = max(1, -(-length // span))
+            found.append(Tiling(tile, across, down, pieces, span, length, count))
+    return min(found, key=lambda each: each.cycles(itemsize))

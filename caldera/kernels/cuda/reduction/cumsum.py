@@ -1,0 +1,154 @@
+"""Running sums on a card, along any axis.
+
+A row is summed up tile by tile by the threads of a block, or column by column by one thread each.
+Few long rows are cut into parts as for a reduction: their totals come first, and each part starts
+with the sum of those before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.elementwise.loop import THREADS
+from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
+from caldera.kernels.cuda.reduction.source import struct
+from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.shape import size
+
+
+def _bind(call: Call) -> Runner:
+    (x,), (out,), attrs = call.inputs, call.outputs, call.node.attrs
+    axis: int = attrs["axis"]
+    if not x.size:
+        return CudaRunner([])
+    if x.shape[axis] == 1:
+        return CudaRunner(copy_calls(out, x))
+    if attrs["reverse"]:
+        turned = (slice(None),) * axis + (slice(None, None, -1),)
+        x, out = x[turned], out[turned]
+    name = x.dtype.name
+    loop_body = LoopBody((name,), (), (), (("sum", name, ("in", 0)),))
+    # The first element stands for where the totals of parts would go.
+    total = out[(slice(None),) * axis + (slice(0, 1),)]
+    task = ReductionTask(loop_body, x.shape, (axis,), [x], [], [total])
+    plan = planned(task)
+    if plan.cut.parts == 1:
+        return CudaRunner([_scan(task, plan, out, None)])
+    return CudaRunner([
+        first_pass(task, plan, [call.workspace]), _scan(task, plan, out, call.workspace)
+    ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Offsets of input and output along the axes that are kept, and their steps along the axis."""
+
+    split: list[str]
+    offsets: tuple[str, str]
+    steps: tuple[str, str]
+
+
+def _scan(
+    task: ReductionTask, plan: Planned, out: np.ndarray, carried: np.ndarray | None
+) -> Launch:
+    loop, cut = plan.loop, plan.cut
+    (x,) = task.inputs
+    (given,) = loop.operands
+    (axis,) = loop.reduced
+    written = _output(plan, task.results[0], out, task.axes[0])
+    both = (given, written)
+    numbers = Numbers(is_wide(size(loop.lengths), both, loop.lengths))
+    walk = Walk(
+        numbers, [loop.lengths[each] for each in loop.kept],
+        [replace(o, strides=tuple(o.strides[e] for e in loop.kept), mode="s") for o in both], "",
+    )  # fmt: skip
+    split, offsets = walk.statements("item", "a")
+    places = _Places(
+        split, (offsets[walk.group[0]], offsets[walk.group[1]]),
+        (numbers.add(given.strides[axis]), numbers.add(written.strides[axis])),
+    )  # fmt: skip
+    part = cut.chunk * (cut.lanes if loop.along else 1)
+    counts = [numbers.add(each) for each in (plan.totals, loop.lengths[axis], part)]
+    width, height = plan.block if loop.along else (THREADS, 1)
+    groups = -(-plan.totals // (height if loop.along else width))
+    text = _text(loop.along, given, places, [*counts, numbers.add(groups)], carried is not None)
+    source = f'#include "reduce.cuh"\n#include "vector_access.cuh"\n{numbers.declaration}\n{text}'
+    arguments: list[Argument] = [numbers.argument, x, out]
+    if carried is not None:
+        arguments.append(carried)
+    return Launch(source, "scan", groups * cut.parts, (width, height, 1), arguments)
+
+
+def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> Operand:
+    """Where the output lies: along kept axes as its first element does."""
+    loop = plan.loop
+    (result,) = loop.results
+    strides = [0] * len(loop.lengths)
+    for place, step in zip(loop.kept, result.strides, strict=True):
+        strides[place] = step
+    strides[loop.reduced[0]] = out.strides[axis] // total.itemsize
+    return Operand(result.dtype, tuple(strides), "s")
+
+
+def _text(along: bool, given: Operand, places: _Places, counts: list[str], carried: bool) -> str:
+    sums = struct(("sum", given.dtype, ("in", 0)))
+    items, length, part, groups = counts
+    kind = given.stored
+    line = "y" if along else "x"
+    before = [f"{sums}::Total before = {sums}::none();"]
+    if carried:
+        first, step = ("threadIdx.x", "blockDim.x") if along else ("0", "1")
+        before.append(
+            f"\n#pragma unroll 8\n    for (Index q = {first}; inside && q < part; q += {step})"
+            f" before = {sums}::both(before, carried[q * (Index){items} + item]);"
+        )
+        if along:
+            before.append(f"block_running<{sums}>(before, before);")
+    element = f"{sums}::of(wide(x[from + (Offset)j * {places.steps[0]}]), 0)"
+    target = f"y[to + (Offset)j * {places.steps[1]}]"
+    if along:
+        loop = f"""for (Index start = first; start < last; start += blockDim.x) {{
+        const Index j = start + threadIdx.x;
+        const bool here = inside && j < last;
+        {sums}::Total whole, mine = here ? {element} : {sums}::none();
+        mine = block_running<{sums}>(mine, whole);
+        if (here) {target} = Stored<{kind}>::from({sums}::both(before, mine));
+        before = {sums}::both(before, whole);
+    }}"""
+    else:
+        loop = f"""if (!inside) return;
+#pragma unroll 4
+    for (Index j = first; j < last; j++) {{
+        before = {sums}::both(before, {element});
+        {target} = Stored<{kind}>::from(before);
+    }}"""
+    more = f", const {sums}::Total* carried" if carried else ""
+    return f"""extern "C" __global__ void scan(
+    const Numbers n, const {kind}* __restrict__ x, {kind}* __restrict__ y{more}) {{
+    const Index part = blockIdx.x / (Index){groups};
+    const Index group = blockIdx.x - part * (Index){groups};
+    const Index item = group * blockDim.{line} + threadIdx.{line};
+    const Index first = part * (Index){part};
+    const Index last = min(first + (Index){part}, (Index){length});
+    const bool inside = item < (Index){items};
+    {lines(places.split, 4)}
+    const Offset from = {places.offsets[0]}, to = {places.offsets[1]};
+    {lines(before, 4)}
+    {loop}
+}}
+"""
+
+
+def _workspace(node: Node) -> int:
+    return workspace_of(node.shape, (node.attrs["axis"],), ["sum"])
+
+
+TABLE.add(Kernel("cumsum", "cuda", "loop", _bind, workspace=_workspace))

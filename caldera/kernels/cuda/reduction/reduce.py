@@ -1,0 +1,252 @@
+"""Reductions on a card, alone or at the end of a fused body, over any axes and any layout.
+
+How a loop is cut depends on its shape alone, never on the card: results are the same everywhere and
+from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.common.axes import Axes, axes_of
+from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
+from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    Operand,
+    is_wide,
+    lanes_for,
+    operand,
+)
+from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
+from caldera.kernels.cuda.reduction.source import Cut, Loop, first_source, second_source
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.shape import Shape, size
+
+MOST_THREADS = 1024
+PLENTY = 1 << 16
+"""Threads that keep a card busy: with fewer, more of them share a total."""
+ENOUGH_BLOCKS = 1 << 10
+"""Blocks that keep a card busy: with fewer, reduced axes are cut into parts."""
+LONGEST_ROW, SHORTEST_PART = 1 << 16, 1 << 14
+"""Elements of a row that one block reduces, and the least that are worth a part."""
+MOST_ROWS, FEWEST_ROWS = 512, 128
+"""The same for rows that are taken together column by column."""
+COLUMNS = 32
+"""Columns that a block takes."""
+NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
+"""Items side by side in blocks that have so many rows at most to themselves, and how many of these
+blocks are as good as more blocks and a second launch."""
+
+
+def _parts(kept: int, reduced: int, *, along: bool) -> int:
+    """How many parts reduced elements are cut into, at most."""
+    if along:
+        if reduced <= LONGEST_ROW:
+            return 1
+        return min(-(-reduced // SHORTEST_PART), max(ENOUGH_BLOCKS // kept, 1))
+    if reduced <= MOST_ROWS:
+        return 1
+    return min(-(-reduced // FEWEST_ROWS), max(ENOUGH_BLOCKS // -(-kept // COLUMNS), 1))
+
+
+def _is_narrow(kept: int, reduced: int) -> bool:
+    """Whether blocks of few columns do without parts; `kept` counts items."""
+    return MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
+
+
+def _room_of_total(op: str) -> int:
+    return 16 if op.startswith("arg") else 8
+
+
+def workspace_of(shape: Shape, axes: Sequence[int], ops: Sequence[str]) -> int:
+    """Bytes that the parts' totals take: the layout, which may differ, decides on their number."""
+    reduced = prod(shape[axis] for axis in axes)
+    kept = prod(n for axis, n in enumerate(shape) if axis not in axes)
+    if not kept or not reduced:
+        return 0
+    parts = max(_parts(kept, reduced, along=True), _parts(kept, reduced, along=False))
+    return parts * kept * sum(map(_room_of_total, ops)) if parts > 1 else 0
+
+
+def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[Launch]:
+    """The launches that run a loop with reductions, over at least one element."""
+    plan = planned(task)
+    if plan.cut.parts == 1:
+        return [first_pass(task, plan, task.results)]
+    assert workspace is not None
+    places = _places(task.loop_body, workspace, plan.cut.parts * plan.totals)
+    return [first_pass(task, plan, places), _joining(task, plan, places)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A loop, how it is cut, and the threads of a block."""
+
+    loop: Loop
+    cut: Cut
+    block: tuple[int, int]
+
+    @property
+    def totals(self) -> int:
+        """How many results there are."""
+        return prod(self.loop.lengths[axis] for axis in self.loop.kept)
+
+
+def planned(task: ReductionTask) -> Planned:
+    """How a task is done."""
+    arrays = [*task.inputs, *task.outputs]
+    axes = axes_of(task.shape, [*arrays, *task.results], task.axes)
+    loop, lanes = _loop(task, axes, arrays)
+    cut = _cut(loop, lanes)
+    block = _block(loop, cut)
+    blocks = -(-cut.kept // block[1 if loop.along else 0])
+    return Planned(loop, replace(cut, blocks=blocks), block)
+
+
+def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> Launch:
+    """The launch that reads everything; it writes results, or the totals of parts."""
+    loop, cut = plan.loop, plan.cut
+    numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
+    source = first_source(loop, cut, numbers)
+    return Launch(
+        source, "reduce", cut.blocks * cut.parts, (*plan.block, 1),
+        [numbers.argument, *task.inputs, *task.outputs, *places],
+    )  # fmt: skip
+
+
+def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tuple[Loop, int]:
+    inner = axes.lengths[-1]
+    positions = range(len(axes.lengths))
+    kept = tuple(axis for axis in positions if not axes.reduced[axis])
+    reduced = tuple(axis for axis in positions if axes.reduced[axis])
+    strides = axes.strides[: len(arrays)]
+    operands = [operand(*each, inner) for each in zip(arrays, strides, strict=True)]
+    results = [
+        _result(array, [each[axis] for axis in kept])
+        for array, each in zip(task.results, axes.strides[len(arrays) :], strict=True)
+    ]
+    loop = Loop(
+        task.loop_body, axes.lengths, kept, reduced, operands, results, along=axes.reduced[-1]
+    )
+    lanes = lanes_for(arrays, operands, inner, exact=True)
+    if not loop.along and size(axes.lengths) < PLENTY * lanes:
+        # Few elements: rather more threads than more elements a thread.
+        lanes = 1
+    return loop, lanes
+
+
+def _result(array: np.ndarray, strides: Sequence[int]) -> Operand:
+    return Operand(array.dtype.name, tuple(s // array.itemsize for s in strides), "s")
+
+
+def _cut(loop: Loop, lanes: int) -> Cut:
+    kept = prod(loop.axes(loop.kept, lanes))
+    reduced = prod(loop.axes(loop.reduced, lanes))
+    all_kept = prod(loop.lengths[axis] for axis in loop.kept)
+    all_reduced = prod(loop.lengths[axis] for axis in loop.reduced)
+    parts = _parts(all_kept, all_reduced, along=loop.along)
+    if not loop.along and _is_narrow(kept, reduced):
+        parts = 1
+    unroll = 1
+    if is_light(loop.loop_body):
+        unroll = 2 if loop.loop_body.heavy or (lanes > 1 and len(loop.operands) > 2) else 4
+    return Cut(lanes, kept, reduced, -(-reduced // parts), 1, unroll)
+
+
+def _below(n: int) -> int:
+    """The largest power of 2 that is not above n (at least 1)."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _above(n: int) -> int:
+    """The smallest power of 2 that is not below n."""
+    return 1 << (max(n, 1) - 1).bit_length()
+
+
+def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
+    """The threads of a block: a power of 2 in either direction, whole warps in all."""
+    sharing = _below(cut.chunk // 4)
+    if cut.kept * cut.parts * sharing < PLENTY:
+        sharing = _above(cut.chunk)
+    if loop.along:
+        width = min(sharing, MOST_THREADS)
+        rows = _below(cut.kept // (2 * driver().multiprocessors))
+        return width, max(min(rows, THREADS // width), 32 // width, 1)
+    if _is_narrow(cut.kept, cut.chunk):
+        return NARROW, MOST_THREADS // NARROW
+    width = min(COLUMNS, _above(cut.kept))
+    most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
+    return width, max(min(sharing, most // width), 32 // width)
+
+
+def _places(loop_body: LoopBody, workspace: np.ndarray, totals: int) -> list[np.ndarray]:
+    """Where the parts' totals lie, one reduction after the other."""
+    found = []
+    start = 0
+    for op, *_ in loop_body.reductions:
+        found.append(workspace[start:])
+        start += totals * _room_of_total(op)
+    return found
+
+
+def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> Launch:
+    loop, parts, totals = plan.loop, plan.cut.parts, plan.totals
+    lengths = [loop.lengths[axis] for axis in loop.kept]
+    numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
+    source = second_source(loop, parts, totals, numbers)
+    width = min(COLUMNS, _above(totals))
+    height = max(min(_above(parts), MOST_THREADS // width), 32 // width)
+    arguments = [array for pair in zip(places, task.results, strict=True) for array in pair]
+    return Launch(
+        source, "join", -(-totals // width), (width, height, 1), [numbers.argument, *arguments]
+    )
+
+
+# --- what reductions give
+
+
+def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
+    """A result with axes of length 1 where the loop has axes that are reduced."""
+    if result.ndim == rank:
+        return result
+    return result[tuple(None if axis in axes else slice(None) for axis in range(rank))]
+
+
+def of_nothing(node: Node, result: np.ndarray) -> list[Launch]:
+    """The launches that write what a reduction of no elements gives."""
+    number = ("number", 1 if node.op.name == "prod" else 0, node.dtype.name)
+    loop_body = LoopBody((), (), ((node.dtype.name, number),))
+    return loop_calls(loop_body, result.shape, [], [result])
+
+
+def _bind(call: Call) -> Runner:
+    node, (x,), (out,) = call.node, call.inputs, call.outputs
+    if not out.size:
+        return CudaRunner([])
+    if not x.size:
+        return CudaRunner(of_nothing(node, out))
+    axes = _axes(node)
+    result = with_axes(out, axes, x.ndim)
+    task = ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result])
+    return CudaRunner(reduction_calls(task, call.workspace))
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    axis = node.attrs["axis"]
+    return (axis,) if isinstance(axis, int) else axis
+
+
+def _workspace(node: Node) -> int:
+    return workspace_of(node.inputs[0].shape, _axes(node), [node.op.name])
+
+
+for _name in (*sorted(REDUCTIONS), "argmax", "argmin"):
+    TABLE.add(Kernel(_name, "cuda", "loop", _bind, workspace=_workspace))

@@ -1,0 +1,262 @@
+"""The source of loops that reduce, besides writing what is computed element by element.
+
+Threads walk over two groups of axes: those that are kept and those that are reduced. `along` means
+that the innermost axis is reduced, so neighbours add to one total and the threads of a row share
+it; else neighbours have totals of their own, and the threads of a column share each of them. Where
+few totals come from many elements, these are cut into parts whose totals lie in the workspace until
+a second kernel joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from caldera.kernels.common.loop_body import LoopBody, Reduction
+from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.expression import element_function
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, lines
+
+_STRUCTS = {
+    "sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"
+}  # fmt: skip
+_INCLUDES = '#include "reduce.cuh"\n#include "vector_access.cuh"'
+
+
+def struct(reduction: Reduction) -> str:
+    """The type of a reduction in reduce.cuh."""
+    op, dtype, _ = reduction
+    return f"{_STRUCTS[op]}<{computed_type(dtype)}>"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that reduces: axes by their positions, the innermost last, and where its operands
+    lie: inputs and outputs with strides for all axes, results with strides for those kept.
+    """
+
+    loop_body: LoopBody
+    lengths: tuple[int, ...]
+    kept: tuple[int, ...]
+    reduced: tuple[int, ...]
+    operands: Sequence[Operand]
+    results: Sequence[Operand]
+    along: bool
+
+    def axes(self, which: Sequence[int], lanes: int) -> list[int]:
+        """The lengths of some axes, the innermost of the loop in items of so many elements."""
+        last = len(self.lengths) - 1
+        return [self.lengths[axis] // (lanes if axis == last else 1) for axis in which]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a loop is cut: elements of an item, items that are kept, items that are reduced, how
+    many of those make a part, the blocks beside each other, and how often loops are unrolled."""
+
+    lanes: int
+    kept: int
+    reduced: int
+    chunk: int
+    blocks: int
+    unroll: int
+
+    @property
+    def parts(self) -> int:
+        """How many parts the reduced items are cut into."""
+        return -(-self.reduced // self.chunk)
+
+
+def _some(operand: Operand, axes: Sequence[int]) -> Operand:
+    return replace(operand, strides=tuple(operand.strides[axis] for axis in axes))
+
+
+def first_source(loop: Loop, cut: Cut, numbers: Numbers) -> str:
+    """The kernel `reduce`: numbers, inputs, outputs, then results (or places for totals)."""
+    loop_body, along = loop.loop_body, loop.along
+    split = cut.parts > 1
+    kept = Walk(
+        numbers, loop.axes(loop.kept, cut.lanes),
+        [*(_some(each, loop.kept) for each in loop.operands), *loop.results],
+        "" if along else "V",
+    )  # fmt: skip
+    places, offsets = kept.statements("item", "a")
+    places += [f"const Offset k{k} = {each};" for k, each in enumerate(offsets)]
+    taking = _taking(loop, cut, numbers, kept.group)
+    width = "1" if along else "V"
+    reductions = list(enumerate(loop_body.reductions))
+    totals = [f"{struct(r)}::Total s{k}[{width}];" for k, r in reductions]
+    none = [f"s{k}[w] = {struct(r)}::none();" for k, r in reductions]
+    meet = "block_along" if along else "block_across"
+    joined = [f"s{k}[w] = {meet}<{struct(r)}>(s{k}[w]);" for k, r in reductions]
+    ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
+    blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
+    line, lane = ("y", "x") if along else ("x", "y")
+    pointers = ["const Numbers n", *_pointers(loop), *_results(loop, split=split)]
+    return f"""{_INCLUDES}
+{numbers.declaration}
+{element_function(loop_body)}
+extern "C" __global__ void reduce({", ".join(pointers)}) {{
+    const int V = {cut.lanes};
+    const Index part = blockIdx.x / (Index){blocks}, group = blockIdx.x - part * (Index){blocks};
+    const Index item = group * blockDim.{line} + threadIdx.{line};
+    const Index first = part * (Index){chunk};
+    const Index last = min(first + (Index){chunk}, (Index){last});
+    const bool inside = item < (Index){items};
+    {lines(totals, 4)}
+#pragma unroll
+    for (int w = 0; w < {width}; w++) {{
+        {lines(none, 8)}
+    }}
+    {lines(places, 4)}
+    const Index step = blockDim.{lane};
+    {taking}
+    if (inside) {{
+        Index j = first + threadIdx.{lane};
+        {_unrolled(cut.unroll)}
+        for (; j < last; j += step) take(Size<1>(), j);
+    }}
+#pragma unroll
+    for (int w = 0; w < {width}; w++) {{
+        {lines(joined, 8)}
+        if (inside && threadIdx.{lane} == 0) {{
+            {lines(ending, 12)}
+        }}
+    }}
+}}
+"""
+
+
+def _unrolled(count: int) -> str:
+    if count == 1:
+        return ""
+    return f"for (; j + {count - 1} * step < last; j += {count} * step) take(Size<{count}>(), j);"
+
+
+def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> str:
+    """The function that takes U reduced items, `step` apart: all are read before one is used, so
+    that a thread does not wait for each of them in turn."""
+    loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
+    walk = Walk(
+        numbers, loop.axes(loop.reduced, cut.lanes),
+        [_some(each, loop.reduced) for each in loop.operands], "V" if along else "",
+    )  # fmt: skip
+    steps = [numbers.add(each.strides[-1]) for each in loop.operands]
+    split, offsets = walk.statements("j", "b")
+    places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, walk.group, strict=False)]
+    read, written = loop.operands[:count], list(enumerate(loop.operands[count:], count))
+    kept = [f"Offset r{k}[U];" for k in range(len(offsets))]
+    kept += [f"Pack<{each.stored}, V> x{k}[U];" for k, each in enumerate(read)]
+    reading = [*split, *(f"r{k}[u] = {each};" for k, each in enumerate(offsets))]
+    reading += [
+        f"x{k}[u] = {each.load(f'p{k}', places[k], steps[k])};" for k, each in enumerate(read)
+    ]
+    reductions = list(enumerate(loop_body.reductions))
+    values = [f"wide(x{k}[u].v[k])" for k in range(count)] + [f"o{k}" for k, _ in written]
+    values += [f"t{k}" for k, _ in reductions]
+    computing = [f"{computed_type(each.dtype)} o{k};" for k, each in written]
+    computing += [f"{computed_type(dtype)} t{k};" for k, (_, dtype, _) in reductions]
+    computing.append(f"element({', '.join(values)});")
+    computing += [f"y{k}.v[k] = Stored<{each.stored}>::from(o{k});" for k, each in written]
+    where, own = ("(i64)j * V + k", "0") if along else ("(i64)j", "k")
+    computing += [
+        f"s{k}[{own}] = {struct(r)}::both(s{k}[{own}], {struct(r)}::of(t{k}, {where}));"
+        for k, r in reductions
+    ]
+    results = [f"Pack<{each.stored}, V> y{k};" for k, each in written]
+    writing = [each.store(f"p{k}", places[k], f"y{k}", steps[k]) for k, each in written]
+    return f"""const auto take = [&](auto size, const Index begin) {{
+        constexpr int U = decltype(size)::value;
+        {lines(kept, 8)}
+#pragma unroll
+        for (int u = 0; u < U; u++) {{
+            const Index j = begin + u * step;
+            {lines(reading, 12)}
+        }}
+#pragma unroll
+        for (int u = 0; u < U; u++) {{
+            const Index j = begin + u * step;
+            {lines(results, 12)}
+#pragma unroll
+            for (int k = 0; k < V; k++) {{
+                {lines(computing, 16)}
+            }}
+            {lines(writing, 12)}
+        }}
+    }};"""
+
+
+def _pointers(loop: Loop) -> list[str]:
+    # No input of a reduction is written by it, so reads may be moved ahead of writes.
+    return [
+        f"{'const ' if k < len(loop.loop_body.inputs) else ''}{each.stored}* __restrict__ p{k}"
+        for k, each in enumerate(loop.operands)
+    ]
+
+
+def _results(loop: Loop, *, split: bool) -> list[str]:
+    kinds = [
+        f"{struct(r)}::Total" if split else STORED[each.dtype]
+        for r, each in zip(loop.loop_body.reductions, loop.results, strict=True)
+    ]
+    return [f"{kind}* __restrict__ q{k}" for k, kind in enumerate(kinds)]
+
+
+def _ending(loop: Loop, kept: Walk, numbers: Numbers, *, split: bool, kept_items: int) -> list[str]:
+    """The statements that write total number w of an item."""
+    width = "1" if loop.along else "V"
+    if split:
+        total = f"(Index){numbers.add(kept_items)} * {width}"
+        return [
+            f"q{k}[part * ({total}) + item * {width} + w] = s{k}[w];"
+            for k in range(len(loop.results))
+        ]
+    found = []
+    first = len(loop.operands)
+    for k, (reduction, each) in enumerate(
+        zip(loop.loop_body.reductions, loop.results, strict=True)
+    ):
+        step = f" + w * {numbers.add(each.strides[-1])}" if not loop.along else ""
+        value = f"Stored<{each.stored}>::from({struct(reduction)}::value(s{k}[w]))"
+        found.append(f"q{k}[k{kept.group[first + k]}{step}] = {value};")
+    return found
+
+
+def second_source(loop: Loop, parts: int, totals: int, numbers: Numbers) -> str:
+    """The kernel `join`: numbers, then for each reduction its totals and its result."""
+    kept = Walk(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
+    split, offsets = kept.statements("item", "a")
+    count, all_parts = map(numbers.add, (totals, parts))
+    reductions = list(enumerate(loop.loop_body.reductions))
+    parameters = ["const Numbers n"]
+    for k, reduction in reductions:
+        stored = STORED[loop.results[k].dtype]
+        parameters += [f"const {struct(reduction)}::Total* s{k}", f"{stored}* q{k}"]
+    start = [f"{struct(r)}::Total t{k} = {struct(r)}::none();" for k, r in reductions]
+    adding = [
+        f"t{k} = {struct(r)}::both(t{k}, s{k}[part * (Index){count} + item]);"
+        for k, r in reductions
+    ]
+    joined = [f"t{k} = block_across<{struct(r)}>(t{k});" for k, r in reductions]
+    writing = [*split, *(f"const Offset k{k} = {each};" for k, each in enumerate(offsets))]
+    for k, r in reductions:
+        value = f"Stored<{loop.results[k].stored}>::from({struct(r)}::value(t{k}))"
+        writing.append(f"q{k}[k{kept.group[k]}] = {value};")
+    return f"""{_INCLUDES}
+{numbers.declaration}
+extern "C" __global__ void join({", ".join(parameters)}) {{
+    const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+    const bool inside = item < (Index){count};
+    {lines(start, 4)}
+    if (inside) {{
+#pragma unroll 4
+        for (Index part = threadIdx.y; part < (Index){all_parts}; part += blockDim.y) {{
+            {lines(adding, 12)}
+        }}
+    }}
+    {lines(joined, 4)}
+    if (inside && threadIdx.y == 0) {{
+        {lines(writing, 8)}
+    }}
+}}
+"""

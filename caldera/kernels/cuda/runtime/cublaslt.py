@@ -1,0 +1,206 @@
+"""cuBLASLt through the low-level bindings of nvmath-python: descriptors, algorithms, calls.
+
+cuBLAS counts along columns first, so what it is asked for is the transposed product: our right
+operand comes first. All that a call needs is made before it runs, and a run only launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from caldera.kernels.common.matrices import Matrices, as_matrices
+from caldera.kernels.cuda.product.problem import Multiplication
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.table import Array
+from caldera.memory.cuda_stream import launching_stream
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import float64
+
+RANKS = 4
+"""Algorithms that are tried against each other."""
+ALIGNMENT = 64
+"""Bytes: plans lay all arrays out so, and the library asks for no more than 16."""
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+"""cudaDataType_t."""
+COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32 = 68, 70, 77
+"""cublasComputeType_t."""
+TRANSPOSED = 1
+"""cublasOperation_t."""
+RESULT = np.dtype([
+    ("algorithm", np.uint64, 8), ("workspace", np.uint64), ("state", np.int32),
+    ("waves", np.float32), ("reserved", np.int32, 4),
+])  # fmt: skip
+"""cublasLtMatmulHeuristicResult_t."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A matrix as cuBLAS sees it: `rows` lie side by side."""
+
+    rows: int
+    columns: int
+    leading: int
+    transposed: bool
+    apart: int
+    """From one matrix of the batch to the next."""
+    alignment: int
+
+    @classmethod
+    def of(cls, matrices: Matrices, apart: int) -> Layout:
+        """Matrices of ours: their rows are its columns, unless they are transposed already."""
+        rows, columns = matrices.array.shape[-2:]
+        size = (rows, columns) if matrices.transposed else (columns, rows)
+        address = address_of(matrices.array)
+        alignment = min(ALIGNMENT, address & -address)
+        return cls(*size, matrices.leading, matrices.transposed, apart, alignment)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that the choice of an algorithm depends on."""
+
+    data: int
+    result: int
+    compute: int
+    a: Layout
+    b: Layout
+    d: Layout
+    count: int
+    epilogue: str
+    limit: int
+
+    @property
+    def scale(self) -> int:
+        """The type of alpha and beta."""
+        return DATA_TYPES["float64" if self.compute == COMPUTE_64F else "float32"]
+
+
+def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | None:
+    """What to ask for the product alone; None where cuBLAS cannot take the arrays as they lie."""
+    found = [as_matrices(each) for each in (product.left, product.right, product.out)]
+    left, right, out = found
+    if left is None or right is None or out is None or out.transposed or len(product.batch) > 1:
+        return None
+    apart = product.batch[0].strides if product.batch else (0, 0, 0)
+    if min(apart) < 0 or 0 in product.extent:
+        return None
+    return Problem(
+        DATA_TYPES[product.left.dtype.name], DATA_TYPES[product.dtype.name],
+        _compute_type(product), Layout.of(right, apart[1]), Layout.of(left, apart[0]),
+        Layout.of(out, apart[2]), product.count, epilogue, limit,
+    )  # fmt: skip
+
+
+def _compute_type(product: Multiplication) -> int:
+    if product.dtype == float64:
+        return COMPUTE_64F
+    is_rounded = product.compute == "tf32" and product.left.dtype.name == "float32"
+    return COMPUTE_TF32 if is_rounded else COMPUTE_32F
+
+
+class Descriptors:
+    """The library's objects for a problem; they go when this does."""
+
+    def __init__(self, lt: Any, problem: Problem, bias: int) -> None:
+        self.product = lt.matmul_desc_create(problem.compute, problem.scale)
+        finalize(self, lt.matmul_desc_destroy, self.product)
+        attributes = lt.MatmulDescAttribute
+        put = partial(_put, lt.matmul_desc_set_attribute, self.product)
+        put(attributes.TRANSA, ctypes.c_int32(problem.a.transposed * TRANSPOSED))
+        put(attributes.TRANSB, ctypes.c_int32(problem.b.transposed * TRANSPOSED))
+        if problem.epilogue != "DEFAULT":
+            put(attributes.EPILOGUE, ctypes.c_uint32(lt.Epilogue[problem.epilogue]))
+        if "BIAS" in problem.epilogue:
+            put(attributes.BIAS_POINTER, ctypes.c_int64(bias))
+            put(attributes.BIAS_DATA_TYPE, ctypes.c_int32(problem.data))
+        self.a = self._layout(lt, problem.data, problem.a, problem.count)
+        self.b = self._layout(lt, problem.data, problem.b, problem.count)
+        self.d = self._layout(lt, problem.result, problem.d, problem.count)
+
+    def _layout(self, lt: Any, kind: int, layout: Layout, count: int) -> int:
+        found: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
+        finalize(self, lt.matrix_layout_destroy, found)
+        if count > 1:
+            attributes = lt.MatrixLayoutAttribute
+            put = partial(_put, lt.matrix_layout_set_attribute, found)
+            put(attributes.BATCH_COUNT, ctypes.c_int32(count))
+            put(attributes.STRIDED_BATCH_OFFSET, ctypes.c_int64(layout.apart))
+        return found
+
+
+def _put(function: Any, handle: int, attribute: Any, value: Any) -> None:
+    function(handle, int(attribute), ctypes.addressof(value), ctypes.sizeof(value))
+
+
+@lru_cache
+def handle(card: int) -> int:
+    """The library's context on a card."""
+    found: int = libraries.cublas_lt().create()
+    return found
+
+
+@lru_cache(maxsize=4096)
+def algorithms(problem: Problem, card: int) -> np.ndarray:
+    """The algorithms that the library thinks fastest, the best one first; maybe none."""
+    lt = libraries.cublas_lt()
+    # Whether there is a bias matters here, not where it lies.
+    descriptors = Descriptors(lt, problem, ALIGNMENT)
+    preference = lt.matmul_preference_create()
+    attributes = lt.MatmulPreferenceAttribute
+    put = partial(_put, lt.matmul_preference_set_attribute, preference)
+    put(attributes.MAX_WORKSPACE_BYTES, ctypes.c_uint64(problem.limit))
+    # Sums that are cut are added up as exactly as the others.
+    exact = lt.ReductionScheme.COMPUTE_TYPE
+    if problem.data == problem.result == problem.scale:
+        exact |= lt.ReductionScheme.INPLACE
+    put(attributes.REDUCTION_SCHEME_MASK, ctypes.c_uint32(exact))
+    for name, layout in zip("ABCD", (problem.a, problem.b, problem.d, problem.d), strict=True):
+        put(attributes[f"MIN_ALIGNMENT_{name}_BYTES"], ctypes.c_uint32(layout.alignment))
+    results, count = np.zeros(RANKS, RESULT), ctypes.c_int(0)
+    try:
+        lt.matmul_algo_get_heuristic(
+            handle(card), descriptors.product, descriptors.a, descriptors.b, descriptors.d,
+            descriptors.d, preference, RANKS, results.ctypes.data, ctypes.addressof(count),
+        )  # fmt: skip
+    except lt.cuBLASLtError:
+        # Not supported: it says so by failing.
+        return results[:0]
+    finally:
+        lt.matmul_preference_destroy(preference)
+    found = results[: count.value]
+    return found[found["state"] == 0]
+
+
+# --- running it
+
+
+class LtCall:
+    """One call of cublasLtMatmul with everything it needs."""
+
+    def __init__(
+        self, product: Multiplication, problem: Problem, algorithm: np.ndarray, workspace: Array
+    ) -> None:
+        self._lt = libraries.cublas_lt()
+        bias = 0 if product.bias is None else address_of(product.bias)
+        self._descriptors = Descriptors(self._lt, problem, bias)
+        self._algorithm = algorithm.copy()
+        number = ctypes.c_double if problem.compute == COMPUTE_64F else ctypes.c_float
+        self._scales = (number(1.0), number(0.0))
+        self._kept = (product, workspace)
+        found, out = self._descriptors, address_of(product.out)
+        room = 0 if workspace is None else workspace.nbytes
+        self._arguments = (
+            handle(libraries.current_card()), found.product, ctypes.addressof(self._scales[0]),
+            address_of(product.right), found.a, address_of(product.left), found.b,
+            ctypes.addressof(self._scales[1]), out, found.d, out, found.d,
+            self._algorithm.ctypes.data, address_of(workspace) if room else 0, room,
+        )  # fmt: skip
+
+    def __call__(self) -> None:
+        self._lt.matmul(*self._arguments, launching_stream())

@@ -1,0 +1,162 @@
+"""What turns CUDA source into work on a card. There is one driver at a time.
+
+Kernels only ever say: this source, this function, these arguments. The driver of a real card
+compiles with NVRTC, keeps the machine code on disk and launches through CuPy; the tests bring one
+that needs no card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from caldera.config import settings
+from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.filecache import read_kept, write_kept
+from caldera.memory.cuda_stream import launching_stream
+from caldera.memory.gpus import cupy
+
+Size = tuple[int, int, int]
+COMPILERS = 8
+"""Sources that are compiled at the same time: the compiler does not hold Python's lock."""
+
+
+class Driver(ABC):
+    """Compiles and launches."""
+
+    @abstractmethod
+    def function(self, source: str, name: str) -> Any:
+        """Something `launch` takes: the function of this name in this source."""
+
+    @abstractmethod
+    def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
+        """Run a function on the stream of the launch around this one.
+
+        `parameters` is a C array of pointers to the values of its parameters.
+        """
+
+    @abstractmethod
+    def launch_cooperative(
+        self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
+    ) -> None:
+        """The same with all blocks at once: they may wait for each other."""
+
+    @property
+    @abstractmethod
+    def multiprocessors(self) -> int:
+        """How many blocks run at the same time, at least."""
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """The most shared memory that a block may ask for."""
+
+
+@cache
+def headers() -> Mapping[str, str]:
+    """The CUDA headers of this package, by name."""
+    folder = resources.files("caldera.kernels.cuda") / "include"
+    return {each.name: each.read_text() for each in folder.iterdir() if each.name.endswith(".cuh")}
+
+
+class CupyDriver(Driver):
+    """A real card."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(COMPILERS, thread_name_prefix="nvrtc")
+        self._functions: dict[tuple[int, str, str], Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def function(self, source: str, name: str) -> Any:
+        card = cupy().cuda.Device().id
+        key = (card, source, name)
+        with self._lock:
+            if key not in self._functions:
+                self._functions[key] = self._pool.submit(self._load, card, source, name)
+            return self._functions[key]
+
+    def _load(self, card: int, source: str, name: str) -> Any:
+        with cupy().cuda.Device(card) as device:
+            # The machine code is bound to the card on which it is loaded.
+            code = compiled(source, f"sm_{device.compute_capability}")
+            module = cupy().cuda.function.Module()
+            module.load(code)
+            function = module.get_function(name)
+            own = cupy().cuda.driver.funcGetAttribute(_STATIC_SHARED, function.ptr)
+            most = self.shared_bytes - own
+            cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_DYNAMIC_SHARED, most)
+            return function
+
+    def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
+        ready = function.result()
+        cupy().cuda.driver.launchKernel(
+            ready.ptr, *grid, *block, shared, launching_stream(), parameters, 0
+        )
+
+    def launch_cooperative(
+        self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
+    ) -> None:
+        ready = function.result()
+        cupy().cuda.driver.launchCooperativeKernel(
+            ready.ptr, *grid, *block, shared, launching_stream(), parameters
+        )
+
+    @property
+    def multiprocessors(self) -> int:
+        return int(self._attribute("MultiProcessorCount"))
+
+    @property
+    def shared_bytes(self) -> int:
+        return int(self._attribute("MaxSharedMemoryPerBlockOptin"))
+
+    def _attribute(self, name: str) -> Any:
+        return _attributes(cupy().cuda.Device().id)[name]
+
+
+@cache
+def _attributes(card: int) -> Mapping[str, Any]:
+    """What is fixed about a card: asking takes the driver a hundred calls."""
+    found: Mapping[str, Any] = cupy().cuda.Device(card).attributes
+    return found
+
+
+# Attributes of a function, by their numbers in the driver's header.
+_STATIC_SHARED = 1
+_MOST_DYNAMIC_SHARED = 8
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The machine code of a source: from disk if it is there."""
+    made_of = "\n".join(
+        [architecture, str(nvrtc.version()), *headers().keys(), *headers().values(), source]
+    )
+    key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
+    file = settings.cache_dir / "cuda" / f"{key}.cubin"
+    code = read_kept(file)
+    if code is None:
+        code = nvrtc.compile_source(source, headers(), architecture)
+        write_kept(file, code)
+    return code
+
+
+_driver: Driver | None = None
+
+
+def driver() -> Driver:
+    """The driver in use."""
+    global _driver
+    if _driver is None:
+        _driver = CupyDriver()
+    return _driver
+
+
+def use(other: Driver | None) -> None:
+    """Use another driver from now on; None for that of the real card."""
+    global _driver
+    _driver = other

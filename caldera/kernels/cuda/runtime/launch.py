@@ -1,0 +1,73 @@
+"""A kernel call on a card: source, function, sizes, and arguments that are fixed once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.kernels.cuda.runtime.driver import Size, driver
+from caldera.memory.device_array import address_of
+
+Number = ctypes.c_int | ctypes.c_uint | ctypes.c_longlong | ctypes.c_float | ctypes.c_double
+Argument = np.ndarray[Any, np.dtype[Any]] | Number | ctypes.Structure | ctypes.Array[Any]
+
+
+class Launch:
+    """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
+
+    Numbers are given as ctypes values, which say how wide they are. `together` says that all blocks
+    must be on the card at once, because they wait for each other. `kept` are arrays that no
+    argument but an address in one of them speaks of.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        grid: Size | int,
+        block: Size | int,
+        arguments: Sequence[Argument],
+        shared: int = 0,
+        *,
+        cooperative: bool = False,
+        kept: Sequence[np.ndarray[Any, np.dtype[Any]]] = (),
+    ) -> None:
+        self.name = name
+        self._driver = driver()
+        self._function = self._driver.function(source, name)
+        self._grid = _three(grid)
+        self._block = _three(block)
+        self._shared = shared
+        self._launch = self._driver.launch_cooperative if cooperative else self._driver.launch
+        self._kept = (*arguments, *kept)
+        self._values = [_value(each) for each in arguments]
+        places = [ctypes.addressof(value) for value in self._values]
+        self._places = (ctypes.c_void_p * max(len(places), 1))(*places)
+        self._parameters = ctypes.addressof(self._places)
+
+    def __call__(self) -> None:
+        self._launch(self._function, self._grid, self._block, self._shared, self._parameters)
+
+
+class CudaRunner:
+    """Calls in order: launches, and calls of libraries."""
+
+    def __init__(self, calls: Iterable[Any]) -> None:
+        self.calls = list(calls)
+
+    def __call__(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def _three(size: Size | int) -> Size:
+    return (size, 1, 1) if isinstance(size, int) else size
+
+
+def _value(argument: Argument) -> Any:
+    if isinstance(argument, np.ndarray):
+        return ctypes.c_void_p(address_of(argument))
+    return argument

@@ -1,0 +1,70 @@
+"""NVIDIA's libraries where they are installed, and what about a card decides which kernel is
+fastest. Nothing is imported before there is a card to use it on."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from caldera.config import settings
+from caldera.memory.gpus import PACKAGE, card_count, cupy
+from caldera.optional import optional_import
+
+
+@cache
+def cublas_lt() -> Any:
+    """The module nvmath.bindings.cublasLt, or None where it or a card is missing."""
+    return _usable("nvmath", "nvmath.bindings.cublasLt", "get_version")
+
+
+@cache
+def cudnn() -> Any:
+    """The module cudnn (NVIDIA's cudnn-frontend), or None where it or a card is missing."""
+    return _usable("cudnn", "cudnn", "backend_version")
+
+
+def _usable(package: str, module: str, version: str) -> Any:
+    """The module, if the library that it calls is there as well: it can tell its version."""
+    if card_count() == 0 or find_spec(package) is None:
+        return None
+    try:
+        found = optional_import(module, PACKAGE, f"kernels by {package}")
+        getattr(found, version)()
+    except Exception:
+        # Each package has errors of its own for a library that it cannot load; our kernels serve.
+        return None
+    return found
+
+
+def current_card() -> int:
+    """The number of the card that is in use; 0 where there is none."""
+    return int(cupy().cuda.Device().id) if card_count() else 0
+
+
+def may_measure() -> bool:
+    """Whether kernels may be timed against each other: only then are second choices worth having.
+
+    >>> import caldera as cd
+    >>> with cd.settings.override(deterministic=True):
+    ...     may_measure()
+    False
+    """
+    return not settings.deterministic and settings.tune_budget_s > 0
+
+
+def facts() -> dict[str, str]:
+    """The model of the card, and the versions of everything that runs on it."""
+    if not card_count():
+        return {"card": f"none, on {platform.machine()}"}
+    runtime = cupy().cuda.runtime
+    found = {
+        "card": runtime.getDeviceProperties(current_card())["name"].decode(),
+        "driver": str(runtime.driverGetVersion()),
+    }
+    if cublas_lt() is not None:
+        found["cublas"] = str(cublas_lt().get_version())
+    if cudnn() is not None:
+        found["cudnn"] = str(cudnn().backend_version())
+    return found

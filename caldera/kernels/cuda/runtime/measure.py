@@ -1,0 +1,264 @@
+"""Timing kernels on a card, by its own clock and without Python in between: calls are captured once
+and replayed.
+
+Every kernel is checked once. Where the oracle would take too long, the judge is our own kernel,
+which tests hold against the oracle. Without a card, kernels run where the tests run them, and the
+host's clock decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.memory_format import laid_out, stored_shape
+from caldera.graph.node import Node, Spec
+from caldera.kernels import measure as on_host
+from caldera.kernels.choose import SLOW_FLOPS, TIMERS
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.measure import (
+    HOPELESS,
+    SAMPLE_S,
+    Clock,
+    Outcome,
+    compare,
+    race,
+    some_numbers,
+    tolerance_of,
+)
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.tuning_cache import FACTS
+from caldera.memory import Block, Device, device
+from caldera.memory.cuda_stream import launching_stream
+from caldera.memory.gpus import card_count, cupy
+from caldera.tensor.dtype import DType
+
+OWN = frozenset({"tiles", "direct"})
+"""Kernels that may judge others."""
+ORACLE_FLOPS = 5e8
+ORACLE_BYTES = 64 << 20
+"""Work from which on the oracle takes too long."""
+PATTERN = (1 << 20) + 7
+"""Different numbers in an input; a larger one repeats them."""
+WINDOW = 1 << 17
+"""Bytes of a large result that are looked at, at its beginning, middle and end: to compare more
+takes longer than everything else."""
+CAPTURED = 8
+REPLAY_S = 1e-3
+"""Calls of a kernel that are replayed together, at most, and what they should last: by then it no
+longer counts how long a launch takes."""
+
+
+def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
+    """Time the kernels on this node for about `seconds`, at least twice each."""
+    if not card_count():
+        return on_host.measure(node, kernels, seconds)
+    place = device(f"cuda:{libraries.current_card()}")
+    outcome = _Course(place, node, kernels).run(perf_counter() + seconds)
+    # What kernels were tried on may be larger than all that training needs.
+    place.trim()
+    return outcome
+
+
+@lru_cache(maxsize=16)
+def _pattern(index: int, dtype: DType) -> np.ndarray:
+    """Numbers for the input of this index."""
+    return some_numbers((PATTERN,), dtype, np.random.default_rng(index))
+
+
+# --- memory
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value on the card: its memory, and the array that kernels are given."""
+
+    spec: Spec
+    block: Block
+    array: Any
+
+
+def _value(place: Device, spec: Spec) -> _Value:
+    block = place.allocate(max(spec.nbytes, 1), owner="measuring")
+    memory = place.array(block, 0, stored_shape(spec.shape, spec.order), spec.dtype)
+    return _Value(spec, block, laid_out(memory, spec.shape, spec.order))
+
+
+def _fill(place: Device, value: _Value, pattern: np.ndarray) -> None:
+    """Repeat a pattern until the value is full: the copies double on the card."""
+    total, filled = value.spec.nbytes, min(value.spec.nbytes, pattern.nbytes)
+    if not total:
+        return
+    place.copy_in(value.block, 0, pattern.view(np.uint8)[:filled], place.stream)
+    while filled < total:
+        more = min(filled, total - filled)
+        place.copy_within(value.block, filled, value.block, 0, more, place.stream)
+        filled += more
+
+
+def _windows(nbytes: int) -> Iterator[tuple[int, int]]:
+    """Where a result is looked at: all of it, unless it is large."""
+    if nbytes <= 3 * WINDOW:
+        yield 0, nbytes
+        return
+    middle = nbytes // 2 // WINDOW * WINDOW
+    yield from ((0, WINDOW), (middle, WINDOW), ((nbytes - WINDOW) // 64 * 64, WINDOW))
+
+
+def _fetched(place: Device, value: _Value) -> list[np.ndarray]:
+    """The elements in all windows of a value."""
+    found = []
+    for offset, nbytes in _windows(value.spec.nbytes):
+        here = np.empty(nbytes, np.uint8)
+        place.copy_out(here, value.block, offset, nbytes, place.stream)
+        found.append(here)
+    place.stream.synchronize()
+    return [here.view(value.spec.dtype) for here in found]
+
+
+def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
+    """The same of a result on the host."""
+    lying = np.ascontiguousarray(array if spec.order is None else array.transpose(spec.order))
+    flat = lying.reshape(-1).view(np.uint8)
+    return [
+        flat[offset : offset + nbytes].view(spec.dtype) for offset, nbytes in _windows(spec.nbytes)
+    ]
+
+
+# --- the course
+
+
+class _Course:
+    """All that the kernels of one node have in common."""
+
+    def __init__(self, place: Device, node: Node, kernels: Sequence[Kernel]) -> None:
+        self._place = place
+        self._node = node
+        # Our own kernel goes first: it may have to judge the others.
+        self._kernels = sorted(kernels, key=lambda kernel: kernel.name not in OWN)
+        specs = [given.outputs[0] for given in node.inputs]
+        self._patterns = [
+            _pattern(index, spec.dtype)[: spec.size] for index, spec in enumerate(specs)
+        ]
+        self._inputs = [_value(place, spec) for spec in specs]
+        for value, pattern in zip(self._inputs, self._patterns, strict=True):
+            _fill(place, value, pattern)
+        self._outputs = [_value(place, spec) for spec in node.outputs]
+        room = max(kernel.workspace(node) for kernel in kernels)
+        spare = _value(place, Spec((room,), np.dtype(np.uint8))) if room else None
+        self._call = Call(
+            node, tuple(each.array for each in self._outputs),
+            tuple(each.array for each in self._inputs), None if spare is None else spare.array,
+        )  # fmt: skip
+        self._right: list[list[np.ndarray]] | None = None
+        specs += node.outputs
+        if (
+            node.op.count_flops(node) <= ORACLE_FLOPS
+            and sum(spec.nbytes for spec in specs) <= ORACLE_BYTES
+        ):
+            self._right = self._by_oracle()
+
+    def _by_oracle(self) -> list[list[np.ndarray]]:
+        inputs = [
+            laid_out(np.resize(pattern, value.spec.size), value.spec.shape, value.spec.order)
+            for value, pattern in zip(self._inputs, self._patterns, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            results = evaluate(self._node, inputs)
+        return [
+            _windows_of(result, spec)
+            for result, spec in zip(results, self._node.outputs, strict=True)
+        ]
+
+    def run(self, deadline: float) -> Outcome:
+        """Check the kernels, and let them race."""
+        outcome = Outcome()
+        clocks: dict[str, Clock] = {}
+        for kernel in self._kernels:
+            try:
+                runner = self._checked(kernel)
+                once = _seconds(self._place, (partial(self._place.stream.launch, runner), 1), 1)
+                replayed = self._replayed(kernel, runner, once)
+                clocks[kernel.name] = partial(_seconds, self._place, replayed)
+                outcome.times[kernel.name] = once
+            except MemoryError:
+                raise
+            except Exception as problem:
+                # Whatever a candidate raises, the others can still serve.
+                outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
+        # Of a kernel that takes long, one call tells whether it is worth another.
+        limit = max(HOPELESS * min(outcome.times.values(), default=0.0), SAMPLE_S)
+        race({name: clocks[name] for name in clocks if outcome.times[name] <= limit},
+             outcome, deadline)  # fmt: skip
+        # Memory goes back to the pool only when nothing uses it any more.
+        self._place.stream.synchronize()
+        return outcome
+
+    def _checked(self, kernel: Kernel) -> Runner:
+        """The kernel, bound, if it computes what it should."""
+        for value in self._outputs:
+            # What the kernel before it left here must not pass for its own result.
+            self._spoil(value)
+        runner = kernel.bind(self._call)
+        self._place.stream.launch(runner)
+        found = [_fetched(self._place, value) for value in self._outputs]
+        if self._right is None:
+            if kernel.name in OWN:
+                self._right = found
+            return runner
+        for windows, wanted, spec in zip(found, self._right, self._node.outputs, strict=True):
+            allowed = tolerance_of(self._node, spec.dtype)
+            for one, other in zip(windows, wanted, strict=True):
+                compare(one, other, allowed)
+        return runner
+
+    def _spoil(self, value: _Value) -> None:
+        nbytes, address = value.spec.nbytes, value.block.address
+        # All bits set are a nan in every float.
+        self._place.stream.launch(
+            lambda: cupy().cuda.runtime.memsetAsync(address, 0xFF, nbytes, launching_stream())
+        )
+
+    def _replayed(self, kernel: Kernel, runner: Runner, once: float) -> tuple[Runner, int]:
+        """What replays a few calls of the kernel, of which one takes `once`, and how many."""
+        stream = self._place.stream
+        if not kernel.capturable:
+            return partial(stream.launch, runner), 1
+        calls = max(1, min(CAPTURED, int(REPLAY_S / max(once, 1e-7))))
+        stream.begin_capture()
+        try:
+            for _ in range(calls):
+                stream.launch(runner)
+        except BaseException:
+            with suppress(Exception):
+                stream.end_capture()
+            raise
+        return stream.end_capture().replay, calls
+
+
+def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:
+    """Seconds of a call, by the card's own clock."""
+    replay, calls = replayed
+    before, after = cupy().cuda.Event(), cupy().cuda.Event()
+    rounds = max(1, count // calls)
+    # A launch makes its stream the one that events are recorded on.
+    place.stream.launch(before.record)
+    for _ in range(rounds):
+        replay()
+    place.stream.launch(after.record)
+    place.stream.synchronize()
+    milliseconds: float = cupy().cuda.get_elapsed_time(before, after)
+    return milliseconds * 1e-3 / (rounds * calls)
+
+
+TIMERS["cuda"] = measure
+# What plays a card in tests is slow.
+SLOW_FLOPS["cuda"] = lambda: 1e13 if card_count() else 1e7
+FACTS["cuda"] = libraries.facts

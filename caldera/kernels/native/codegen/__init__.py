@@ -1,0 +1,1 @@
+"""Generating machine code through LLVM: values, loops, mathematics, compiling."""

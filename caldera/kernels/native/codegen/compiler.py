@@ -1,0 +1,131 @@
+"""Compiling kernels and keeping the machine code on disk.
+
+A kernel is named by the function that builds it and its parameters. The object file is kept under
+a key made of that name, the source it is built by, the compiler and the processor, so a change of
+any of them compiles anew, and a second process loads in a millisecond what the first one compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding as llvm
+
+from caldera.config import settings
+from caldera.kernels.filecache import read_kept, write_kept
+from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
+from caldera.kernels.native.codegen.target import machine, target_machine
+
+_addresses: dict[str, int] = {}
+_engines: list[Any] = []
+_lock = threading.Lock()
+
+
+def compiled(build: Callable[..., None], **parameters: Any) -> int:
+    """The address of the kernel that `build(k, **parameters)` writes.
+
+    Parameters must be plain values whose `repr` says all there is to know about them (a longer
+    description, such as a fused body, is passed as text and read again by `build`).
+
+    >>> from caldera.kernels.native.codegen.compiler import compiled
+    >>> from caldera.kernels.native.codegen.emitter import F32
+    >>> def double(k, factor):
+    ...     x = k.pointer(0, F32)
+    ...     x.store(0, x.load(0) * factor)
+    >>> compiled(double, factor=2.0) == compiled(double, factor=2.0)
+    True
+    """
+    described = ", ".join(f"{name}={parameters[name]!r}" for name in sorted(parameters))
+    name = f"{build.__module__}.{build.__qualname__}({described})"
+    known = _addresses.get(name)
+    if known is not None:
+        return known
+    with _lock:
+        if name not in _addresses:
+            _addresses[name] = _load_or_compile(name, build, parameters)
+        return _addresses[name]
+
+
+def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str, Any]) -> int:
+    made_of = f"{_toolchain()}\n{_sources(build.__module__)}\n{name}"
+    key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
+    symbol = f"caldera_{key}"
+    file = settings.cache_dir / "native" / f"{key}.o"
+    code = read_kept(file)
+    if code is None:
+        code = _compile(symbol, lambda k: build(k, **parameters))
+        write_kept(file, code)
+    return _address(code, symbol)
+
+
+@lru_cache(maxsize=1)
+def _toolchain() -> str:
+    """The compiler and the processor."""
+    here = machine()
+    compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    return f"{compiler} {here}"
+
+
+@cache
+def _sources(module: str) -> str:
+    """A digest of the source of a module and of all it imports from this package, in turn."""
+    found: dict[str, bytes] = {}
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        source = _source(name)
+        found[name] = source
+        for line in _IMPORT.finditer(source.decode()):
+            package, names = line.group(1), line.group(2)
+            inside = [f"{package}.{each}" for each in re.findall(r"\w+", names)]
+            pending += [package, *(each for each in inside if each in sys.modules)]
+    digest = hashlib.blake2b(digest_size=20)
+    for name in sorted(found):
+        digest.update(found[name])
+    return digest.hexdigest()
+
+
+_IMPORT = re.compile(
+    rf"^from ({re.escape(__package__)}[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+)
+
+
+def _source(module: str) -> bytes:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return b"" if file is None else Path(file).read_bytes()
+
+
+def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
+    module = llvm.parse_assembly(str(kernel_module(symbol, build)))
+    module.verify()
+    target = target_machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    # Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
+    # make no kernel faster, and take longer than all the rest.
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    passes = llvm.create_pass_builder(target, options)
+    passes.getModulePassManager().run(module, passes)
+    return bytes(target.emit_object(module))
+
+
+def _address(code: bytes, symbol: str) -> int:
+    empty = llvm.parse_assembly("")
+    empty.triple = machine().triple
+    engine = llvm.create_mcjit_compiler(empty, target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    # The engine owns the memory of the code: it must live as long as the process.
+    _engines.append(engine)
+    return int(engine.get_function_address(symbol))

@@ -1,0 +1,79 @@
+"""Elements in memory and in registers: every dtype's stored and computed type, and casts.
+
+Halves are computed with in float32 and truth values as single bits; a result of half precision is
+rounded at once, so that it does not depend on which ops were fused.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Emitter,
+    Value,
+    element,
+    is_floating,
+    vector,
+)
+from caldera.kernels.native.codegen.half import HALF_NAMES, narrow, widen
+
+IN_MEMORY: dict[str, ir.Type] = {
+    "bool": I8, "uint8": I8, "int8": I8, "int16": I16, "int32": I32, "int64": I64,
+    "float16": I16, "bfloat16": I16, "float32": F32, "float64": F64,
+}  # fmt: skip
+UNSIGNED = ("bool", "uint8")
+
+
+def computed(name: str) -> ir.Type:
+    """The type that arithmetic on values of a dtype uses."""
+    if name in HALF_NAMES:
+        return F32
+    return I1 if name == "bool" else IN_MEMORY[name]
+
+
+def from_memory(k: Emitter, raw: Value, name: str) -> Value:
+    """What was loaded, in the computed type."""
+    if name in HALF_NAMES:
+        return widen(k, raw, name)
+    return raw.differs(0) if name == "bool" else raw
+
+
+def to_memory(k: Emitter, value: Value, name: str) -> Value:
+    """A computed value as it is stored."""
+    if name in HALF_NAMES:
+        return narrow(k, value, name)
+    return k.convert(value, I8) if name == "bool" else value
+
+
+def rounded(k: Emitter, value: Value, name: str) -> Value:
+    """A computed value with no more digits than the dtype has."""
+    return widen(k, narrow(k, value, name), name) if name in HALF_NAMES else value
+
+
+def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
+    """A value of one dtype in another, as NumPy does it."""
+    wanted = computed(target)
+    if target == "bool":
+        return value if source == "bool" else value.differs(0)
+    if is_floating(value.type) and not is_floating(wanted):
+        whole = k.convert(value, I64 if wanted == I64 else I32)
+        return k.convert(whole, wanted)
+    if target in HALF_NAMES:
+        if not is_floating(value.type):
+            # Large integers must not be rounded twice.
+            exact = F64 if element(value.type) in (I32, I64) else F32
+            value = k.convert(value, exact, unsigned=source in UNSIGNED)
+        return rounded(k, value, target)
+    return k.convert(value, wanted, unsigned=source in UNSIGNED)
+
+
+def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> Value:
+    """A constant of a dtype in all lanes."""
+    return k.constant(value, vector(computed(name), lanes))

@@ -1,0 +1,51 @@
+"""Functions of the C library, called lane by lane where vector code would not be worth its length.
+
+The linker finds them by name when a compiled kernel is loaded, so kernels kept on disk stay valid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, Value, element
+
+NEEDED = ("sin", "cos", "pow", "fmod")
+
+
+@lru_cache(maxsize=1)
+def has_library() -> bool:
+    """Whether this process has the C library's mathematical functions under their usual names."""
+    if os.name != "posix":
+        return False
+    everything = ctypes.CDLL(None)
+    return all(hasattr(everything, name) for name in NEEDED)
+
+
+def by_library(k: Emitter, name: str, *operands: Value) -> Value:
+    """A function of the C library for float64, in each lane. float32 is computed in float64."""
+    kind = operands[0].type
+    function = k.module.globals.get(name)
+    if function is None:
+        signature = ir.FunctionType(F64, [F64] * len(operands))
+        function = ir.Function(k.module, signature, name)
+    if operands[0].lanes == 1:
+        wide = [k.convert(each, F64) for each in operands]
+        return k.convert(k.call(function, *wide), element(kind))
+    # The vectors go through memory: LLVM would keep all lanes in registers across every call.
+    count = operands[0].lanes
+    rooms = [k.stack(element(kind), count) for _ in operands]
+    for room, operand in zip(rooms, operands, strict=True):
+        room.store(0, operand)
+    with k.loop(0, count) as lane:
+        wide = [k.convert(room.load(lane), F64) for room in rooms]
+        rooms[0].store(lane, k.convert(k.call(function, *wide), element(kind)))
+    return rooms[0].load(0, count)
+
+
+def is_single(x: Value) -> bool:
+    """Whether a value is of float32."""
+    return element(x.type) == F32

@@ -1,0 +1,349 @@
+"""Functions of one number as vector code, for float32 and float64 and any number of lanes.
+
+Errors are a few units in the last place at most (the tests say how many). Infinite arguments give
+the limit, a nan stays a nan, denormals count as arguments and come out as results, and zeros keep
+their sign. No instruction here becomes a call of a library, and none needs a fused multiply-add to
+be right; the polynomials and quotients are near-minimax fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.emitter import F32, I32, I64, Emitter, Value, element, vector
+from caldera.kernels.native.codegen.target import machine
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """What differs between float32 and float64."""
+
+    integer: ir.Type
+    mantissa: int
+    bias: int
+    ln2_high: float
+    """ln 2 with so few bits that its product with any exponent is exact, and the rest."""
+    ln2_low: float
+    overflow: float
+    """From here on exp is infinite; below `underflow` it is 0."""
+    underflow: float
+    exp: tuple[float, ...]
+    """(exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2."""
+
+    @property
+    def magic(self) -> float:
+        """Adding it rounds to an integer, which then stands in the lowest bits."""
+        return 1.5 * 2.0**self.mantissa
+
+
+_SINGLE = _Format(
+    I32, 23, 127, 0.693145751953125, 1.428606765330187e-06, 89.0, -104.0,
+    (0.001382104237563908, 0.00836867094039917, 0.04166826233267784, 0.1666652113199234,
+     0.4999999403953552),
+)  # fmt: skip
+_DOUBLE = _Format(
+    I64, 52, 1023, 0.6931471803691238, 1.9082149292705877e-10, 710.0, -746.0,
+    (2.500691194083367e-08, 2.7630215730525823e-07, 2.7557559776781763e-06, 2.48014931173414e-05,
+     0.0001984126954429409, 0.0013888888943744547, 0.008333333333471445, 0.041666666666528684,
+     0.16666666666666463, 0.5000000000000011),
+)  # fmt: skip
+
+
+def _format(x: Value) -> _Format:
+    return _SINGLE if element(x.type) == F32 else _DOUBLE
+
+
+def _integers(x: Value) -> ir.Type:
+    return vector(_format(x).integer, x.lanes)
+
+
+# --- simple pieces
+
+
+def absolute(k: Emitter, x: Value) -> Value:
+    """|x|."""
+    return k.intrinsic("llvm.fabs", x)
+
+
+def copy_sign(k: Emitter, magnitude: Value, sign: Value) -> Value:
+    """`magnitude` with the sign of `sign`."""
+    return k.intrinsic("llvm.copysign", magnitude, sign)
+
+
+def sqrt(k: Emitter, x: Value) -> Value:
+    """The square root, rounded correctly."""
+    return k.intrinsic("llvm.sqrt", x)
+
+
+def rsqrt(k: Emitter, x: Value) -> Value:
+    """One over the square root."""
+    return 1.0 / sqrt(k, x)
+
+
+def at_most(k: Emitter, x: Value, limit: Value | float) -> Value:
+    """x, but no more than the limit; a nan in either stays one."""
+    return _extreme(k, "llvm.minimum", "<", x, limit)
+
+
+def at_least(k: Emitter, x: Value, limit: Value | float) -> Value:
+    """x, but no less than the limit; a nan in either stays one."""
+    return _extreme(k, "llvm.maximum", ">", x, limit)
+
+
+def _extreme(k: Emitter, instruction: str, sign: str, x: Value, limit: Value | float) -> Value:
+    if machine().triple.startswith(("aarch64", "arm64")):
+        return k.intrinsic(instruction, x, k.constant(limit, x.type))
+    if isinstance(limit, Value):
+        chosen = k.select(k.compare(sign, limit, x), limit, x)
+        return k.select(k.is_nan(limit), limit, chosen)
+    # The second operand comes out beside a nan: one instruction on x86.
+    return k.select(k.compare(sign, limit, x), k.constant(limit, x.type), x)
+
+
+def nearest(k: Emitter, x: Value) -> Value:
+    """The nearest integer, ties to the even one."""
+    # Beyond this there are only integers; adding and subtracting it rounds what is below.
+    whole = 2.0 ** _format(x).mantissa
+    magnitude = absolute(k, x)
+    rounded = copy_sign(k, (magnitude + whole) - whole, x)
+    return k.select(magnitude < whole, rounded, x)
+
+
+def floor(k: Emitter, x: Value) -> Value:
+    """The largest integer that is not above x."""
+    near = nearest(k, x)
+    return copy_sign(k, near - _one_where(k, near > x, x), x)
+
+
+def ceil(k: Emitter, x: Value) -> Value:
+    """The smallest integer that is not below x."""
+    near = nearest(k, x)
+    return copy_sign(k, near + _one_where(k, near < x, x), x)
+
+
+def _one_where(k: Emitter, condition: Value, like: Value) -> Value:
+    return k.select(condition, k.constant(1.0, like.type), 0.0)
+
+
+# --- exponentials
+
+
+def _reduced(k: Emitter, x: Value) -> tuple[Value, Value]:
+    """(r, n) with x = r + n ln 2 and |r| <= ln(2) / 2; n as an integer."""
+    kind = _format(x)
+    shifted = k.fma(x, LOG2_E, kind.magic)
+    count = shifted - kind.magic
+    magic_bits = k.bitcast(k.constant(kind.magic, x.type), _integers(x))
+    rest = k.fma(count, -kind.ln2_low, k.fma(count, -kind.ln2_high, x))
+    return rest, k.bitcast(shifted, _integers(x)) - magic_bits
+
+
+def _power_of_two(k: Emitter, n: Value, like: Value) -> Value:
+    """2^n for exponents of normal numbers."""
+    kind = _format(like)
+    return k.bitcast((n + kind.bias) << kind.mantissa, like.type)
+
+
+def _exp_of_rest(k: Emitter, rest: Value) -> Value:
+    curve = k.polynomial(rest, _format(rest).exp)
+    return k.fma(rest * rest, curve, rest) + 1.0
+
+
+def exp(k: Emitter, x: Value) -> Value:
+    """e^x."""
+    return exp_of_negative(k, at_most(k, x, _format(x).overflow))
+
+
+def exp_of_negative(k: Emitter, x: Value) -> Value:
+    """e^x for x that is not positive (or not too large for a finite result)."""
+    x = at_least(k, x, _format(x).underflow)
+    rest, n = _reduced(k, x)
+    # In two steps, because 2^n alone may be too large or too small for a normal number.
+    half = n >> 1
+    value = _exp_of_rest(k, rest) * _power_of_two(k, half, x)
+    return value * _power_of_two(k, n - half, x)
+
+
+def _exp_of_moderate(k: Emitter, x: Value) -> Value:
+    """e^x for x that is not positive, where a result below 1e-17 may as well be that."""
+    rest, n = _reduced(k, at_least(k, x, -40.0))
+    return _exp_of_rest(k, rest) * _power_of_two(k, n, x)
+
+
+def expm1(k: Emitter, x: Value) -> Value:
+    """e^x - 1, accurate near 0."""
+    kind = _format(x)
+    # Below the lower end the result is -1 to the last bit.
+    near = at_least(k, at_most(k, x, kind.overflow), -1.5 * (kind.mantissa + 1))
+    rest, n = _reduced(k, near)
+    curve = k.fma(rest * rest, k.polynomial(rest, kind.exp), rest)
+    # Half of the scale first: 2^n may be the power just beyond the largest.
+    scale = _power_of_two(k, n - 1, x)
+    result = k.fma(curve, scale, scale - 0.5) * 2.0
+    return k.select(absolute(k, x) < 2.0 ** -(kind.mantissa + 2), x, result)
+
+
+def sigmoid(k: Emitter, x: Value) -> Value:
+    """1 / (1 + e^-x), accurate at both ends."""
+    small = exp_of_negative(k, -absolute(k, x))
+    top = k.select(x < 0.0, small, k.constant(1.0, x.type))
+    return top / (small + 1.0)
+
+
+# tanh(x) = x + x^3 P(x^2) up to here, for float32 and float64.
+_TANH_MIDDLE_SINGLE, _TANH_MIDDLE = 0.625, 0.55
+_TANH_SINGLE = (
+    -0.0057162027806043625, 0.020649708807468414, -0.05374317243695259, 0.13331486284732819,
+    -0.3333328366279602,
+)  # fmt: skip
+_TANH_DOUBLE = (
+    -1.9468035063688238e-05, 8.327613675562183e-05, -0.0002333555046144257, 0.0005884350833191247,
+    -0.0014555407718033345, 0.0035920917424151428, -0.008863232576425198, 0.021869488384549624,
+    -0.053968253963722845, 0.1333333333332657, -0.333333333333333,
+)  # fmt: skip
+
+
+def tanh(k: Emitter, x: Value) -> Value:
+    """The hyperbolic tangent."""
+    single = element(x.type) == F32
+    magnitude = absolute(k, x)
+    squared = x * x
+    curve = k.polynomial(squared, _TANH_SINGLE if single else _TANH_DOUBLE)
+    near = k.fma(magnitude * squared, curve, magnitude)
+    small = _exp_of_moderate(k, magnitude * -2.0)
+    far = (1.0 - small) / (small + 1.0)
+    middle = _TANH_MIDDLE_SINGLE if single else _TANH_MIDDLE
+    return copy_sign(k, k.select(magnitude < middle, near, far), x)
+
+
+# --- the error function
+
+# For float32: erf(x) = x + x P(x^2) up to the middle, and beyond erf(x) = 1 - exp(-x - x P(x)).
+_ERF_MIDDLE = 0.925
+_ERF_NEAR = (
+    -0.0005959555273875594, 0.00498734787106514, -0.026762964203953743, 0.11281730979681015,
+    -0.37612488865852356, 0.12837915122509003,
+)  # fmt: skip
+_ERF_FAR = (
+    -0.00021398835815489292, 0.0032149788457900286, -0.02289002202451229, 0.1052619069814682,
+    0.6357182860374451, 0.128514364361763,
+)  # fmt: skip
+_ERF_END = 3.93
+# W. J. Cody, Mathematics of Computation 23 (1969): x P(x^2) / Q(x^2) up to 0.46875, and beyond
+# 1 - exp(-x^2) P(x) / Q(x).
+_CODY_MIDDLE = 0.46875
+_CODY_NEAR_TOP = (
+    1.85777706184603153e-01, 3.16112374387056560e00, 1.13864154151050156e02,
+    3.77485237685302021e02, 3.20937758913846947e03,
+)  # fmt: skip
+_CODY_NEAR_BOTTOM = (
+    1.0, 2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03,
+    2.84423683343917062e03,
+)  # fmt: skip
+_CODY_FAR_TOP = (
+    2.15311535474403846e-08, 5.64188496988670089e-01, 8.88314979438837594e00,
+    6.61191906371416295e01, 2.98635138197400131e02, 8.81952221241769090e02,
+    1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03,
+)  # fmt: skip
+_CODY_FAR_BOTTOM = (
+    1.0, 1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02,
+    1.62138957456669019e03, 3.29079923573345963e03, 4.36261909014324716e03,
+    3.43936767414372164e03, 1.23033935480374942e03,
+)  # fmt: skip
+
+
+def erf(k: Emitter, x: Value) -> Value:
+    """The error function."""
+    if element(x.type) == F32:
+        return _erf_single(k, x)
+    squared = x * x
+    near = x * k.polynomial(squared, _CODY_NEAR_TOP) / k.polynomial(squared, _CODY_NEAR_BOTTOM)
+    magnitude = absolute(k, x)
+    # Beyond 6 the result is 1 to the last bit.
+    clipped = at_most(k, magnitude, 6.0)
+    tail = k.polynomial(clipped, _CODY_FAR_TOP) / k.polynomial(clipped, _CODY_FAR_BOTTOM)
+    far = copy_sign(k, 1.0 - _exp_of_moderate(k, -(clipped * clipped)) * tail, x)
+    return k.select(magnitude < _CODY_MIDDLE, near, far)
+
+
+def _erf_single(k: Emitter, x: Value) -> Value:
+    magnitude = absolute(k, x)
+    near = k.fma(magnitude, k.polynomial(x * x, _ERF_NEAR), magnitude)
+    clipped = at_most(k, magnitude, _ERF_END)
+    power = k.fma(clipped, k.polynomial(clipped, _ERF_FAR), clipped)
+    far = 1.0 - _exp_of_moderate(k, -power)
+    return copy_sign(k, k.select(magnitude < _ERF_MIDDLE, near, far), x)
+
+
+# --- logarithms
+
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) between sqrt(1/2) and sqrt(2), for float32.
+_LOG = (
+    -0.07861663401126862, 0.12882941961288452, -0.13128504157066345, 0.14180947840213776,
+    -0.16624557971954346, 0.20002301037311554, -0.25000810623168945, 0.33333316445350647,
+)  # fmt: skip
+# log(1 + f) = 2 s + s^3 P(s^2) with s = f / (2 + f), for float64.
+_ATANH = (
+    0.14795721921493404, 0.15314077138575963, 0.1818356310358913, 0.2222219860123097,
+    0.28571428742054267, 0.3999999999941658, 0.6666666666666734,
+)  # fmt: skip
+
+
+def _split(k: Emitter, x: Value) -> tuple[Value, Value]:
+    """(f, e) with x = (1 + f) 2^e and 1 + f between sqrt(1/2) and sqrt(2), for normal x > 0."""
+    kind = _format(x)
+    bits = k.bitcast(x, _integers(x))
+    root = k.bitcast(k.constant(math.sqrt(0.5), x.type), _integers(x))
+    offset = bits - root
+    exponent = offset >> kind.mantissa
+    fraction = k.bitcast(bits - (exponent << kind.mantissa), x.type)
+    return fraction - 1.0, k.convert(exponent, element(x.type))
+
+
+def _log_near_one(k: Emitter, f: Value, extra: Value) -> Value:
+    """log(1 + f) + extra, which is small beside f or 0."""
+    halved = f * f * 0.5
+    if element(f.type) == F32:
+        curve = k.polynomial(f, _LOG) * (f * f)
+        return f - (halved - k.fma(curve, f, extra))
+    s = f / (f + 2.0)
+    z = s * s
+    return f - (halved - k.fma(s, k.fma(z, k.polynomial(z, _ATANH), halved), extra))
+
+
+def _special_logs(k: Emitter, x: Value, result: Value) -> Value:
+    """-inf at 0, inf at inf, nan below 0 and at nan."""
+    infinity = k.constant(math.inf, x.type)
+    result = k.select(x < infinity, result, x)
+    result = k.select(x.equals(0.0), -infinity, result)
+    return k.select(x < 0.0, k.constant(math.nan, x.type), result)
+
+
+def log(k: Emitter, x: Value) -> Value:
+    """The natural logarithm."""
+    kind = _format(x)
+    smallest = 2.0 ** (1 - kind.bias)
+    is_small = x < smallest
+    shift = float(kind.mantissa + 1)
+    normal = k.select(is_small, x * 2.0**shift, x)
+    f, exponent = _split(k, normal)
+    exponent = exponent - k.select(is_small, k.constant(shift, x.type), 0.0)
+    near = _log_near_one(k, f, exponent * kind.ln2_low)
+    return _special_logs(k, x, k.fma(exponent, kind.ln2_high, near))
+
+
+def log1p(k: Emitter, x: Value) -> Value:
+    """log(1 + x), accurate near 0."""
+    kind = _format(x)
+    u = x + 1.0
+    f, exponent = _split(k, u)
+    # What rounding cut off 1 + x; which of both was cut depends on which is larger.
+    lost = k.select(x < 1.0, x - (u - 1.0), 1.0 - (u - x)) / u
+    near = _log_near_one(k, f, k.fma(exponent, kind.ln2_low, lost))
+    result = _special_logs(k, u, k.fma(exponent, kind.ln2_high, near))
+    return k.select(absolute(k, x) < 2.0 ** -(kind.mantissa + 2), x, result)

@@ -1,0 +1,320 @@
+"""Running native kernels: many calls in a row without Python in between, on the pool's threads.
+
+The calling thread walks through the calls. A call in several parts is published with a counter;
+whoever is free claims the next part, so the calling thread never waits for a worker that is busy
+elsewhere, and does all parts itself if nobody comes. Workers are threads of the one pool: they
+join for as long as there is work, linger a moment for the next program, and go back to the pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+from llvmlite import ir
+
+from caldera.config import settings
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, Value
+from caldera.kernels.table import Runner
+from caldera.threads import is_worker, submit
+
+# --- what a call is
+
+
+@dataclass(frozen=True, eq=False)
+class NativeCall:
+    """One kernel with its arguments. `keep` holds what the slots point to.
+
+    A kernel that may fail writes something other than 0 to its `status`, an int64 array of one
+    element. The program then stops before the next call, and `refuse` raises the error.
+    """
+
+    address: int
+    slots: np.ndarray
+    parts: int
+    keep: tuple[Any, ...] = ()
+    status: np.ndarray | None = None
+    refuse: Callable[[], NoReturn] | None = None
+
+
+def native_call(
+    address: int,
+    *arguments: Any,
+    parts: int = 1,
+    status: np.ndarray | None = None,
+    refuse: Callable[[], NoReturn] | None = None,
+) -> NativeCall:
+    """A call of the kernel at `address`: arrays become pointers, floats 8-byte numbers.
+
+    `parts` is how many workers may share it: the kernel is called once for each part.
+    """
+    slots = np.zeros(len(arguments), np.int64)
+    for index, given in enumerate(arguments):
+        if isinstance(given, np.ndarray):
+            slots[index] = given.__array_interface__["data"][0]
+        elif isinstance(given, float | np.floating):
+            slots[index : index + 1].view(np.float64)[0] = given
+        else:
+            slots[index] = int(given)
+    return NativeCall(address, slots, max(1, parts), arguments, status, refuse)
+
+
+class NativeRunner:
+    """A kernel bound to memory: one native call or several, in order. Plans join them."""
+
+    def __init__(self, calls: Sequence[NativeCall]) -> None:
+        self.calls = list(calls)
+        self._program: NativeProgram | None = None
+
+    def __call__(self) -> None:
+        if self._program is None:
+            self._program = NativeProgram(self.calls)
+        self._program()
+
+
+def in_sequence(runners: Iterable[Runner]) -> Runner:
+    """One runner that does what these do, one after the other; native if all of them are."""
+    joined = joined_runs(runners)
+    if len(joined) == 1:
+        return joined[0]
+
+    def run() -> None:
+        for each in joined:
+            each()
+
+    return run
+
+
+def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
+    """The same runners, with native ones that follow each other made one."""
+    result: list[Runner] = []
+    calls: list[NativeCall] = []
+    for runner in runners:
+        if isinstance(runner, NativeRunner):
+            calls.extend(runner.calls)
+            continue
+        if calls:
+            result.append(NativeRunner(calls))
+            calls = []
+        result.append(runner)
+    if calls or not result:
+        result.append(NativeRunner(calls))
+    return result
+
+
+# --- running them
+
+_ADDRESS, _SLOTS, _PARTS, _STATUS, _ROW = 0, 1, 2, 3, 4
+"""Columns of the table of calls, and their number."""
+_TICKET, _DONE, _GENERATION, _JOBS, _YIELD, _RUNNING, _WORDS = 0, 8, 16, 24, 32, 40, 48
+"""Where the words of a team lie, those that are written often on cache lines of their own. The
+ticket has the number of the call in its upper half, then how many parts it has, then the next part
+to be claimed, 16 bits each. The addresses of the current call and the one before are kept. While a
+program runs, workers stay however long one of its calls keeps them waiting."""
+_MOST_PARTS = 1 << 12
+_SPINS = 64
+"""How often a thread looks again before it lets others run."""
+_LINGER = 400
+"""How often a worker without work lets others run before it goes back to the pool."""
+
+
+class _Team:
+    """What a program's thread and the workers that joined it share."""
+
+    _of_thread = threading.local()
+
+    def __init__(self) -> None:
+        room = np.zeros(_WORDS + 8, np.int64)
+        start = (-room.ctypes.data % 64) // 8
+        self.words = room[start : start + _WORDS]
+        self.words[_YIELD] = _address_of_yield()
+        self.slots = np.array([self.words.ctypes.data], np.int64)
+        self._inside = 0
+        self._running = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_this_thread(cls) -> _Team:
+        team: _Team | None = getattr(cls._of_thread, "team", None)
+        if team is None:
+            team = cls._of_thread.team = cls()
+        return team
+
+    def begin(self, workers: int) -> None:
+        """Ask the pool for workers. Nobody waits for them: they join when they can."""
+        with self._lock:
+            self._running = True
+            missing = workers - self._inside
+            self._inside = max(self._inside, workers)
+        for _ in range(missing):
+            submit(self._join)
+
+    def end(self) -> None:
+        """The program is over: workers may go when they have waited for the next in vain."""
+        self._running = False
+
+    def _join(self) -> None:
+        while True:
+            _functions()[1](self.slots.ctypes.data, 0, 1)
+            with self._lock:
+                # A program that began while this worker was leaving counts on it.
+                if not self._running:
+                    self._inside -= 1
+                    return
+
+
+class NativeProgram:
+    """A list of native calls as one function of no arguments."""
+
+    def __init__(self, calls: Sequence[NativeCall]) -> None:
+        self._calls = list(calls)
+        self._table = np.zeros((len(self._calls), _ROW), np.int64)
+        for row, call in zip(self._table, self._calls, strict=True):
+            status = 0 if call.status is None else call.status.ctypes.data
+            row[:] = call.address, call.slots.ctypes.data, min(call.parts, _MOST_PARTS), status
+        self._failing = [call for call in self._calls if call.status is not None]
+        self._workers = max((call.parts for call in self._calls), default=1) - 1
+        self._slots = np.array([self._table.ctypes.data, len(self._calls), 0], np.int64)
+        self._address = self._slots.ctypes.data
+
+    def __call__(self) -> None:
+        workers = min(self._workers, settings.threads - 1)
+        if workers > 0 and not is_worker():
+            team = _Team.of_this_thread()
+            self._slots[2] = team.slots[0]
+            team.begin(workers)
+            _functions()[0](self._address, 0, 1)
+            team.end()
+        else:
+            self._slots[2] = 0
+            _functions()[0](self._address, 0, 1)
+        for call in self._failing:
+            self._check(call)
+
+    @staticmethod
+    def _check(call: NativeCall) -> None:
+        assert call.status is not None
+        assert call.refuse is not None
+        if call.status[0]:
+            call.status[0] = 0
+            call.refuse()
+
+
+@lru_cache(maxsize=1)
+def _functions() -> tuple[Callable[[int, int, int], None], Callable[[int, int, int], None]]:
+    """The thread that walks through a program, and those that help it."""
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    return kind(compiled(_lead)), kind(compiled(_follow))
+
+
+@lru_cache(maxsize=1)
+def _address_of_yield() -> int:
+    """The function by which a thread lets others run; 0 where the system has no such name."""
+    function = getattr(ctypes.CDLL(None), "sched_yield", None) if os.name == "posix" else None
+    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
+
+
+def _lead(k: Emitter) -> None:
+    table, count, team = k.pointer(0, I64), k.integer(1), k.pointer(2, I64)
+    no_team = k.integer(2).equals(0)
+    with k.when(~no_team):
+        _exchange(k, team.at(_RUNNING), k.constant(1, I64))
+    next_call = k.variable(0, I64)
+    with k.repeat_while(lambda: next_call.value < count):
+        row = table.at(next_call.value * _ROW)
+        next_call.value = next_call.value + 1
+        parts = row.load(_PARTS)
+        with k.either(no_team | parts.equals(1)) as (alone, together):
+            with alone, k.loop(0, parts) as part:
+                _run(k, row, part, parts)
+            with together:
+                _publish(k, team, row, parts)
+                _take_parts(k, team)
+                _wait(k, lambda: _acquire(k, team.at(_DONE)) < parts, team)
+        status = row.load(_STATUS)
+        with k.when(status.differs(0)), k.when(k.at_address(status, I64).load().differs(0)):
+            next_call.value = count
+    with k.when(~no_team):
+        _exchange(k, team.at(_RUNNING), k.constant(0, I64))
+
+
+def _follow(k: Emitter) -> None:
+    team = k.pointer(0, I64)
+    idle = k.variable(0, I64)
+    with k.repeat_while(lambda: idle.value < _LINGER * _SPINS):
+        ticket = _acquire(k, team.at(_TICKET))
+        with k.either((ticket & 0xFFFF) < (k.shift_right(ticket, 16) & 0xFFFF)) as (work, none):
+            with work:
+                _take_parts(k, team)
+                idle.value = 0
+            with none:
+                idle.value = idle.value + 1
+                _rest(k, idle.value, team)
+                with k.when(_acquire(k, team.at(_RUNNING)).differs(0)):
+                    # Within a program the count starts again once it has made others run.
+                    idle.value = idle.value % _SPINS
+
+
+def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
+    generation = team.load(_GENERATION) + 1
+    team.store(_GENERATION, generation)
+    # A worker that claimed a part of an earlier call has finished it, or that call would not be
+    # over; so the place of the call before last is free.
+    team.store((generation & 1) + _JOBS, k.address(row))
+    team.store(_DONE, k.constant(0, I64))
+    ticket = (generation << 32) | (parts << 16)
+    _exchange(k, team.at(_TICKET), ticket)
+
+
+def _take_parts(k: Emitter, team: Pointer) -> None:
+    """Claim and run parts until none is left."""
+    more = k.variable(1, I64)
+    with k.repeat_while(lambda: more.value.differs(0)):
+        ticket = _add(k, team.at(_TICKET), 1)
+        part, parts = ticket & 0xFFFF, k.shift_right(ticket, 16) & 0xFFFF
+        with k.either(part < parts) as (mine, nothing):
+            with mine:
+                job = team.load((k.shift_right(ticket, 32) & 1) + _JOBS)
+                _run(k, k.at_address(job, I64), part, parts)
+                _add(k, team.at(_DONE), 1)
+            with nothing:
+                more.value = 0
+
+
+def _run(k: Emitter, row: Pointer, part: Value, parts: Value) -> None:
+    slots = row.load(_SLOTS)
+    k.call_address(row.load(_ADDRESS), ir.VoidType(), slots, part, parts)
+
+
+def _wait(k: Emitter, condition: Callable[[], Value], team: Pointer) -> None:
+    turns = k.variable(0, I64)
+    with k.repeat_while(condition):
+        turns.value = turns.value + 1
+        _rest(k, turns.value, team)
+
+
+def _rest(k: Emitter, turns: Value, team: Pointer) -> None:
+    """Every so often, let other threads of the machine run."""
+    give_way = team.load(_YIELD)
+    with k.when((turns % _SPINS).equals(0) & give_way.differs(0)):
+        k.call_address(give_way, I32)
+
+
+def _acquire(k: Emitter, place: Pointer) -> Value:
+    return Value(k, k.ir.load_atomic(place.raw, "acquire", 8, typ=I64))
+
+
+def _exchange(k: Emitter, place: Pointer, value: Value) -> None:
+    """Write a word so that others see all that was written before it."""
+    k.ir.atomic_rmw("xchg", place.raw, value.raw, "release")
+
+
+def _add(k: Emitter, place: Pointer, amount: int) -> Value:
+    return Value(k, k.ir.atomic_rmw("add", place.raw, I64(amount), "acq_rel"))

@@ -1,0 +1,115 @@
+"""Arrays of any rank seen with few axes: what a kernel has to know about how an operand lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.memory_format import Order, dense_strides, laid_out
+from caldera.graph.node import Node
+from caldera.kernels.reference.registry import evaluate
+from caldera.kernels.table import Array, Call, Runner
+
+Axes = tuple[int, ...]
+Strides = tuple[int, ...]
+Bind = Callable[[Call], Runner | None]
+"""A kernel's `bind` that may give None: the arrays lie in a way it does not know."""
+
+CHEAP = 1 << 14
+"""Elements from which on a second thread saves more than it costs, in loops of a few operations."""
+COSTLY = 1 << 12
+"""The same for loops with an exponential, a logarithm or a power in them."""
+
+
+def parts_for(elements: int, *, costly: bool = False) -> int:
+    """How many workers should share a loop over so many elements."""
+    return settings.threads if elements >= (COSTLY if costly else CHEAP) else 1
+
+
+def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strides] | None:
+    """The strides (in elements) of each array when every group of axes is seen as one axis.
+
+    The axes of a group are taken in the order in which they lie in the first array; None if a
+    group of one of the arrays is not evenly spaced in this order.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.codegen.strides import collapse_axes
+    >>> images = np.zeros((2, 5, 5, 3), np.float32).transpose(0, 3, 1, 2)
+    >>> collapse_axes([images], [(0, 2, 3), (1,)])
+    [(3, 1)]
+    >>> collapse_axes([images, np.zeros((2, 3, 5, 5), np.float32)], [(0, 2, 3), (1,)]) is None
+    True
+    """
+    first = arrays[0]
+    kept = [
+        sorted((a for a in axes if first.shape[a] > 1), key=lambda a: -abs(first.strides[a]))
+        for axes in groups
+    ]
+    found: list[Strides] = []
+    for array in arrays:
+        strides = []
+        for axes in kept:
+            for outer, inner in pairwise(axes):
+                if array.strides[outer] != array.strides[inner] * array.shape[inner]:
+                    return None
+            strides.append(array.strides[axes[-1]] // array.itemsize if axes else 0)
+        found.append(tuple(strides))
+    return found
+
+
+def stride_of(array: Array) -> int:
+    """The elements from one number of a vector to the next (0 where there is only one)."""
+    return 0 if array.size <= 1 else int(array.strides[0] // array.itemsize)
+
+
+def any_layout(
+    bind: Bind, order_for: Callable[[Node], Order | None] = lambda node: None
+) -> Callable[[Call], Runner]:
+    """`bind` for arrays in any layout: through dense copies where it does not know theirs.
+
+    `order_for` says how copies of the largest operands lie if not row major. Empty arrays are left
+    to the oracle.
+    """
+
+    def bind_any(call: Call) -> Runner:
+        if any(array.size == 0 for array in call.inputs):
+            return lambda: _by_oracle(call.node, call.inputs, call.outputs)
+        runner = bind(call)
+        if runner is not None:
+            return runner
+        order = order_for(call.node)
+        inputs, outputs = _dense(call.inputs, order), _dense(call.outputs, order)
+        compute = bind(replace(call, inputs=inputs, outputs=outputs))
+        assert compute is not None
+
+        def run() -> None:
+            for own, given in zip(inputs, call.inputs, strict=True):
+                if own is not given:
+                    np.copyto(own, given)
+            compute()
+            for wanted, own in zip(call.outputs, outputs, strict=True):
+                if own is not wanted:
+                    np.copyto(wanted, own)
+
+        return run
+
+    return bind_any
+
+
+def _dense(arrays: Sequence[Array], order: Order | None) -> tuple[Array, ...]:
+    result = []
+    for array in arrays:
+        wanted = order if order is not None and array.ndim == len(order) else None
+        if array.strides != dense_strides(array.shape, wanted, array.itemsize):
+            array = laid_out(np.empty(array.size, array.dtype), array.shape, wanted)
+        result.append(array)
+    return tuple(result)
+
+
+def _by_oracle(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    for output, value in zip(outputs, evaluate(node, inputs), strict=True):
+        np.copyto(output, value)

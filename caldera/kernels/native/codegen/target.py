@@ -1,0 +1,65 @@
+"""The processor that native kernels are made for: its name, its features, its vector width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llvmlite import binding as llvm
+
+CACHE_LINE = 64
+"""Bytes; also the alignment of everything a plan lays out."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What LLVM compiles for.
+
+    `width` is the number of bytes in a vector register, and `registers` how many there are: a
+    kernel that keeps more values than that between two instructions spills them to memory.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    width: int
+    registers: int
+
+    def lanes(self, itemsize: int) -> int:
+        """How many elements of this size a vector register holds."""
+        return self.width // itemsize
+
+
+def _vector_bytes(triple: str, features: dict[str, bool]) -> tuple[int, int]:
+    if triple.startswith(("x86_64", "i686")):
+        if features.get("avx512f"):
+            return 64, 32
+        return (32, 16) if features.get("avx2") else (16, 16)
+    return 16, 32
+
+
+@lru_cache(maxsize=1)
+def machine() -> Machine:
+    """The machine this process runs on.
+
+    >>> from caldera.kernels.native.codegen.target import machine
+    >>> machine().lanes(4) >= 4
+    True
+    """
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    triple = llvm.get_process_triple()
+    width, registers = _vector_bytes(triple, features)
+    # LLVM avoids 512-bit registers unless it is told that they are wanted.
+    extra = ",-prefer-256-bit" if width == 64 else ""
+    return Machine(triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers)
+
+
+@lru_cache(maxsize=1)
+def target_machine() -> Any:
+    """LLVM's own description of the machine, with all optimisations on."""
+    here = machine()
+    target = llvm.Target.from_triple(here.triple)
+    return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, jit=True)

@@ -1,0 +1,226 @@
+"""What native kernels compute with: LLVM's types, numbers in registers, addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.target import machine
+
+if TYPE_CHECKING:
+    from caldera.kernels.native.codegen.emitter import Emitter
+
+F16 = ir.HalfType()
+F32 = ir.FloatType()
+F64 = ir.DoubleType()
+I1 = ir.IntType(1)
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+POINTER = ir.PointerType()
+
+Number = Union["Value", int, float]
+_BYTES = {"half": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
+
+
+def itemsize(kind: ir.Type) -> int:
+    """The bytes of one element in memory."""
+    return _BYTES[str(element(kind))]
+
+
+def element(kind: ir.Type) -> ir.Type:
+    """The type of one lane."""
+    return kind.element if isinstance(kind, ir.VectorType) else kind
+
+
+def lanes(kind: ir.Type) -> int:
+    """How many lanes a type has; 1 for a scalar."""
+    return int(kind.count) if isinstance(kind, ir.VectorType) else 1
+
+
+def vector(kind: ir.Type, count: int) -> ir.Type:
+    """The type of `count` lanes; the scalar itself for one."""
+    return ir.VectorType(kind, count) if count > 1 else kind
+
+
+def is_floating(kind: ir.Type) -> bool:
+    """Whether a type (or that of its lanes) is a floating-point one."""
+    return isinstance(element(kind), ir.HalfType | ir.FloatType | ir.DoubleType)
+
+
+def natural_lanes(kind: ir.Type) -> int:
+    """How many elements fit into a vector register of this machine."""
+    return machine().lanes(itemsize(kind))
+
+
+class Value:
+    """A number (or a vector of numbers) in a register, with Python's operators.
+
+    The other operand may be a Python number: it becomes a constant of the same type. A scalar
+    meets a vector by being repeated in all its lanes.
+    """
+
+    __slots__ = ("k", "raw")
+
+    def __init__(self, k: Emitter, raw: Any) -> None:
+        self.k = k
+        self.raw = raw
+
+    @property
+    def type(self) -> ir.Type:
+        """LLVM's type of the value."""
+        return self.raw.type
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes it has."""
+        return lanes(self.raw.type)
+
+    def __add__(self, other: Number) -> Value:
+        return self.k.binary("fadd", "add", self, other)
+
+    def __radd__(self, other: Number) -> Value:
+        return self.k.binary("fadd", "add", other, self)
+
+    def __sub__(self, other: Number) -> Value:
+        return self.k.binary("fsub", "sub", self, other)
+
+    def __rsub__(self, other: Number) -> Value:
+        return self.k.binary("fsub", "sub", other, self)
+
+    def __mul__(self, other: Number) -> Value:
+        return self.k.binary("fmul", "mul", self, other)
+
+    def __rmul__(self, other: Number) -> Value:
+        return self.k.binary("fmul", "mul", other, self)
+
+    def __truediv__(self, other: Number) -> Value:
+        return self.k.binary("fdiv", "", self, other)
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return self.k.binary("fdiv", "", other, self)
+
+    def __floordiv__(self, other: Number) -> Value:
+        """Division of integers that are not negative."""
+        return self.k.binary("", "sdiv", self, other)
+
+    def __mod__(self, other: Number) -> Value:
+        """Remainder of integers that are not negative."""
+        return self.k.binary("", "srem", self, other)
+
+    def __neg__(self) -> Value:
+        if is_floating(self.type):
+            return Value(self.k, self.k.ir.fneg(self.raw))
+        return Value(self.k, self.k.ir.neg(self.raw))
+
+    def __and__(self, other: Number) -> Value:
+        return self.k.binary("", "and_", self, other)
+
+    def __or__(self, other: Number) -> Value:
+        return self.k.binary("", "or_", self, other)
+
+    def __xor__(self, other: Number) -> Value:
+        return self.k.binary("", "xor", self, other)
+
+    def __invert__(self) -> Value:
+        return Value(self.k, self.k.ir.not_(self.raw))
+
+    def __lshift__(self, other: Number) -> Value:
+        return self.k.binary("", "shl", self, other)
+
+    def __rshift__(self, other: Number) -> Value:
+        """Shift to the right that keeps the sign; `k.shift_right` fills with zeros."""
+        return self.k.binary("", "ashr", self, other)
+
+    # Comparisons are ordered: with a nan all are false but `!=`.
+
+    def __lt__(self, other: Number) -> Value:
+        return self.k.compare("<", self, other)
+
+    def __le__(self, other: Number) -> Value:
+        return self.k.compare("<=", self, other)
+
+    def __gt__(self, other: Number) -> Value:
+        return self.k.compare(">", self, other)
+
+    def __ge__(self, other: Number) -> Value:
+        return self.k.compare(">=", self, other)
+
+    def equals(self, other: Number) -> Value:
+        """self == other, lane by lane (`==` itself stays Python's, so values can be keys)."""
+        return self.k.compare("==", self, other)
+
+    def differs(self, other: Number) -> Value:
+        """self != other, lane by lane; true where either is a nan."""
+        return self.k.compare("!=", self, other)
+
+    def lane(self, index: int) -> Value:
+        """One lane as a scalar."""
+        return Value(self.k, self.k.ir.extract_element(self.raw, I32(index)))
+
+
+class Variable:
+    """A register that may be written again: `total.value = total.value + x`."""
+
+    __slots__ = ("_k", "_place", "type")
+
+    def __init__(self, k: Emitter, kind: ir.Type) -> None:
+        self._k = k
+        self.type = kind
+        with k.ir.goto_entry_block():
+            self._place = k.ir.alloca(kind)
+
+    @property
+    def value(self) -> Value:
+        """What it holds now."""
+        return Value(self._k, self._k.ir.load(self._place, typ=self.type))
+
+    @value.setter
+    def value(self, value: Number) -> None:
+        self._k.ir.store(self._k.constant(value, self.type).raw, self._place)
+
+
+class Pointer:
+    """An address of elements of one type; indices count elements."""
+
+    __slots__ = ("k", "raw", "type")
+
+    def __init__(self, k: Emitter, raw: Any, kind: ir.Type) -> None:
+        self.k = k
+        self.raw = raw
+        self.type = kind
+
+    def at(self, index: Number) -> Pointer:
+        """The address of the element with this index."""
+        offset = self.k.constant(index, I64).raw
+        return Pointer(
+            self.k,
+            self.k.ir.gep(self.raw, [offset], inbounds=True, source_etype=self.type),
+            self.type,
+        )
+
+    def bytes_on(self, count: Number) -> Pointer:
+        """The address `count` bytes further on."""
+        offset = self.k.constant(count, I64).raw
+        return Pointer(
+            self.k, self.k.ir.gep(self.raw, [offset], inbounds=True, source_etype=I8), self.type
+        )
+
+    def cast(self, kind: ir.Type) -> Pointer:
+        """The same address of elements of another type."""
+        return Pointer(self.k, self.raw, kind)
+
+    def load(self, index: Number = 0, count: int = 1) -> Value:
+        """The element with this index, or a vector of `count` from it on. No alignment is needed
+        beyond that of an element."""
+        place = self.at(index).raw
+        raw = self.k.ir.load(place, typ=vector(self.type, count), align=itemsize(self.type))
+        return Value(self.k, raw)
+
+    def store(self, index: Number, value: Number) -> None:
+        """Write an element, or as many as the vector has lanes, from this index on."""
+        if not isinstance(value, Value):
+            value = self.k.constant(value, self.type)
+        self.k.ir.store(value.raw, self.at(index).raw, align=itemsize(self.type))

@@ -1,0 +1,230 @@
+"""Rounding to a few levels by chance, and back: the quantiser of QSGD with the largest as scale.
+
+A bucket of elements shares one scale, its largest magnitude M. An element x lies between two of
+the levels M * i / s for i = -s, ..., s; it becomes the upper one with the probability that makes
+the expectation x. A message has the scales of its buckets (float32), then the codes i + s, each of
+a few bits, the lowest bits of a byte first. A bucket that holds an infinity or a nan has it as its
+scale, and comes back without a number in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I8,
+    I32,
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.compression.call import addresses_of, kernel, run
+from caldera.kernels.native.compression.random_draws import ALIGNED, Draws, draws_of, with_draws
+
+_WORTH_SPLITTING = 1 << 13
+_CODES_AT_ONCE = 16
+_SMALLEST_SCALE = 2.0**-100
+"""Below it a bucket is nothing but zeros: 1 / scale must stay a number."""
+_INFINITY = float("inf")
+
+
+def quantise(
+    values: np.ndarray,
+    spans: Sequence[tuple[int, int]],
+    messages: Sequence[np.ndarray],
+    draws: Draws,
+    *,
+    levels: int,
+    width: int,
+    bucket: int,
+) -> np.ndarray:
+    """Write a message for each span of float32 values; what each value has lost by that.
+
+    Codes have a `width` of 2, 4 or 8 bits. `bucket` is a multiple of 64, and each message begins
+    with a bucket of its own. The same draws give the same codes. What was lost to an infinity or
+    a nan counts as nothing.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import dequantise, quantise
+    >>> from caldera.kernels.native.compression.random_draws import Draws
+    >>> values, message = np.array([-2, 0, 2], np.float32), np.empty(6, np.uint8)
+    >>> few = {"levels": 7, "width": 4, "bucket": 64}
+    >>> quantise(values, [(0, 3)], [message], Draws(0, 0, 0), **few).tolist()
+    [0.0, 0.0, 0.0]
+    >>> message[4:].tolist(), dequantise([message], [3], **few).tolist()
+    ([112, 14], [-2.0, 0.0, 2.0])
+    """
+    whole = spans == [(0, values.size)]
+    lost = np.empty(values.size, np.float32) if whole else np.zeros(values.size, np.float32)
+    address = kernel(_build_to, levels=levels, width=width)
+    work = (values, lost, np.array(spans, np.int64), addresses_of(messages), len(messages), bucket)
+    run(address, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    return lost
+
+
+def dequantise(
+    messages: Sequence[np.ndarray],
+    counts: Sequence[int],
+    *,
+    levels: int,
+    width: int,
+    bucket: int,
+) -> np.ndarray:
+    """The float32 values of messages that have so many each, one after the other."""
+    total = sum(counts)
+    values = np.empty(total, np.float32)
+    address = kernel(_build_from, levels=levels, width=width)
+    work = (addresses_of(messages), np.array(counts, np.int64), len(messages), values, bucket)
+    run(address, *work, size=total, worth=_WORTH_SPLITTING)
+    return values
+
+
+def _build_to(k: Emitter, levels: int, width: int) -> None:
+    """Slots: values, lost, spans, addresses, messages, bucket, then the draws."""
+    values, lost = k.pointer(0, F32), k.pointer(1, F32)
+    spans, addresses, bucket = k.pointer(2, I64), k.pointer(3, I64), k.integer(5)
+    draws = draws_of(k, 6)
+    codes = k.stack(I8, ALIGNED)
+    before = k.variable(0, I64)
+    with k.loop(0, k.integer(4)) as message:
+        low = spans.load(message * 2)
+        size = spans.load(message * 2 + 1) - low
+        mine, missed = values.at(low), lost.at(low)
+        buckets = (size + bucket - 1) // bucket
+        scales = k.at_address(addresses.load(message), I8)
+        packed = scales.at(buckets * 4)
+        begin, end = k.share(buckets)
+        with k.loop(begin, end) as number:
+            first = number * bucket
+            last = k.minimum(first + bucket, size)
+            scale = _largest_magnitude(k, mine, first, last)
+            k.ir.store(scale.raw, scales.at(number * 4).raw, align=1)
+            inverse = k.select(scale >= _SMALLEST_SCALE, levels / scale, 0.0)
+            # Words are counted through the buckets of all messages.
+            shift = before.value * bucket
+            with k.loop(first, last, ALIGNED) as start:
+                stop = k.minimum(start + ALIGNED, last)
+                reach = (start + shift, stop + shift)
+                target = codes.at(-start - shift)
+
+                def code(value: Value, word: Value, inverse: Value = inverse) -> Value:
+                    return _code(k, value, word, inverse, levels)
+
+                k.clear_bytes(codes, ALIGNED)
+                with_draws(k, draws, reach, mine.at(-shift), target, code)
+                _pack(k, codes, packed.at(start // 8 * width), stop - start, width)
+                _lose(k, codes, mine.at(start), missed.at(start), stop - start, scale / levels,
+                      levels)  # fmt: skip
+        before.value = before.value + buckets
+
+
+def _code(k: Emitter, value: Value, word: Value, inverse: Value, levels: int) -> Value:
+    level = k.intrinsic("llvm.fabs", value) * inverse
+    # No nan may be converted, and rounding must not lead past the last level.
+    level = k.select(level < levels, level, float(levels))
+    lower = k.convert(level, I32)
+    part = level - k.convert(lower, F32)
+    chance = k.convert(k.shift_right(word, 8), F32) * 2.0**-24
+    rounded = lower + k.convert(chance < part, I32)
+    signed = k.select(k.bitcast(value, word.type) < 0, -rounded, rounded)
+    return k.convert(signed + levels, I8)
+
+
+def _pack(k: Emitter, codes: Pointer, target: Pointer, count: Value, width: int) -> None:
+    """So many of 64 codes, a byte each and zeros behind them, as bytes without a gap."""
+    in_byte = 8 // width
+    packed = k.stack(I8, ALIGNED)
+    for start in range(0, ALIGNED, _CODES_AT_ONCE * in_byte):
+        some = codes.load(start, _CODES_AT_ONCE * in_byte)
+        held = k.shuffle(some, None, range(0, some.lanes, in_byte))
+        for place in range(1, in_byte):
+            held = held | k.shuffle(some, None, range(place, some.lanes, in_byte)) << place * width
+        packed.store(start // in_byte, held)
+    with k.either(count.equals(ALIGNED)) as (all_of_them, some_of_them):
+        with all_of_them:
+            k.copy_bytes(target, packed, ALIGNED // in_byte)
+        with some_of_them:
+            k.copy_bytes(target, packed, (count + in_byte - 1) // in_byte)
+
+
+def _lose(
+    k: Emitter, codes: Pointer, values: Pointer, lost: Pointer, count: Value, unit: Value,
+    levels: int,
+) -> None:  # fmt: skip
+    def lose(i: Value, lanes: int) -> None:
+        error = values.load(i, lanes) - _value(k, codes.load(i, lanes), unit, levels)
+        finite = k.intrinsic("llvm.fabs", error) < _INFINITY
+        lost.store(i, k.select(finite, error, 0.0))
+
+    k.in_vectors(0, count, _CODES_AT_ONCE, lose)
+
+
+def _value(k: Emitter, codes: Value, unit: Value, levels: int) -> Value:
+    level = k.convert(codes, I32, unsigned=True) - levels
+    return k.convert(level, F32) * unit
+
+
+def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -> Value:
+    """As integers: an infinity is larger than all numbers, and a nan larger still."""
+    lanes = natural_lanes(I32)
+    bits = values.cast(I32)
+    several = k.variable(0, vector(I32, lanes))
+    single = k.variable(0, I32)
+
+    def look(i: Value, count: int) -> None:
+        kept = several if count > 1 else single
+        kept.value = k.maximum(kept.value, bits.load(i, count) & 0x7FFFFFFF)
+
+    k.in_vectors(first, last, lanes, look)
+    largest = k.maximum(k.total(several.value, k.maximum), single.value)
+    return k.bitcast(largest, F32)
+
+
+def _build_from(k: Emitter, levels: int, width: int) -> None:
+    """Slots: addresses, counts, messages, values, bucket."""
+    addresses, counts = k.pointer(0, I64), k.pointer(1, I64)
+    values, bucket = k.pointer(3, F32), k.integer(4)
+    before = k.variable(0, I64)
+    with k.loop(0, k.integer(2)) as message:
+        size = counts.load(message)
+        mine = values.at(before.value)
+        buckets = (size + bucket - 1) // bucket
+        scales = k.at_address(addresses.load(message), I8)
+        codes = scales.at(buckets * 4)
+        begin, end = k.share(buckets)
+        with k.loop(begin, end) as number:
+            scale = Value(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
+            unit = scale / levels
+
+            def store(i: Value, count: int, mine: Pointer = mine, unit: Value = unit,
+                      codes: Pointer = codes) -> None:  # fmt: skip
+                mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
+
+            first = number * bucket
+            k.in_vectors(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, store)
+        before.value = before.value + size
+
+
+def _codes(k: Emitter, packed: Pointer, i: Value, count: int, width: int) -> Value:
+    """One code or several from the i-th on, which then begins a byte; one byte each."""
+    if width == 8:
+        return packed.load(i, count)
+    in_byte, mask = 8 // width, (1 << width) - 1
+    if count == 1:
+        byte = k.convert(packed.load(i // in_byte), I32, unsigned=True)
+        return k.convert(k.shift_right(byte, k.convert(i % in_byte * width, I32)) & mask, I8)
+    # All first codes of the bytes, all second ones, ...; then side by side again.
+    held = packed.load(i // in_byte, count // in_byte)
+    apart = [k.shift_right(held, place * width) & mask for place in range(in_byte)]
+    while len(apart) > 1:
+        half = len(apart) // 2
+        lanes = range(apart[0].lanes)
+        woven = [lane + side * apart[0].lanes for lane in lanes for side in (0, 1)]
+        apart = [k.shuffle(apart[j], apart[j + half], woven) for j in range(half)]
+    return apart[0]

@@ -1,0 +1,90 @@
+"""Rounding float32 by chance to a format with fewer bits, so that the expectation is the number.
+
+A number between two neighbours of the format becomes the upper one with the probability of its
+distance from the lower one. Adding a random number below the last kept bit and cutting off what
+follows does just that. Where the format is subnormal the neighbours are equally far apart, and
+the same is done with numbers instead of bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.kernels.native.codegen.emitter import F32, I32, Emitter, Value
+from caldera.kernels.native.compression.call import kernel, run
+from caldera.kernels.native.compression.random_draws import ALIGNED, Draws, draws_of, with_draws
+
+_WORTH_SPLITTING = 1 << 13
+_INFINITY = 0x7F800000
+
+
+class Format(NamedTuple):
+    """Bits behind the point, the exponent of the least normal number, the largest number."""
+
+    fraction: int
+    least_exponent: int
+    largest: float
+
+
+FORMATS = {
+    "bfloat16": Format(7, -126, 255 / 128 * 2.0**127),
+    "float16": Format(10, -14, 65504.0),
+    "float8_e4m3fn": Format(3, -6, 448.0),
+    "float8_e5m2": Format(2, -14, 57344.0),
+}
+
+
+def round_stochastically(values: np.ndarray, name: str, draws: Draws) -> np.ndarray:
+    """float32 numbers that the format can hold, near `values` and equal to them on average.
+
+    What is larger than the largest number becomes that; infinities and nans stay.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import round_stochastically
+    >>> from caldera.kernels.native.compression.random_draws import Draws
+    >>> x = np.full(10_000, 1 + 2.0 ** -10, np.float32)
+    >>> rounded = round_stochastically(x, "bfloat16", Draws(0, 0, 0))
+    >>> sorted(set(rounded.tolist())), abs(rounded.mean() - x[0]) < 1e-4
+    ([1.0, 1.0078125], np.True_)
+    """
+    rounded = np.empty(values.shape, np.float32)
+    work = (values, rounded, values.size)
+    run(kernel(_build, name=name), *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    return rounded
+
+
+def _build(k: Emitter, name: str) -> None:
+    """Slots: values, rounded, size, then the draws."""
+    form = FORMATS[name]
+    dropped = 23 - form.fraction
+    draws = draws_of(k, 3)
+
+    def element(value: Value, word: Value) -> Value:
+        bits = k.bitcast(value, word.type)
+        magnitude = bits & 0x7FFFFFFF
+        usual = (magnitude + k.shift_right(word, 32 - dropped)) & -(1 << dropped)
+        if form.least_exponent > -126:
+            usual = k.select(
+                magnitude < (form.least_exponent + 127) << 23,
+                _subnormal(k, form, magnitude, word),
+                usual,
+            )
+        largest = int(np.float32(form.largest).view(np.int32))
+        finite = k.minimum(usual, largest)
+        found = k.select(magnitude < _INFINITY, finite, magnitude)
+        return k.bitcast(found | (bits & -(1 << 31)), value.type)
+
+    reach = k.share(k.integer(2), ALIGNED)
+    with_draws(k, draws, reach, k.pointer(0, F32), k.pointer(1, F32), element)
+
+
+def _subnormal(k: Emitter, form: Format, magnitude: Value, word: Value) -> Value:
+    """The bits of a multiple of the smallest number."""
+    smallest = 2.0 ** (form.least_exponent - form.fraction)
+    count = k.bitcast(magnitude, k.convert(word, F32).type) / smallest
+    lower = k.convert(k.convert(count, I32), F32)
+    chance = k.convert(k.shift_right(word, 8), F32) * 2.0**-24
+    rounded = k.select(chance < count - lower, lower + 1.0, lower) * smallest
+    return k.bitcast(rounded, word.type)

@@ -1,0 +1,337 @@
+"""The k largest magnitudes of every block of a vector: what block-wise top-k selects.
+
+A block is read twice. The first time gives the maxima of some groups of its elements: the k-th
+largest of these is a lower bound of the k-th largest of all, since k groups hold one that is not
+smaller. The second time collects the few candidates that reach the bound; the exact threshold is
+then found among these alone. Magnitudes are compared as the integers that their bits are, which
+orders them like numbers and puts infinities and nans last, so those are selected first. Of equal
+magnitudes those that come first are taken. Zeros never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I1,
+    I32,
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    Variable,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.compression.call import addresses_of, kernel, run
+
+_MAGNITUDE = 0x7FFFFFFF
+_AT_ONCE = 64
+"""Elements of which one mask tells the candidates; blocks are padded to a multiple of it."""
+_USUAL = 4
+"""Candidates among so many at once that are hardly ever more."""
+_WORTH_SPLITTING = 1 << 15
+"""Elements from which on a second thread pays."""
+
+
+def top_k_in_blocks(values: np.ndarray, count: int, block: int) -> np.ndarray:
+    """The places of the `count` largest magnitudes of every `block` elements, in order, as int32.
+
+    A shorter last block gives its share, rounded up. Zeros are left out, so there may be fewer.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import top_k_in_blocks
+    >>> top_k_in_blocks(np.array([1, -5, 3, 0, 0, 0, 0, 2], np.float32), count=2, block=4)
+    array([1, 2, 7], dtype=int32)
+    """
+    return _largest_of(values, [values.size], None, count, block)[0]
+
+
+def take_top_k_in_blocks(
+    values: np.ndarray, added: Sequence[np.ndarray], count: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Add float32 vectors, one behind the other, to float32 values, and take the largest of every
+    block of each vector out: their places, and what they were; in `values` they are zero after
+    that. Block by block, so that memory is read once.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.compression import take_top_k_in_blocks
+    >>> values, added = np.ones(5, np.float32), [np.float32([0, 2, 0]), np.float32([0, 1])]
+    >>> take_top_k_in_blocks(values, added, count=1, block=4)
+    (array([1, 4], dtype=int32), array([3., 2.], dtype=float32))
+    >>> values
+    array([1., 0., 1., 1., 0.], dtype=float32)
+    """
+    places, taken = _largest_of(values, [each.size for each in added], added, count, block)
+    assert taken is not None
+    return places, taken
+
+
+def _largest_of(
+    values: np.ndarray,
+    sizes: Sequence[int],
+    added: Sequence[np.ndarray] | None,
+    count: int,
+    block: int,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    parts = settings.threads if values.size >= _WORTH_SPLITTING else 1
+    padded = -(-block // _AT_ONCE) * _AT_ONCE
+    # Each part writes one place beyond its last, before it knows whether it is taken.
+    most = sum(ceil(ceil(size / block) / parts) * count for size in sizes) + 1
+    found = np.empty((parts, most), np.int32)
+    taken = None if added is None else np.empty((parts, most), np.float32)
+    ends = np.zeros((parts, len(sizes) + 1), np.int64)
+    room = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
+    edges = np.array([0, *accumulate(sizes)], np.int64)
+    address = kernel(_build, groups=_groups(count, padded), takes=taken is not None)
+    also = [] if taken is None else [addresses_of(added or []), taken]
+    run(
+        address, values, edges, len(sizes), count, block, padded, found, most, ends, room,
+        room[0].size, *also, size=values.size, worth=_WORTH_SPLITTING,
+    )  # fmt: skip
+    reach = [
+        (part, slice(*span))
+        for number in range(len(sizes))
+        for part, span in enumerate(ends[:, number : number + 2].tolist())
+    ]
+    return _kept(found, reach), None if taken is None else _kept(taken, reach)
+
+
+def _kept(array: np.ndarray, reach: Sequence[tuple[int, slice]]) -> np.ndarray:
+    """What was written, in the order of the vectors and in each of the parts."""
+    if len(array) == 1:
+        return array[0, : reach[-1][1].stop]
+    return np.concatenate([array[part, span] for part, span in reach])
+
+
+def _groups(count: int, padded: int) -> int:
+    """How many groups' maxima bound the threshold; 0 where a bound would not leave much out."""
+    groups = 16
+    while groups < 2 * count:
+        groups *= 2
+    return groups if groups <= 128 and 4 * groups <= padded and padded % groups == 0 else 0
+
+
+def _build(k: Emitter, groups: int, takes: bool) -> None:
+    """Slots: values, edges, vectors, count, block, padded, found, how many of a part, ends, room,
+    room of a part; with `takes` also what is added, and where those go that are taken out."""
+    values, edges = k.pointer(0, I32), k.pointer(1, I64)
+    vectors, count, block, padded = (k.integer(slot) for slot in (2, 3, 4, 5))
+    found = k.pointer(6, I32).at(k.integer(7) * k.part)
+    taken_out = k.pointer(12, I32).at(k.integer(7) * k.part) if takes else None
+    ends = k.pointer(8, I64).at((vectors + 1) * k.part)
+    room = k.pointer(9, I32).at(k.integer(10) * k.part)
+    whole = padded + _AT_ONCE
+    aside, places, magnitudes = room, room.at(whole), room.at(whole * 2)
+    maxima = k.stack(I32, max(groups, 1))
+    # What bounds one block is often near what bounds the next; and so is what is reached.
+    near, reached = k.variable(1, I32), k.variable(1, I32)
+    out = k.variable(0, I64)
+
+    def take(vector: Value, number: Value) -> None:
+        begin = edges.load(vector)
+        first = begin + number * block
+        length = k.minimum(edges.load(vector + 1) - first, block)
+        # Equal to `count` for a whole block.
+        wanted = (count * length + block - 1) // block
+        mine = values.at(first)
+        added = None
+        if takes:
+            added = k.at_address(k.pointer(11, I64).load(vector), F32).at(number * block)
+        at = k.variable(k.address(mine))
+        with k.either(length.equals(padded)) as (whole_block, short_block):
+            with whole_block:
+                _look(k, mine, padded, maxima, groups, added)
+            with short_block:
+                # It is not as long as its vectors: it is put aside, with zeros behind it.
+                if added is not None:
+                    _add(k, mine.cast(F32), added, length)
+                k.clear_bytes(aside, padded * 4)
+                k.copy_bytes(aside, mine, length * 4)
+                at.value = k.address(aside)
+                _look(k, aside, padded, maxima, groups)
+        source = k.at_address(at.value, I32)
+        if groups:
+            least = k.maximum(_folded(k, maxima, groups, k.minimum), 1)
+            near.value = _threshold(
+                k, maxima, groups, wanted, least, near.value, surplus=groups // 8
+            )
+        bound = near.value
+        found_here = _candidates(k, source, padded, bound, places, magnitudes)
+        candidates = _Candidates(places, magnitudes, found_here)
+
+        def keep(place: Value, taken: Value) -> None:
+            at = first + k.convert(place, I64)
+            found.store(out.value, k.convert(at, I32))
+            if taken_out is not None:
+                value = values.load(at)
+                taken_out.store(out.value, value)
+                values.store(at, k.select(taken, 0, value))
+            out.value = out.value + k.convert(taken, I64)
+
+        _keep_largest(k, candidates, wanted, bound, reached, keep)
+
+    with k.loop(0, vectors) as vector:
+        size = edges.load(vector + 1) - edges.load(vector)
+        begin, end = k.share((size + block - 1) // block)
+        with k.loop(begin, end) as number:
+            take(vector, number)
+        ends.store(vector + 1, out.value)
+
+
+def _look(
+    k: Emitter, source: Pointer, padded: Value, maxima: Pointer, groups: int,
+    added: Pointer | None = None,
+) -> None:  # fmt: skip
+    """The largest magnitude of each group, after something was added to all elements."""
+    lanes = natural_lanes(I32)
+    highest = [k.variable(0, vector(I32, lanes)) for _ in range(groups // lanes)]
+    with k.loop(0, padded, groups or _AT_ONCE) as start:
+        for index in range((groups or _AT_ONCE) // lanes):
+            place = start + index * lanes
+            some = source.load(place, lanes)
+            if added is not None:
+                total = k.bitcast(some, vector(F32, lanes)) + added.load(place, lanes)
+                some = k.bitcast(total, some.type)
+                source.store(place, some)
+            if groups:
+                highest[index].value = k.maximum(highest[index].value, some & _MAGNITUDE)
+    for index, maximum in enumerate(highest):
+        maxima.store(index * lanes, maximum.value)
+
+
+def _threshold(
+    k: Emitter, magnitudes: Pointer, length: Number, wanted: Value, low: Value, first: Value,
+    surplus: int = 0,
+) -> Value:  # fmt: skip
+    """The `wanted`-th largest of some magnitudes, or less if as many reach that (up to `surplus`
+    more may); at least `low`.
+
+    Halves the interval until exactly as many as wanted reach its lower end, or nothing is left
+    of it; `first` is tried first. `length` is a multiple of the vector's lanes.
+    """
+    # One less than the largest integer if there is something that is no number.
+    largest = k.minimum(_folded(k, magnitudes, length, k.maximum), 0x7FFFFFFE)
+    lower = k.variable(low)
+    upper = k.variable(largest + 1)
+    middle = k.variable(k.maximum(low, k.minimum(first, largest)))
+    going = k.variable(1, I64)
+    with k.repeat_while(lambda: going.value.differs(0)):
+        reach = _reaching(k, magnitudes, length, middle.value)
+        enough = reach >= wanted
+        lower.value = k.select(enough, middle.value, lower.value)
+        upper.value = k.select(enough, upper.value, middle.value)
+        apart = upper.value - lower.value
+        middle.value = lower.value + k.shift_right(apart, 1)
+        done = (enough & (reach <= wanted + surplus)) | (apart < 2)
+        going.value = k.select(done, k.constant(0, I64), 1)
+    return lower.value
+
+
+def _folded(
+    k: Emitter, magnitudes: Pointer, length: Number, combine: Callable[[Value, Value], Value]
+) -> Value:
+    """The largest or smallest of some magnitudes."""
+    lanes = natural_lanes(I32)
+    kept = k.variable(magnitudes.load(0, lanes))
+    for some in _vectors(k, magnitudes, length):
+        kept.value = combine(kept.value, some)
+    return k.total(kept.value, combine)
+
+
+def _reaching(k: Emitter, magnitudes: Pointer, length: Number, least: Value) -> Value:
+    """How many magnitudes are at least that large."""
+    counts = k.variable(0, vector(I32, natural_lanes(I32)))
+    for some in _vectors(k, magnitudes, length):
+        counts.value = counts.value + k.convert(some >= least, I32)
+    total = k.total(counts.value, lambda a, b: a + b)
+    return k.convert(total, I64)
+
+
+def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[Value]:
+    """Magnitudes in vectors: one after the other, or in a loop if their number is not known."""
+    lanes = natural_lanes(I32)
+    if isinstance(length, Value):
+        with k.loop(0, length, lanes) as i:
+            yield magnitudes.load(i, lanes)
+    else:
+        for start in range(0, int(length), lanes):
+            yield magnitudes.load(start, lanes)
+
+
+def _candidates(
+    k: Emitter, source: Pointer, padded: Value, bound: Value, places: Pointer, magnitudes: Pointer
+) -> Value:
+    """Elements that reach the bound, in order; how many. Zeros follow up to a whole vector."""
+    # All masks first: what is done with them depends on each, and would keep the next waiting.
+    masks = magnitudes.cast(I64)
+    with k.loop(0, padded, _AT_ONCE) as start:
+        some = source.load(start, _AT_ONCE) & _MAGNITUDE
+        masks.store(start // _AT_ONCE, k.bitcast(some >= bound, I64))
+    found, left = k.variable(0, I64), k.variable(0, I64)
+
+    def next_place(start: Value, number: Number) -> None:
+        place = start + Value(k, k.ir.cttz(left.value.raw, I1(0)))
+        places.store(found.value + number, k.convert(place, I32))
+        left.value = left.value & (left.value - 1)
+
+    with k.loop(0, padded, _AT_ONCE) as start:
+        left.value = masks.load(start // _AT_ONCE)
+        several = Value(k, k.ir.ctpop(left.value.raw))
+        # A few are written whether there are as many or not, which is quicker than to ask.
+        for number in range(_USUAL):
+            next_place(start, number)
+        with k.loop(_USUAL, several) as one_more:
+            next_place(start, one_more)
+        found.value = found.value + several
+    with k.loop(0, found.value) as i:
+        magnitudes.store(i, source.load(k.convert(places.load(i), I64)) & _MAGNITUDE)
+    magnitudes.store(found.value, k.constant(0, vector(I32, natural_lanes(I32))))
+    return found.value
+
+
+class _Candidates(NamedTuple):
+    places: Pointer
+    magnitudes: Pointer
+    found: Value
+
+
+def _keep_largest(
+    k: Emitter,
+    candidates: _Candidates,
+    wanted: Value,
+    bound: Value,
+    reached: Variable,
+    keep: Callable[[Value, Value], None],
+) -> None:
+    """`keep(place, whether it is one of those that are wanted)` for all candidates, in order."""
+    lanes = natural_lanes(I32)
+    places, magnitudes, count = candidates
+    whole = (count + lanes - 1) // lanes * lanes
+    least = k.variable(bound)
+    equal = k.variable(count)
+    with k.when(count > wanted):
+        least.value = _threshold(k, magnitudes, whole, wanted, bound, reached.value)
+        reached.value = least.value
+        equal.value = wanted - _reaching(k, magnitudes, whole, least.value + 1)
+    with k.loop(0, count) as i:
+        magnitude = magnitudes.load(i)
+        above, same = magnitude > least.value, magnitude.equals(least.value)
+        taken = above | (same & (equal.value > 0))
+        equal.value = equal.value - k.convert(same, I64)
+        keep(places.load(i), taken)
+
+
+def _add(k: Emitter, target: Pointer, source: Pointer, length: Value) -> None:
+    def add(i: Value, lanes: int) -> None:
+        target.store(i, target.load(i, lanes) + source.load(i, lanes))
+
+    k.in_vectors(0, length, natural_lanes(F32), add)

@@ -1,0 +1,72 @@
+"""How long the ways to convolve will take, roughly: which of them is tried first, or at all if
+there is no time to measure.
+
+Seconds are those of one core that does 36 billion operations a second; only their ratios matter.
+"""
+
+from __future__ import annotations
+
+from caldera.graph.node import Node
+from caldera.kernels.common.geometry import Geometry, forward
+from caldera.kernels.native.convolution.correlate import Packing
+from caldera.kernels.native.convolution.direct import packings
+from caldera.kernels.native.convolution.weight_blocking import Gradient
+from caldera.tensor.shape import size
+
+PEAK = 36e9
+COPY = 5e9
+"""Bytes a second that are copied pixel by pixel."""
+ELEMENT = 1.5e-9
+"""Seconds for an element of a filter that is packed or written back."""
+MEMORY = 12e9
+"""Bytes a second of images that pass through the cache."""
+
+
+def _moving(geometry: Geometry) -> float:
+    """Reading and writing the images once."""
+    return (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / MEMORY
+
+
+def direct_seconds(node: Node) -> float:
+    """Direct convolution, forward or either gradient."""
+    geometry = Geometry.of(node)
+    if node.op.name != "conv2d_weight":
+        return _moving(geometry) + sum(_correlating(part) for part in packings(node))
+    copied = (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / COPY
+    if geometry.is_depthwise:
+        return copied + geometry.flops / (PEAK / 3)
+    gradient = Gradient(forward(geometry), geometry.dtype)
+    rounded = gradient.width / geometry.results
+    neighbours, vectors = gradient.tile
+    efficiency = min(0.95, neighbours * vectors / 16)
+    adding = gradient.strips.items * gradient.size * geometry.dtype.itemsize / MEMORY
+    computing = geometry.flops * rounded / (PEAK * efficiency)
+    return copied + computing + adding + size(geometry.filters) * ELEMENT
+
+
+def _correlating(packing: Packing) -> float:
+    work, strips = packing.work, packing.strips
+    tile_pixels, _ = packing.tile
+    pixels = work.batch * work.target[0] * work.target[1]
+    a_strip = strips.images * strips.rows * work.target[1]
+    rounded = -(-a_strip // tile_pixels) * tile_pixels / max(1, a_strip)
+    flops = 2 * pixels * rounded * packing.filters
+    efficiency = 0.33 if packing.is_depthwise else 0.98
+    overhead = pixels * packing.groups * packing.blocks * 1e-9
+    copied = 0 if packing.reads_in_place else strips.items * strips.length * packing.dtype.itemsize
+    return flops / (PEAK * efficiency) + overhead + copied / MEMORY + packing.filters * ELEMENT
+
+
+def columns_seconds(node: Node) -> float:
+    """By columns and products."""
+    geometry = Geometry.of(node)
+    # BLAS is slower on narrow matrices.
+    sides = (geometry.terms, geometry.results)
+    efficiency = 0.93 * sides[0] / (sides[0] + 8) * sides[1] / (sides[1] + 3)
+    columns = 0
+    if not geometry.is_pointwise:
+        columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
+    rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
+    multiplying = geometry.flops / (PEAK * efficiency)
+    packing = size(geometry.filters) * ELEMENT
+    return _moving(geometry) + multiplying + columns / MEMORY + rows + packing

@@ -1,0 +1,231 @@
+"""The weight gradient of a depthwise convolution: every channel by itself, channels as lanes.
+
+As in the usual weight gradient, strips in blocks of channels are dealt to a fixed number of partial
+sums. A tile is a few taps by a few vectors of channels: the output's gradient of a pixel is loaded
+once and meets the inputs of all taps of the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from caldera.kernels.common.geometry import Correlation, kind_of, steps
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.convolution import blocked_strips
+from caldera.kernels.native.convolution.blocked_strips import Blocks
+from caldera.kernels.native.convolution.packing import ONCE, Loop, scatter
+from caldera.kernels.native.convolution.slots import Integers, in_order
+from caldera.kernels.native.convolution.strip_mining import Strips, cut, pixel_table
+from caldera.kernels.native.convolution.weight_blocking import strips_wanted
+from caldera.tensor.dtype import DType
+
+
+@dataclass(frozen=True)
+class DepthwiseGradient:
+    """The gradient with its tile and the memory it takes (lengths in elements)."""
+
+    work: Correlation
+    dtype: DType
+
+    @property
+    def channels(self) -> int:
+        """Channels of a pixel, on both sides."""
+        return self.work.groups
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """Taps and vectors of channels that are summed at once."""
+        lanes = natural_lanes(kind_of(self.dtype.name))
+        room = 12 if machine().registers >= 32 else 6
+        vectors = min(4 if room > 6 else 2, -(-self.channels // lanes))
+        taps = self.work.taps[0] * self.work.taps[1]
+        # The last tile repeats taps: as few as possible.
+        most = max(1, min(room // vectors, taps))
+        together = min(range(max(1, most // 2), most + 1), key=lambda n: (-taps % n, -n))
+        return together, vectors
+
+    @property
+    def width(self) -> int:
+        """Channels of a block."""
+        return self.tile[1] * natural_lanes(kind_of(self.dtype.name))
+
+    @property
+    def taps(self) -> int:
+        """Taps in whole tiles."""
+        taps = self.work.taps[0] * self.work.taps[1]
+        return -(-taps // self.tile[0]) * self.tile[0]
+
+    @cached_property
+    def strips(self) -> Strips:
+        """How the batch is cut."""
+        return cut(self.work, self.channels, self.dtype.itemsize, strips_wanted(self.work))
+
+    @cached_property
+    def input_blocks(self) -> Blocks:
+        """Strips of the image."""
+        return Blocks(self.strips, 1, self.channels, self.width)
+
+    @cached_property
+    def output_blocks(self) -> Blocks:
+        """The same strips of the output's gradient."""
+        own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
+        return Blocks(own, 1, self.channels, self.width)
+
+    @property
+    def size(self) -> int:
+        """Elements of a partial sum: [block][tap][channel]."""
+        return self.input_blocks.count * self.taps * self.width
+
+    @property
+    def sums(self) -> int:
+        """Partial sums, one a worker."""
+        return min(strips_wanted(self.work), self.strips.items)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Scratch memory: partial sums, strips of images and of gradients."""
+        return [
+            self.sums * self.size,
+            self.sums * self.input_blocks.length,
+            self.sums * self.output_blocks.length,
+        ]
+
+    def tap_table(self) -> np.ndarray:
+        """Where the input of each tap lies, from that of the first on; the last is repeated."""
+        rows, columns = self.work.taps
+        held = self.input_blocks
+        steps_of = (0, held.row_step * self.work.dilation[0], held.width * self.work.dilation[1])
+        places = pixel_table(1, rows, columns, steps_of)
+        return np.pad(places, (0, self.taps - len(places)), mode="edge")
+
+
+_NAMES = (
+    *(f"x_{name}" for name in blocked_strips.NAMES),
+    *(f"y_{name}" for name in blocked_strips.NAMES), "items",
+    "images", "rows", "a_image", "batch", "target_rows", "target_columns", "stride_rows",
+    "reach_rows", "taps", "size", "sums", "x_length", "y_length",
+)  # fmt: skip
+
+
+def gradient_calls(
+    gradient: DepthwiseGradient,
+    x: np.ndarray,
+    y: np.ndarray,
+    scratch: list[np.ndarray],
+    out: np.ndarray,
+) -> list[NativeCall]:
+    """Partial sums, then their sum written to the filters' gradient."""
+    return [_sum_call(gradient, x, y, scratch), _write_call(gradient, scratch[0], out)]
+
+
+def _sum_call(
+    gradient: DepthwiseGradient, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray]
+) -> NativeCall:
+    work, strips = gradient.work, gradient.strips
+    of_x, of_y = (tuple(steps(each)[axis] for axis in (0, 2, 3)) for each in (x, y))
+    x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
+    from_x = blocked_strips.values(x_blocks, work.source, of_x, work.start)
+    from_y = blocked_strips.values(y_blocks, work.target, of_y, (0, 0))
+    values = (
+        {f"x_{name}": value for name, value in from_x.items()}
+        | {f"y_{name}": value for name, value in from_y.items()}
+        | {
+            "items": strips.items, "images": strips.images, "rows": strips.rows,
+            "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
+            "target_columns": work.target[1], "stride_rows": work.stride[0],
+            "reach_rows": work.reach[0], "taps": gradient.taps, "size": gradient.size,
+            "sums": gradient.sums, "x_length": x_blocks.length, "y_length": y_blocks.length,
+        }
+    )  # fmt: skip
+    by_output = (
+        x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
+    )  # fmt: skip
+    table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
+    together, vectors = gradient.tile
+    address = compiled(_sum, kind=gradient.dtype.name, together=together, vectors=vectors)
+    return native_call(
+        address, x, y, *scratch, table, gradient.tap_table(), *in_order(values, _NAMES),
+        parts=max(1, gradient.sums),
+    )  # fmt: skip
+
+
+def _sum(k: Emitter, kind: str, together: int, vectors: int) -> None:
+    wide = kind_of(kind)
+    x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
+    places, taps = k.pointer(5, I64), k.pointer(6, I64)
+    n = Integers(k, 7, _NAMES)
+    from_x, from_y = Integers(k, 7, _NAMES, "x_"), Integers(k, 7, _NAMES, "y_")
+    width = vectors * natural_lanes(wide)
+    own_x = input_scratch.at(k.part * n.x_length)
+    own_y = output_scratch.at(k.part * n.y_length)
+    sums = partial.at(k.part * n.size)
+    first_item, end_item = n.items * k.part // k.parts, n.items * (k.part + 1) // k.parts
+    with k.loop(first_item, end_item) as item:
+        image, row = item // n.a_image * n.images, item % n.a_image * n.rows
+        images = k.minimum(n.images, n.batch - image)
+        rows = k.minimum(n.rows, n.target_rows - row)
+        reached = (rows - 1) * n.stride_rows + n.reach_rows
+        blocked_strips.fill(k, from_x, width, own_x, x, image, images, row * n.stride_rows, reached)
+        blocked_strips.fill(k, from_y, width, own_y, y, image, images, row, rows)
+        adds = item.differs(first_item)
+        with k.loop(0, n.x_count) as block, k.loop(0, n.taps, together) as tap:
+            seen = own_x.at(block * n.x_block_step)
+            inputs = [seen.at(taps.load(tap + i)) for i in range(together)]
+            given = own_y.at(block * n.y_block_step)
+            place = sums.at((block * n.taps + tap) * width)
+            count = images * rows * n.target_columns
+            _tile(k, vectors, inputs, given, places, count, place, adds)
+
+
+def _tile(
+    k: Emitter,
+    vectors: int,
+    inputs: list[Pointer],
+    given: Pointer,
+    places: Pointer,
+    count: Value,
+    place: Pointer,
+    adds: Value,
+) -> None:
+    """Sum over `count` pixels for the taps whose inputs these are."""
+    lanes = natural_lanes(given.type)
+    width = vectors * lanes
+    zero = k.constant(0.0, vector(given.type, lanes))
+    totals = [[k.variable(zero) for _ in range(vectors)] for _ in inputs]
+    with k.loop(0, count) as pixel:
+        at = places.load(pixel)
+        outputs = [given.load(pixel * width + j * lanes, lanes) for j in range(vectors)]
+        for row, source in zip(totals, inputs, strict=True):
+            for j, total in enumerate(row):
+                value = source.load(at + j * lanes, lanes)
+                total.value = k.fma(value, outputs[j], total.value)
+    for i, row in enumerate(totals):
+        for j, total in enumerate(row):
+            target = place.at(i * width + j * lanes)
+            before = k.select(adds, target.load(0, lanes), zero)
+            target.store(0, before + total.value)
+
+
+def _write_call(gradient: DepthwiseGradient, partial: np.ndarray, out: np.ndarray) -> NativeCall:
+    rows, columns = gradient.work.taps
+    of_channel, _, of_row, of_column = steps(out)
+    width = gradient.width
+    return scatter(
+        partial, out,
+        (ONCE, ONCE, Loop(rows, columns * width, of_row), Loop(columns, width, of_column)),
+        length=gradient.channels, neighbour=of_channel, width=width,
+        block_step=gradient.taps * width, sums=gradient.sums, sum_step=gradient.size,
+    )  # fmt: skip

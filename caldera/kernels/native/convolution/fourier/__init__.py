@@ -1,0 +1,223 @@
+"""Convolution by Fourier transforms, for large filters: forward and both gradients.
+
+Tiles of the image are transformed, multiplied with the transformed filters frequency by frequency,
+and transformed back. Work hardly grows with the filter, so it pays from 7x7 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from caldera.graph.memory_format import NHWC, dense_strides, laid_out
+from caldera.graph.node import Node
+from caldera.kernels.common.geometry import kind_of, steps
+from caldera.kernels.common.matrices import copied
+from caldera.kernels.native.codegen.blas import blas
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.convolution import PRIORITY
+from caldera.kernels.native.convolution.fourier import kernels
+from caldera.kernels.native.convolution.fourier.layout import LENGTHS, Layout
+from caldera.kernels.native.convolution.fourier.matrices import Matrices, frequencies, matrices
+from caldera.kernels.native.convolution.reorder import (
+    Room,
+    bind_staged,
+    copy_image,
+    room_of,
+    staging_bytes,
+    write_image,
+)
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+FEWEST_TAPS = 7
+"""Filters with fewer rows or columns are convolved faster in other ways."""
+FEWEST_CHANNELS = 16
+"""With fewer on either side the transforms cost more than they save."""
+
+
+def _supports(node: Node) -> bool:
+    geometry = Layout(node).geometry
+    large = min(geometry.taps) >= FEWEST_TAPS and 2 * max(geometry.taps) <= LENGTHS[-1]
+    plain = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
+    enough = min(geometry.channels, geometry.results) >= FEWEST_CHANNELS and geometry.batch > 0
+    return large and plain and enough and blas() is not None
+
+
+def _workspace(node: Node) -> int:
+    layout = Layout(node)
+    return room_of(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
+
+
+def _seconds(node: Node) -> float:
+    return Layout(node).seconds
+
+
+class _Calls:
+    """The calls for one node, bound to its arrays and memory."""
+
+    def __init__(self, layout: Layout, room: Room) -> None:
+        geometry = layout.geometry
+        known = blas()
+        assert known is not None
+        self.layout = layout
+        self.kind = geometry.dtype.name
+        self.gemm = known.gemm(kind_of(self.kind))
+        self.filters, self.points, self.others, self.room = (
+            room.array(length, geometry.dtype) for length in layout.lengths
+        )
+        self.constants: Matrices = matrices(
+            layout.length, geometry.taps, layout.is_gradient, geometry.dtype
+        )
+
+    def call(
+        self, build: Callable[..., None], names: tuple[str, ...], values: dict[str, object],
+        parts: int, **parameters: object,
+    ) -> NativeCall:  # fmt: skip
+        """A call with its arguments by name."""
+        address = compiled(build, kind=self.kind, **parameters)
+        return native_call(address, *(values[name] for name in names), parts=parts)
+
+    def transform(
+        self, build: Callable[..., None], image: np.ndarray, block: tuple[int, int], *,
+        padding: tuple[int, int], is_other: bool,
+    ) -> NativeCall:  # fmt: skip
+        """Tiles of an image to points or back, for the tiles of one block."""
+        layout, constants = self.layout, self.constants
+        _, channels, height, width = image.shape
+        steps_of_tiles = layout.steps(layout.length)
+        sides = steps_of_tiles if is_other else (layout.length, layout.length)
+        is_back = build is kernels.collect
+        values = {
+            "image": image, "image_step": steps(image)[0], "row_step": width * channels,
+            "channels": channels, "height": height, "width": width,
+            "top": padding[0], "left": padding[1],
+            "tile_rows": steps_of_tiles[0], "tile_columns": steps_of_tiles[1],
+            "side_rows": sides[0], "side_columns": sides[1], "gemm": self.gemm,
+            "down": layout.grid(layout.length)[0], "across": layout.grid(layout.length)[1],
+            "first": block[0], "end": block[1],
+            "matrix": constants.back_down if is_back else constants.down,
+            "other_matrix": constants.back_across if is_back else constants.across,
+            "length": layout.length, "half": frequencies(layout.length),
+            "points": self.others if is_other else self.points,
+            "step": layout.other_step if is_other else layout.step,
+            "room": self.room, "room_step": layout.room,
+        }  # fmt: skip
+        return self.call(build, kernels.TRANSFORM, values, layout.workers)
+
+    def product(
+        self, build: Callable[..., None], block: tuple[int, int], **parameters: object
+    ) -> NativeCall:
+        """The products of one block."""
+        layout = self.layout
+        values = {
+            "gemm": self.gemm, "pairs": layout.points // 2, "tiles": block[1] - block[0],
+            "inner": layout.inner, "columns": layout.columns, "filters": self.filters,
+            "filter_step": layout.filter_step, "points": self.points, "step": layout.step,
+            "others": self.others, "other_step": layout.other_step, "is_first": block[0] == 0,
+        }  # fmt: skip
+        return self.call(build, kernels.PRODUCT, values, layout.points // 2, **parameters)
+
+    def transform_filters(self, build: Callable[..., None], filters: np.ndarray) -> NativeCall:
+        """Filters to points, or points to filters."""
+        layout, constants = self.layout, self.constants
+        taps = layout.geometry.taps
+        is_back = build is kernels.filter_taps
+        values = {
+            "gemm": self.gemm, "filters": filters, "points": self.filters,
+            "step": layout.filter_step, "rows": layout.points,
+            "matrix": constants.taps if is_back else constants.filters,
+            "count": layout.inner * layout.columns, "taps": taps[0] * taps[1],
+        }  # fmt: skip
+        return self.call(build, kernels.FILTERS, values, layout.workers)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """First and last tile of each block."""
+        layout = self.layout
+        starts = range(0, layout.tiles, layout.block)
+        return [(start, min(start + layout.block, layout.tiles)) for start in starts]
+
+    def convolution(
+        self, source: np.ndarray, filters: np.ndarray, target: np.ndarray
+    ) -> list[NativeCall]:
+        """A convolution or an input gradient."""
+        layout = self.layout
+        calls = [self.transform_filters(kernels.filter_points, filters)]
+        for block in self.blocks():
+            calls += [
+                self.transform(
+                    kernels.spread, source, block, padding=layout.padding, is_other=False
+                ),
+                self.product(kernels.multiply, block, transposed=not layout.is_gradient),
+                self.transform(kernels.collect, target, block, padding=(0, 0), is_other=True),
+            ]
+        return calls
+
+    def weight_gradient(
+        self, image: np.ndarray, gradient: np.ndarray, result: np.ndarray
+    ) -> list[NativeCall]:
+        """The gradient of the filters."""
+        layout = self.layout
+        calls = []
+        for block in self.blocks():
+            calls += [
+                self.transform(
+                    kernels.spread, image, block, padding=layout.padding, is_other=False
+                ),
+                self.transform(kernels.spread, gradient, block, padding=(0, 0), is_other=True),
+                self.product(kernels.add, block),
+            ]
+        return [*calls, self.transform_filters(kernels.filter_taps, result)]
+
+
+def _bind(call: Call) -> Runner:
+    layout = Layout(call.node)
+    filters = 2 if layout.is_sum else 1
+
+    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+        calls = _Calls(layout, room)
+        before: list[NativeCall] = []
+        after: list[NativeCall] = []
+        used = []
+        for index, array in enumerate(arrays):
+            fit = _dense(array, index == filters, layout)
+            used.append(fit)
+            if fit is array:
+                continue
+            if index == filters:
+                after += copied(fit, array) if layout.is_sum else []
+                before += [] if layout.is_sum else copied(array, fit)
+            elif index == 2:
+                after.append(write_image(fit, array))
+            else:
+                before.append(copy_image(array, fit))
+        middle = calls.weight_gradient(*used) if layout.is_sum else calls.convolution(*used)
+        return [*before, *middle, *after]
+
+    return bind_staged(call, layout.lengths, compute)
+
+
+def _dense(array: np.ndarray, is_filter: bool, layout: Layout) -> np.ndarray:
+    """The array itself if BLAS can take its rows as they lie, else memory for a copy."""
+    order = None if is_filter else NHWC
+    strides = dense_strides(array.shape, order, array.itemsize)
+    # Images may lie anywhere, one by one.
+    start = 0 if is_filter else 1
+    fits = all(
+        a == b or n == 1
+        for a, b, n in zip(
+            array.strides[start:], strides[start:], array.shape[start:], strict=True
+        )
+    )  # fmt: skip
+    if fits and array.dtype == layout.geometry.dtype:
+        return array
+    memory = np.empty(array.size, layout.geometry.dtype)
+    copy: np.ndarray = laid_out(memory, array.shape, order)
+    return copy
+
+
+for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
+    TABLE.add(
+        Kernel(_op, "cpu", "fourier", _bind, _supports, _workspace, PRIORITY, estimate=_seconds)
+    )

@@ -1,0 +1,395 @@
+"""Convolution as a product of matrices: what every output pixel sees becomes the row of a matrix.
+
+The matrix is made for a block of pixels at a time, small enough to stay in the cache, by each
+worker for itself. With filters of one tap that meet every pixel, the image is that matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.kernels.common.geometry import Geometry, kind_of, steps
+from caldera.kernels.native.codegen.blas import blas, gemm
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.convolution.packing import ONCE, Loop, gather, scatter
+from caldera.kernels.native.convolution.reorder import (
+    Room,
+    bind_staged,
+    is_uniform,
+    room_of,
+    staging_bytes,
+)
+from caldera.kernels.native.convolution.slots import Integers, in_order
+from caldera.kernels.native.convolution.strip_mining import between
+from caldera.kernels.table import Call, Runner
+
+COLUMN_BYTES = 3 << 17
+"""What a block of the matrix may take: it should stay in the second-level cache."""
+FEWEST_ROWS, MOST_ROWS = 160, 2048
+SUM_BYTES = 1 << 23
+"""What all partial sums of a weight gradient may take."""
+MOST_SUMS = 4
+PIXELS_A_SUM = 1024
+"""Pixels of a partial sum that make up for adding it to the others."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the pixels of a convolution are cut into blocks (lengths in elements)."""
+
+    geometry: Geometry
+    op: str
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the image is the matrix itself."""
+        return self.geometry.is_pointwise
+
+    @property
+    def filters(self) -> int:
+        """Elements of the filters, as (K, R, S, C / groups)."""
+        return self.geometry.filters[0] * self.geometry.terms
+
+    @property
+    def by_image(self) -> bool:
+        """Whether a worker has whole images: where it adds to pixels, nobody else may."""
+        return self.op == "conv2d_input" and not self.in_place
+
+    @property
+    def unit(self) -> int:
+        """Pixels that must not be torn apart between two workers, nor joined to others."""
+        return self.geometry.pixels // max(1, self.geometry.batch) if self.by_image else 0
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a block."""
+        pixels = self.unit or max(1, self.geometry.pixels)
+        fits = COLUMN_BYTES // (self.geometry.terms * self.geometry.dtype.itemsize)
+        most = pixels if self.in_place else max(FEWEST_ROWS, min(MOST_ROWS, fits))
+        if self.op == "conv2d":
+            most = min(most, -(-pixels // settings.threads))
+        elif self.op == "conv2d_weight":
+            most = min(most, -(-pixels // max(1, self.sums)))
+        elif self.in_place:
+            most = -(-pixels // settings.threads)
+        return -(-pixels // -(-pixels // max(1, most)))
+
+    @property
+    def sums(self) -> int:
+        """Partial sums of a weight gradient; the same for any number of threads."""
+        most = SUM_BYTES // max(1, self.filters * self.geometry.dtype.itemsize)
+        wanted = min(MOST_SUMS, self.geometry.pixels // PIXELS_A_SUM)
+        return max(1, min(most, wanted)) if self.geometry.pixels else 0
+
+    @property
+    def splits(self) -> int:
+        """Parts of the output channels, where there are more threads than partial sums."""
+        if self.op != "conv2d_weight":
+            return 1
+        wanted = -(-settings.threads // max(1, self.sums))
+        return max(1, min(self.geometry.results, wanted))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the whole batch, or of an image if these are kept apart."""
+        return -(-(self.unit or self.geometry.pixels) // self.rows)
+
+    @property
+    def parts(self) -> int:
+        """Workers that may take part."""
+        if self.op == "conv2d_weight":
+            return max(1, self.sums * self.splits)
+        units = self.geometry.batch if self.by_image else self.blocks
+        return max(1, min(settings.threads, units))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Scratch memory: filters, blocks of the matrix, partial sums."""
+        columns = 0 if self.in_place else self.parts * self.rows * self.geometry.terms
+        if self.op == "conv2d_weight":
+            return [0, columns, self.sums * self.filters]
+        return [self.filters, columns, 0]
+
+
+_NAMES = (
+    "batch", "height", "width", "channels", "image_step", "row_step", "pixel_step", "target_rows",
+    "target_columns", "results", "target_step", "groups", "stride_rows", "stride_columns",
+    "start_row", "start_column", "dilation_rows", "dilation_columns", "tap_rows", "runs",
+    "run_taps", "tap_length", "terms", "rows", "blocks", "pixels", "sums", "splits", "filters",
+)  # fmt: skip
+"""A row of taps is `runs` runs of `run_taps` taps, whose inputs lie side by side."""
+
+
+def _call(
+    columns: Columns,
+    build: Callable[..., None],
+    image: np.ndarray,
+    filters: np.ndarray,
+    output: np.ndarray,
+    scratch: np.ndarray,
+) -> NativeCall:
+    geometry = columns.geometry
+    of_image = steps(image)
+    joined = geometry.groups == 1 and geometry.dilation[1] == 1
+    joined = joined and of_image[3] == geometry.channels
+    known = blas()
+    assert known is not None
+    kind = geometry.dtype.name
+    values = {
+        "batch": geometry.batch, "height": geometry.image[2], "width": geometry.image[3],
+        "channels": geometry.channels, "image_step": of_image[0], "row_step": of_image[2],
+        "pixel_step": _distance(image), "target_rows": geometry.output[2],
+        "target_columns": geometry.output[3], "results": geometry.results,
+        "target_step": _distance(output), "groups": geometry.groups,
+        "stride_rows": geometry.stride[0], "stride_columns": geometry.stride[1],
+        "start_row": -geometry.origin[0], "start_column": -geometry.origin[1],
+        "dilation_rows": geometry.dilation[0], "dilation_columns": geometry.dilation[1],
+        "tap_rows": geometry.taps[0], "runs": 1 if joined else geometry.taps[1],
+        "run_taps": geometry.taps[1] if joined else 1, "tap_length": geometry.channels,
+        "terms": geometry.terms, "rows": columns.rows, "blocks": columns.blocks,
+        "pixels": columns.unit or geometry.pixels, "sums": columns.sums,
+        "splits": columns.splits, "filters": columns.filters,
+    }  # fmt: skip
+    address = compiled(build, kind=kind, in_place=columns.in_place)
+    return native_call(
+        address, image, filters, output, scratch, known.gemm(kind_of(kind)),
+        *in_order(values, _NAMES), parts=columns.parts,
+    )  # fmt: skip
+
+
+def _distance(images: np.ndarray) -> int:
+    """From one pixel to the next, also where there is but one in a row."""
+    own = steps(images)
+    lengths = images.shape
+    if lengths[3] > 1:
+        return own[3]
+    if lengths[2] > 1:
+        return own[2]
+    return max(own[0], lengths[1]) if lengths[0] > 1 else lengths[1]
+
+
+class _Kernel:
+    """What the three kernels below share."""
+
+    def __init__(self, k: Emitter, kind: str) -> None:
+        wide = kind_of(kind)
+        self.k = k
+        self.image, self.filters, self.output, scratch = (k.pointer(i, wide) for i in range(4))
+        self.gemm = k.integer(4)
+        self.n = n = Integers(k, 5, _NAMES)
+        self.columns = scratch.at(k.part * n.rows * n.terms)
+
+    def place(self, pixel: Value) -> tuple[Value, Value, Value]:
+        """Image, row and column of an output pixel."""
+        n = self.n
+        line = pixel // n.target_columns
+        return line // n.target_rows, line % n.target_rows, pixel % n.target_columns
+
+    def runs(
+        self,
+        first: Value,
+        count: Value,
+        group: Value,
+        move: Callable[[Pointer, Pointer, Value], None],
+        clear: Callable[[Pointer, Value], None] | None,
+    ) -> None:
+        """`move(column, pixel, length)` for every piece of the matrix that lies in the image, and
+        `clear(column, length)` for every piece that is padding."""
+        k, n = self.k, self.n
+        source = self.image.at(group * n.channels)
+        with k.loop(0, count) as index:
+            image, row, column = self.place(first + index)
+            top = row * n.stride_rows + n.start_row
+            left = column * n.stride_columns + n.start_column
+            line = self.columns.at(index * n.terms)
+            run_length = n.run_taps * n.tap_length
+            with k.loop(0, n.tap_rows) as i, k.loop(0, n.runs) as j:
+                target = line.at((i * n.runs + j) * run_length)
+                y = top + i * n.dilation_rows
+                x = left + j * n.dilation_columns
+                outside = (y < 0) | (y >= n.height)
+                begin = k.select(outside, n.run_taps, between(k, -x, n.run_taps))
+                end = k.maximum(between(k, n.width - x, n.run_taps), begin)
+                pixel = source.at(image * n.image_step + y * n.row_step)
+                pixel = pixel.at((x + begin) * n.pixel_step)
+                if clear is not None:
+                    clear(target, begin * n.tap_length)
+                    clear(target.at(end * n.tap_length), (n.run_taps - end) * n.tap_length)
+                move(target.at(begin * n.tap_length), pixel, (end - begin) * n.tap_length)
+
+    def fill(self, first: Value, count: Value, group: Value) -> None:
+        """Make the rows of `count` pixels."""
+        k = self.k
+        lanes = natural_lanes(self.image.type)
+
+        def clear(place: Pointer, length: Value) -> None:
+            zero = k.constant(0.0, place.type)
+            k.in_vectors(0, length, lanes, lambda i, c: place.store(i, k.splat(zero, c)))
+
+        def copy(target: Pointer, source: Pointer, length: Value) -> None:
+            k.in_vectors(0, length, lanes, lambda i, c: target.store(i, source.load(i, c)))
+
+        self.runs(first, count, group, copy, clear)
+
+    def add(self, first: Value, count: Value, group: Value) -> None:
+        """Add the rows of `count` pixels to the image."""
+        k = self.k
+        lanes = natural_lanes(self.image.type)
+
+        def add(source: Pointer, target: Pointer, length: Value) -> None:
+            k.in_vectors(
+                0, length, lanes,
+                lambda i, c: target.store(i, target.load(i, c) + source.load(i, c)),
+            )  # fmt: skip
+
+        self.runs(first, count, group, add, None)
+
+    def matrix(self, in_place: bool, first: Value, group: Value) -> tuple[Pointer, Value]:
+        """The rows of pixels from `first` on, and the distance between them."""
+        n = self.n
+        if in_place:
+            return self.image.at(first * n.pixel_step + group * n.channels), n.pixel_step
+        return self.columns, n.terms
+
+
+def _forward(k: Emitter, kind: str, in_place: bool) -> None:
+    own = _Kernel(k, kind)
+    n = own.n
+    begin, end = k.share(n.blocks)
+    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+        first = block * n.rows
+        count = k.minimum(n.rows, n.pixels - first)
+        if not in_place:
+            own.fill(first, count, group)
+        filters = own.filters.at(group * n.results * n.terms)
+        output = own.output.at(first * n.target_step + group * n.results)
+        gemm(
+            k, own.gemm, (count, n.results, n.terms), own.matrix(in_place, first, group),
+            (filters, n.terms), (output, n.target_step), tb=True,
+        )  # fmt: skip
+
+
+def _for_input(k: Emitter, kind: str, in_place: bool) -> None:
+    own = _Kernel(k, kind)
+    n = own.n
+
+    def product(first: Value, count: Value, group: Value) -> None:
+        filters = own.filters.at(group * n.results * n.terms)
+        output = own.output.at(first * n.target_step + group * n.results)
+        gemm(
+            k, own.gemm, (count, n.terms, n.results), (output, n.target_step),
+            (filters, n.terms), own.matrix(in_place, first, group),
+        )  # fmt: skip
+
+    if in_place:
+        begin, end = k.share(n.blocks)
+        with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+            first = block * n.rows
+            product(first, k.minimum(n.rows, n.pixels - first), group)
+        return
+    begin, end = k.share(n.batch)
+    with k.loop(begin, end) as image:
+        pixels = n.height * n.width * n.channels * n.groups
+        k.clear_bytes(own.image.at(image * n.image_step), pixels * itemsize(own.image.type))
+        with k.loop(0, n.blocks) as block, k.loop(0, n.groups) as group:
+            inside = block * n.rows
+            first = image * n.pixels + inside
+            count = k.minimum(n.rows, n.pixels - inside)
+            product(first, count, group)
+            own.add(first, count, group)
+
+
+def _for_weight(k: Emitter, kind: str, in_place: bool) -> None:
+    own = _Kernel(k, kind)
+    n = own.n
+    number, split = k.part // n.splits, k.part % n.splits
+    top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits
+    partial = own.filters.at(number * n.filters)
+    begin, end = n.blocks * number // n.sums, n.blocks * (number + 1) // n.sums
+    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+        first = block * n.rows
+        count = k.minimum(n.rows, n.pixels - first)
+        if not in_place:
+            own.fill(first, count, group)
+        output = own.output.at(first * n.target_step + group * n.results + top)
+        sums = partial.at((group * n.results + top) * n.terms)
+        one = k.constant(1.0, sums.type)
+        gemm(
+            k, own.gemm, (bottom - top, n.terms, count), (output, n.target_step),
+            own.matrix(in_place, first, group), (sums, n.terms), ta=True,
+            beta=k.select(block.equals(begin), one * 0.0, one),
+        )  # fmt: skip
+
+
+def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[NativeCall]:
+    """Filters as rows (r, s, c) of a matrix."""
+    geometry = columns.geometry
+    (rows, taps), channels = geometry.taps, geometry.channels
+    of_output, of_input, of_row, of_column = steps(filters)
+    width = natural_lanes(kind_of(geometry.dtype.name))
+    loops = (
+        Loop(geometry.filters[0], of_output, geometry.terms), ONCE,
+        Loop(rows, of_row, taps * channels), Loop(taps, of_column, channels),
+    )  # fmt: skip
+    return [
+        gather(
+            filters, target, loops, length=channels, neighbour=of_input, width=width,
+            block_step=width, padded=False,
+        )
+    ]  # fmt: skip
+
+
+def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[NativeCall]:
+    """The sum of all partial sums, rows (r, s, c) of a matrix, as (K, C, R, S)."""
+    geometry = columns.geometry
+    (rows, taps), channels = geometry.taps, geometry.channels
+    of_output, of_input, of_row, of_column = steps(out)
+    loops = (
+        Loop(geometry.filters[0], geometry.terms, of_output), ONCE,
+        Loop(rows, taps * channels, of_row), Loop(taps, channels, of_column),
+    )  # fmt: skip
+    return [
+        scatter(
+            partial, out, loops, length=channels, neighbour=of_input, width=channels, block_step=0,
+            sums=columns.sums, sum_step=columns.filters,
+        )
+    ]  # fmt: skip
+
+
+def is_offered(node: Node) -> bool:
+    """Whether there is a BLAS to multiply with."""
+    return blas() is not None and Geometry.of(node).is_usual
+
+
+def workspace(node: Node) -> int:
+    """Bytes of filters, blocks of the matrix and partial sums, and of images to be copied."""
+    geometry = Geometry.of(node)
+    lengths = Columns(geometry, node.op.name).lengths
+    return room_of(lengths, geometry.dtype) + staging_bytes(node)
+
+
+def bind(call: Call) -> Runner:
+    """Pack the filters and multiply, or multiply and add up."""
+    geometry = Geometry.of(call.node)
+    columns = Columns(geometry, call.node.op.name)
+
+    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+        first, second, out = arrays
+        packed, scratch, partial = (room.array(each, geometry.dtype) for each in columns.lengths)
+        if columns.op == "conv2d_weight":
+            multiply = _call(columns, _for_weight, first, partial, second, scratch)
+            return [multiply, *_written(columns, partial, out)]
+        if columns.op == "conv2d":
+            multiply = _call(columns, _forward, first, packed, out, scratch)
+        else:
+            multiply = _call(columns, _for_input, out, packed, first, scratch)
+        return [*_packed(columns, second, packed), multiply]
+
+    return bind_staged(call, columns.lengths, compute, is_uniform)

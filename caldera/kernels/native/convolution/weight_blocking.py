@@ -1,0 +1,157 @@
+"""The weight gradient of a convolution, direct: its tile, and the memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from caldera.config import settings
+from caldera.kernels.common.geometry import Correlation, kind_of
+from caldera.kernels.native.codegen.emitter import natural_lanes
+from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.convolution.blocked_strips import Blocks
+from caldera.kernels.native.convolution.microkernel import by_lanes
+from caldera.kernels.native.convolution.strip_mining import Strips, cut
+from caldera.tensor.dtype import DType
+
+SUM_BYTES = 1 << 24
+"""What all partial sums may take."""
+MOST_SUMS = 8
+PIXELS_A_STRIP = 256
+"""Pixels that make up for adding a strip's sums to memory."""
+
+
+def strips_wanted(work: Correlation) -> int:
+    """Into how many strips a batch should be cut at least; the same for any number of threads."""
+    pixels = work.batch * work.target[0] * work.target[1]
+    return max(2, min(MOST_SUMS, pixels // PIXELS_A_STRIP))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A weight gradient with its tile and the memory it takes (lengths in elements)."""
+
+    work: Correlation
+    dtype: DType
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return natural_lanes(kind_of(self.dtype.name))
+
+    @property
+    def inputs(self) -> int:
+        """Channels of an input pixel."""
+        return self.work.groups * self.work.channels
+
+    @property
+    def outputs(self) -> int:
+        """Channels of an output pixel."""
+        return self.work.groups * self.work.results
+
+    @property
+    def joined(self) -> bool:
+        """Whether a row of taps is one row of neighbours, the channels of several pixels."""
+        return self.work.groups == 1 and self.work.dilation[1] == 1 and self.inputs < 32
+
+    @property
+    def length(self) -> int:
+        """Neighbours that a tap (or a row of taps) sees."""
+        return self.work.channels * (self.work.taps[1] if self.joined else 1)
+
+    @property
+    def width(self) -> int:
+        """Output channels of a group, in whole vectors."""
+        return -(-self.work.results // self.lanes) * self.lanes
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """Neighbours and vectors of output channels that are summed at once."""
+        return best_tile(self.length, self.width // self.lanes, self.lanes)
+
+    @cached_property
+    def strips(self) -> Strips:
+        """How the batch is cut."""
+        return cut(self.work, self.inputs, self.dtype.itemsize, strips_wanted(self.work))
+
+    @cached_property
+    def input_blocks(self) -> Blocks:
+        """Strips of the image; rows of joined taps need the pixels of a row as they are."""
+        if self.joined:
+            return Blocks(self.strips, 1, self.inputs, self.inputs)
+        return Blocks(self.strips, self.work.groups, self.work.channels, self.tile[0])
+
+    @cached_property
+    def output_blocks(self) -> Blocks:
+        """The same strips of the output's gradient."""
+        own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
+        return Blocks(own, self.work.groups, self.work.results, self.step)
+
+    @property
+    def step(self) -> int:
+        """Output channels of a tile."""
+        return self.tile[1] * self.lanes
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that the output channels of a group are cut into."""
+        return -(-self.width // self.step)
+
+    @property
+    def block(self) -> int:
+        """Elements of a partial sum that belong to the output channels of a tile."""
+        return self.work.taps[0] * self.work.taps[1] * self.work.channels * self.step
+
+    @property
+    def size(self) -> int:
+        """Elements of a partial sum: [group][tile][row][column][channel][output channel]."""
+        return self.work.groups * self.tiles * self.block
+
+    @property
+    def sums(self) -> int:
+        """Partial sums; the same for any number of threads."""
+        most = SUM_BYTES // max(1, self.size * self.dtype.itemsize)
+        return min(max(2, min(strips_wanted(self.work), most)), self.strips.items)
+
+    @property
+    def splits(self) -> int:
+        """Parts of the output channels, where there are more threads than partial sums."""
+        return max(1, min(self.tiles, -(-settings.threads // max(1, self.sums))))
+
+    @property
+    def parts(self) -> int:
+        """Workers that may take part."""
+        return self.sums * self.splits
+
+    @property
+    def lengths(self) -> list[int]:
+        """Scratch memory: partial sums, strips of images and of gradients."""
+        return [
+            self.sums * self.size,
+            self.parts * self.input_blocks.length,
+            self.parts * self.output_blocks.length,
+        ]
+
+
+def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:
+    """The tile that takes the fewest cycles a pixel, what is left over at the edges included."""
+    registers = 24 if machine().registers >= 32 else 12
+
+    def cycles(neighbours: int, own: int) -> float:
+        loads = own + (neighbours // lanes + neighbours % lanes if by_lanes() else neighbours)
+        return max(neighbours * own / 2, loads / 2, 4.0) + 1.0 if neighbours and own else 0.0
+
+    def cost(tile: tuple[int, int]) -> float:
+        (whole, rest), (blocks, left) = divmod(length, tile[0]), divmod(vectors, tile[1])
+        total = whole * blocks * cycles(*tile) + blocks * cycles(rest, tile[1])
+        total += whole * cycles(tile[0], left) + cycles(rest, left)
+        # Code for what is left over has to be compiled as well: only if it is worth it.
+        return total * (1.015 if rest else 1.0) * (1.015 if left else 1.0)
+
+    tiles = [
+        (neighbours, own)
+        for neighbours in range(1, min(length, 12) + 1)
+        for own in range(1, min(vectors, 4) + 1)
+        if neighbours * own <= registers
+    ]
+    return min(tiles, key=cost)

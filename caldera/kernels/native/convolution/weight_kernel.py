@@ -1,0 +1,253 @@
+"""The weight gradient of a convolution, direct: sums over pixels that stay in registers.
+
+A tile is a few neighbouring inputs of a pixel by a few vectors of output channels. It runs through
+all pixels of a strip before its sums are added to memory. Strips are dealt to a fixed number of
+partial sums, whatever the number of threads, and these are added up in a fixed order at the end:
+the result does not depend on who computed what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.kernels.common.geometry import kind_of, steps
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.convolution import blocked_strips
+from caldera.kernels.native.convolution.microkernel import by_lanes
+from caldera.kernels.native.convolution.packing import Loop, scatter
+from caldera.kernels.native.convolution.slots import Integers, in_order
+from caldera.kernels.native.convolution.strip_mining import pixel_table
+from caldera.kernels.native.convolution.weight_blocking import Gradient
+
+_X_NAMES = tuple(f"x_{name}" for name in blocked_strips.NAMES)
+_Y_NAMES = tuple(f"y_{name}" for name in blocked_strips.NAMES)
+_NAMES = (
+    *_X_NAMES, *_Y_NAMES, "items", "images", "rows", "a_image", "batch", "target_rows",
+    "target_columns", "stride_rows", "reach_rows", "groups", "tap_rows", "tap_columns",
+    "tap_row_step", "tap_column_step", "length", "padded", "block", "size", "sums", "splits",
+    "x_group", "x_tile", "y_group", "x_length", "y_length",
+)  # fmt: skip
+
+
+def gradient_calls(
+    gradient: Gradient, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray], out: np.ndarray
+) -> list[NativeCall]:
+    """Partial sums, then their sum written to the filters' gradient."""
+    partial, input_scratch, output_scratch = scratch
+    return [
+        _sum_call(gradient, x, y, partial, input_scratch, output_scratch),
+        _write_call(gradient, partial, out),
+    ]
+
+
+def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> NativeCall:
+    """The sum of all partial sums as (K, C, R, S)."""
+    work = gradient.work
+    (rows, columns), step = work.taps, gradient.step
+    of_output, of_input, of_row, of_column = steps(out)
+    tap = work.channels * step
+    return scatter(
+        partial, out,
+        (
+            Loop(work.groups, gradient.tiles * gradient.block, work.results * of_output),
+            Loop(work.channels, step, of_input),
+            Loop(rows, columns * tap, of_row),
+            Loop(columns, tap, of_column),
+        ),
+        length=work.results, neighbour=of_output, width=step, block_step=gradient.block,
+        sums=gradient.sums, sum_step=gradient.size,
+    )  # fmt: skip
+
+
+def _sum_call(
+    gradient: Gradient,
+    x: np.ndarray,
+    y: np.ndarray,
+    partial: np.ndarray,
+    input_scratch: np.ndarray,
+    output_scratch: np.ndarray,
+) -> NativeCall:
+    work, strips = gradient.work, gradient.strips
+    of_x, of_y = (tuple(steps(each)[axis] for axis in (0, 2, 3)) for each in (x, y))
+    x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
+    neighbours, vectors = gradient.tile
+    joined = gradient.joined
+    from_x = blocked_strips.values(x_blocks, work.source, of_x, work.start)
+    from_y = blocked_strips.values(y_blocks, work.target, of_y, (0, 0))
+    values = (
+        {f"x_{name}": value for name, value in from_x.items()}
+        | {f"y_{name}": value for name, value in from_y.items()}
+        | {
+            "items": strips.items, "images": strips.images, "rows": strips.rows,
+            "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
+            "target_columns": work.target[1], "stride_rows": work.stride[0],
+            "reach_rows": work.reach[0], "groups": work.groups, "tap_rows": work.taps[0],
+            "tap_columns": 1 if joined else work.taps[1],
+            "tap_row_step": x_blocks.row_step * work.dilation[0],
+            "tap_column_step": x_blocks.width * work.dilation[1], "length": gradient.length,
+            "padded": gradient.width, "block": gradient.block, "size": gradient.size,
+            "sums": gradient.sums, "splits": gradient.splits,
+            "x_group": x_blocks.count * x_blocks.block_step,
+            "x_tile": neighbours if joined else x_blocks.block_step,
+            "y_group": y_blocks.count * y_blocks.block_step,
+            "x_length": x_blocks.length, "y_length": y_blocks.length,
+        }
+    )  # fmt: skip
+    by_output = (
+        x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
+    )  # fmt: skip
+    table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
+    address = compiled(
+        _sum, kind=gradient.dtype.name, neighbours=neighbours, vectors=vectors,
+        neighbours_left=gradient.length % neighbours,
+        vectors_left=gradient.width // gradient.lanes % vectors,
+        joined=x_blocks.width if joined else 0,
+    )  # fmt: skip
+    return native_call(
+        address, x, y, partial, input_scratch, output_scratch, table, *in_order(values, _NAMES),
+        parts=gradient.parts,
+    )  # fmt: skip
+
+
+def _sum(
+    k: Emitter,
+    kind: str,
+    neighbours: int,
+    vectors: int,
+    neighbours_left: int,
+    vectors_left: int,
+    joined: int,
+) -> None:
+    wide = kind_of(kind)
+    x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
+    places = k.pointer(5, I64)
+    n = Integers(k, 6, _NAMES)
+    step = vectors * natural_lanes(wide)
+    number, split = k.part // n.splits, k.part % n.splits
+    own_x = input_scratch.at(k.part * n.x_length)
+    own_y = output_scratch.at(k.part * n.y_length)
+    sums = partial.at(number * n.size)
+    first_item, end_item = n.items * number // n.sums, n.items * (number + 1) // n.sums
+    whole = n.padded // step
+    tiles = (n.padded + (step - 1)) // step
+    first_tile, end_tile = tiles * split // n.splits, tiles * (split + 1) // n.splits
+    with k.loop(first_item, end_item) as item:
+        image, row = item // n.a_image * n.images, item % n.a_image * n.rows
+        images = k.minimum(n.images, n.batch - image)
+        rows = k.minimum(n.rows, n.target_rows - row)
+        reached = (rows - 1) * n.stride_rows + n.reach_rows
+        from_x = Integers(k, 6, _NAMES, "x_")
+        from_y = Integers(k, 6, _NAMES, "y_")
+        x_width = joined or neighbours
+        blocked_strips.fill(
+            k, from_x, x_width, own_x, x, image, images, row * n.stride_rows, reached
+        )
+        blocked_strips.fill(k, from_y, step, own_y, y, image, images, row, rows)
+        with (
+            k.loop(0, n.groups) as group,
+            k.loop(0, n.tap_rows) as tap_row,
+            k.loop(0, n.tap_columns) as tap_column,
+        ):
+            taps = tap_row * n.tap_row_step + tap_column * n.tap_column_step
+            tap = (tap_row * n.tap_columns + tap_column) * n.length * step
+            at_tap = _Tap(
+                k, n, (neighbours, neighbours_left), step, own_x.at(group * n.x_group + taps),
+                own_y.at(group * n.y_group), sums.at(group * tiles * n.block + tap), places,
+                images * rows * n.target_columns, item.differs(first_item),
+            )  # fmt: skip
+            with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
+                at_tap.column(tile, vectors)
+            if vectors_left:
+                with k.when(end_tile > whole):
+                    at_tap.column(whole, vectors_left)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """What a strip adds to the gradient of a tap, or a row of taps, of a group."""
+
+    k: Emitter
+    n: Integers
+    neighbours: tuple[int, int]
+    """Of a tile, and how many are left over at the end."""
+    step: int
+    seen: Pointer
+    given: Pointer
+    sums: Pointer
+    places: Pointer
+    pixels: Value
+    adds: Value
+
+    def column(self, tile: Value, vectors: int) -> None:
+        """All inputs, with the output channels of a tile."""
+        neighbours, left = self.neighbours
+        with self.k.loop(0, self.n.length // neighbours) as index:
+            self._block(tile, vectors, index, neighbours)
+        if left:
+            self._block(tile, vectors, self.n.length // neighbours, left)
+
+    def _block(self, tile: Value, vectors: int, index: Value, count: int) -> None:
+        n = self.n
+        seen, given = self.seen.at(index * n.x_tile), self.given.at(tile * n.y_block_step)
+        total = _Sums(self.k, count, vectors, seen, given)
+        total.run(self.places, self.step, self.pixels)
+        place = self.sums.at(tile * n.block + index * self.neighbours[0] * self.step)
+        total.add_to(place, self.step, self.adds)
+
+
+class _Sums:
+    """A tile of the gradient: neighbouring inputs by vectors of output channels."""
+
+    def __init__(self, k: Emitter, neighbours: int, vectors: int, x: Pointer, y: Pointer) -> None:
+        self.k = k
+        self.neighbours, self.vectors = neighbours, vectors
+        self.x, self.y = x, y
+        self.lanes = natural_lanes(x.type)
+        zero = k.constant(0.0, vector(x.type, self.lanes))
+        self.sums = [[k.variable(zero) for _ in range(vectors)] for _ in range(neighbours)]
+
+    def run(self, places: Pointer, step: int, count: Value) -> None:
+        """Sum over the pixels of a strip; where their inputs lie is in a table."""
+        with self.k.loop(0, count) as pixel:
+            self._pixel(self.x.at(places.load(pixel)), self.y.at(pixel * step))
+
+    def _pixel(self, x: Pointer, y: Pointer) -> None:
+        k = self.k
+        given = [y.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
+        start = self.neighbours // self.lanes * self.lanes if by_lanes() else 0
+        inputs = []
+        for first in range(0, start, self.lanes):
+            loaded = x.load(first, self.lanes)
+            inputs += [k.spread(loaded, lane) for lane in range(self.lanes)]
+        inputs += [k.splat(x.load(i), self.lanes) for i in range(start, self.neighbours)]
+        for row, value in zip(self.sums, inputs, strict=True):
+            for total, outputs in zip(row, given, strict=True):
+                total.value = k.fma(value, outputs, total.value)
+
+    def add_to(self, place: Pointer, row_step: int, adds: Value) -> None:
+        """Write the sums, or add them to what is there."""
+        k = self.k
+
+        def each(store: Callable[[Pointer, int, Value], None]) -> None:
+            for i, row in enumerate(self.sums):
+                target = place.at(i * row_step)
+                for j, total in enumerate(row):
+                    store(target, j * self.lanes, total.value)
+
+        with k.either(adds) as (more, first):
+            with more:
+                each(lambda p, i, value: p.store(i, p.load(i, self.lanes) + value))
+            with first:
+                each(lambda p, i, value: p.store(i, value))

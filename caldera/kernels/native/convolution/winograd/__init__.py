@@ -1,0 +1,78 @@
+"""Winograd's convolution: F(2x2, 3x3) and F(4x4, 3x3), forward and both gradients.
+
+A tile of 2x2 outputs takes 16 products a pair of channels instead of 36, one of 4x4 takes 36
+instead of 144. The smaller rounds no more than a plain sum does; the larger about ten times as
+much, so it is offered only where `settings.accuracy` is "fast".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.kernels.native.codegen.blas import blas
+from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.convolution import PRIORITY
+from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.winograd.convolution import convolution_calls
+from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.transforms import SIZES, TAPS
+from caldera.kernels.native.convolution.winograd.weight import weight_calls
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+FEWEST_CHANNELS = 8
+"""With fewer on either side the transforms cost more than they save."""
+
+
+def _supports(node: Node, size: int) -> bool:
+    layout = Layout(node, size)
+    geometry = layout.geometry
+    plain = geometry.taps == (TAPS, TAPS) and geometry.stride == geometry.dilation == (1, 1)
+    enough = min(geometry.channels, geometry.results) >= FEWEST_CHANNELS and layout.tiles > 0
+    allowed = size == 2 or settings.accuracy == "fast"
+    return plain and enough and allowed and blas() is not None
+
+
+def _workspace(node: Node, size: int) -> int:
+    layout = Layout(node, size)
+    return room_of(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
+
+
+def _seconds(node: Node, size: int) -> float:
+    return Layout(node, size).seconds
+
+
+def _bind(call: Call, size: int) -> Runner:
+    layout = Layout(call.node, size)
+    calls_for = weight_calls if layout.is_sum else convolution_calls
+
+    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+        # Groups come one after the other, so the same memory serves all of them.
+        memory = [room.array(length, layout.geometry.dtype) for length in layout.lengths]
+        groups = zip(*_in_groups(layout, arrays), strict=True)
+        return [each for group in groups for each in calls_for(layout, memory, list(group))]
+
+    return bind_staged(call, layout.lengths, compute)
+
+
+def _in_groups(layout: Layout, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """The part of each array that belongs to each group: channels of images, or filters."""
+    filters = 2 if layout.is_sum else 1
+    return [
+        np.split(array, layout.geometry.groups, axis=0 if index == filters else 1)
+        for index, array in enumerate(arrays)
+    ]
+
+
+for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
+    for _size in SIZES:
+        TABLE.add(
+            Kernel(
+                _op, "cpu", f"winograd {_size}x{_size}", partial(_bind, size=_size),
+                partial(_supports, size=_size), partial(_workspace, size=_size), PRIORITY,
+                estimate=partial(_seconds, size=_size),
+            )
+        )  # fmt: skip

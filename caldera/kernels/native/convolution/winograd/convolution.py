@@ -1,0 +1,169 @@
+"""The convolution by Winograd's algorithm, and its input gradient.
+
+The gradient is the convolution of the output's gradient with the filters turned by 180 degrees, so
+both are one kernel: points of tiles, times points of filters, back to tiles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.kernels.native.codegen.blas import gemm
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    natural_lanes,
+)
+from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.convolution.microkernel import Tile
+from caldera.kernels.native.convolution.winograd.arguments import (
+    BLOCK,
+    CHUNKS,
+    GEMM,
+    MATRIX_STEP,
+    WIDTH,
+    Arguments,
+    winograd_call,
+)
+from caldera.kernels.native.convolution.winograd.filters import filter_points
+from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.tiles import Points, collect
+
+Rows = tuple[Number, Value]
+
+
+class _Arguments(Arguments):
+    """The images are the source and the target, the matrices those of the filters."""
+
+    def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
+        super().__init__(k, size, kind, lanes)
+        self.source, self.target = self.images
+        self.filters = Points(self.matrices, k.integer(MATRIX_STEP), k.integer(WIDTH))
+
+    def collect(self, products: Points, numbers: tuple[Value, Value]) -> None:
+        """Write tiles of the target."""
+        collect(
+            self.k, "outputs", self.tiles, products, self.target, numbers, self.border, self.lanes
+        )
+
+    def multiply(
+        self,
+        scratch: tuple[Points, Points],
+        rows: Rows,
+        point: Value,
+        register_tile: tuple[int, int] | None,
+    ) -> None:
+        """Multiply rows `rows[0]` to `rows[1]` of a point's matrix with the filters' matrix."""
+        k = self.k
+        points, products = scratch
+        begin = k.constant(rows[0], I64)
+        left, right = points.at(begin).of(point), self.filters.of(point)
+        target = products.at(begin).of(point)
+        count = rows[1] - begin
+        if register_tile is not None:
+            _by_panels(k, left, points.width, right, target, products.width, count, register_tile)
+            return
+        gemm(
+            k, k.integer(GEMM), (count, products.width, points.width), (left, points.width),
+            (right, products.width), (target, products.width),
+        )  # fmt: skip
+
+
+def _by_panels(
+    k: Emitter,
+    left: Pointer,
+    inner: Value,
+    right: Pointer,
+    target: Pointer,
+    width: Value,
+    rows: Value,
+    register_tile: tuple[int, int],
+) -> None:
+    """target = left @ right for a right matrix in panels as wide as the tile in registers."""
+    height, vectors = register_tile
+    with (
+        k.loop(0, width // (vectors * natural_lanes(left.type))) as number,
+        k.loop(0, rows, height) as top,
+    ):
+        # Below the last row that row is computed again.
+        lines = [k.minimum(top + line, rows - 1) for line in range(height)]
+        tile = Tile(k, height, vectors, [left.at(line * inner) for line in lines])
+        tile.add(right.at(number * tile.width * inner), 0, inner)
+        tile.store([target.at(line * width + number * tile.width) for line in lines])
+
+
+def _apart(
+    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
+) -> None:
+    """Blocks of tiles, each by one worker from beginning to end."""
+    given = _Arguments(k, size, kind, lanes)
+    scratch = given.scratch(k.part)
+    first, end = given.range
+    block = k.integer(BLOCK)
+    with k.loop(*k.share((end - first + block - 1) // block)) as index:
+        begin = first + index * block
+        numbers = begin, k.minimum(begin + block, end)
+        given.spread("points", given.source, scratch[0], numbers)
+        with k.loop(0, given.area) as point:
+            given.multiply(scratch, (0, numbers[1] - begin), point, register_tile)
+        given.collect(scratch[1], numbers)
+
+
+def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    first, end = given.range
+    begin, stop = k.share(end - first)
+    points = given.scratch(0)[0].at(begin)
+    given.spread("points", given.source, points, (first + begin, first + stop))
+
+
+def _multiply_together(
+    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
+) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    chunks = k.integer(CHUNKS)
+    rows = given.range[1] - given.range[0]
+    with k.loop(*k.share(chunks * given.area)) as index:
+        point = index // chunks
+        chunk = index - point * chunks
+        some = rows * chunk // chunks, rows * (chunk + 1) // chunks
+        given.multiply(given.scratch(0), some, point, register_tile)
+
+
+def _collect_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    first, end = given.range
+    begin, stop = k.share(end - first)
+    given.collect(given.scratch(0)[1].at(begin), (first + begin, first + stop))
+
+
+def convolution_calls(
+    layout: Layout, memory: list[np.ndarray], arrays: list[np.ndarray]
+) -> list[NativeCall]:
+    """The calls that convolve one group: a source, filters and a target.
+
+    Images lie channels last; `memory` has the lengths that the layout says.
+    """
+    source, filters, target = arrays
+    images = source, target
+    tiled = {"register_tile": layout.register_tile}
+    if layout.is_gradient:
+        filters = filters[:, :, ::-1, ::-1].swapaxes(0, 1)
+    matrices = memory[0].reshape(layout.points, layout.filter_step)
+    calls = [filter_points(filters, matrices, layout)]
+    if layout.is_apart:
+        tiles = 0, layout.tiles
+        apart = winograd_call(_apart, layout, images, memory, tiles, layout.workers, **tiled)
+        return [*calls, apart]
+    for first in range(0, layout.tiles, layout.block):
+        tiles = first, min(first + layout.block, layout.tiles)
+        products = layout.points * layout.chunks
+        calls += [
+            winograd_call(_spread_together, layout, images, memory, tiles, layout.workers),
+            winograd_call(_multiply_together, layout, images, memory, tiles, products, **tiled),
+            winograd_call(_collect_together, layout, images, memory, tiles, layout.workers),
+        ]
+    return calls

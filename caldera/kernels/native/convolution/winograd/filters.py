@@ -1,0 +1,113 @@
+"""Filters to points, and sums of products of points to the gradient of filters.
+
+Filters lie in any way; they are stored in any floating-point dtype.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.kernels.common.geometry import kind_of, steps
+from caldera.kernels.common.matrices import TYPES
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.half import load_wide, store_narrow
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.tiles import overlapping
+from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
+
+_CHUNK = 4
+"""Vectors of columns that are done side by side, so that whole cache lines are written."""
+
+
+def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> NativeCall:
+    """Transform filters (columns, inner, 3, 3) to matrices of `inner` rows, one for each point.
+
+    A matrix lies in panels of columns, one after the other, each row major.
+    """
+    address = compiled(
+        _filter_points, size=layout.size, dtype=filters.dtype.name, kind=points.dtype.name
+    )
+    return native_call(
+        address, filters, points, points.shape[1], layout.panel, *filters.shape[:2],
+        *steps(filters), parts=layout.filter_workers,
+    )  # fmt: skip
+
+
+def _filter_points(k: Emitter, size: int, dtype: str, kind: str) -> None:
+    filters, points = k.pointer(0, TYPES[dtype]), k.pointer(1, kind_of(kind))
+    step, width, columns, inner, of_column, of_inner, of_row, of_tap = (
+        k.integer(slot) for slot in range(2, 10)
+    )
+    _, count = lengths("filter", size)
+    lanes = natural_lanes(points.type)
+    chunk = lanes * _CHUNK
+
+    def transform(row: Value, column: Value, lanes: int) -> None:
+        first = filters.at(row * of_inner + column * of_column)
+        panel = column // width
+        place = points.at(panel * width * inner + row * width + (column - panel * width))
+
+        def load(i: int, j: int) -> Value:
+            tap = first.at(of_row * i + of_tap * j)
+            each = [load_wide(k, tap, of_column * lane, 1, dtype) for lane in range(lanes)]
+            return k.vector_of(each)
+
+        def store(i: int, j: int, value: Value) -> None:
+            place.store(step * (i * count + j), value)
+
+        in_two_dimensions(k, "filter", size, load, store)
+
+    begin, end = k.share(columns, chunk)
+    with k.loop(begin, end, chunk) as left, k.loop(0, inner) as row:
+        right = k.minimum(left + chunk, end)
+        k.in_vectors(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
+
+
+def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> NativeCall:
+    """The gradient (K, C, 3, 3) of filters from sums (workers, points, K * C and some more)."""
+    address = compiled(
+        _filter_gradient, size=layout.size, dtype=gradient.dtype.name, kind=sums.dtype.name,
+        lanes=layout.lanes,
+    )  # fmt: skip
+    step = sums.shape[2]
+    return native_call(
+        address, gradient, sums, step, len(sums), step * sums.shape[1], *gradient.shape[:2],
+        *steps(gradient), layout.points, parts=layout.filter_workers,
+    )  # fmt: skip
+
+
+def _filter_gradient(k: Emitter, size: int, dtype: str, kind: str, lanes: int) -> None:
+    gradient, sums = k.pointer(0, TYPES[dtype]), k.pointer(1, kind_of(kind))
+    step, terms, term_step, results, channels, of_result, of_channel, of_row, of_tap = (
+        k.integer(slot) for slot in range(2, 11)
+    )
+    count, _ = lengths("taps", size)
+    with k.loop(*k.share(results)) as result:
+        source = sums.at(result * channels)
+        # How many points there are is known, but LLVM would write the loop out if it knew it.
+        with k.loop(0, k.integer(11)) as point:
+            _add_terms(k, source.at(step * point), channels, terms, term_step)
+        with overlapping(k, channels, lanes) as channel:
+            target = gradient.at(result * of_result + channel * of_channel)
+
+            def load(i: int, j: int) -> Value:
+                return source.load(step * (i * count + j) + channel, lanes)
+
+            def store(i: int, j: int, value: Value) -> None:
+                place = target.at(of_row * i + of_tap * j)
+                for lane in range(lanes):
+                    store_narrow(k, place, of_channel * lane, value.lane(lane), dtype)
+
+            in_two_dimensions(k, "taps", size, load, store)
+
+
+def _add_terms(k: Emitter, first: Pointer, count: Value, terms: Value, step: Value) -> None:
+    """Add what other workers summed up to the sums of the first."""
+
+    def add(index: Value, lanes: int) -> None:
+        first.store(index, first.load(index, lanes) + first.load(term * step + index, lanes))
+
+    with k.loop(1, terms) as term:
+        k.in_vectors(0, count, natural_lanes(first.type), add)

@@ -1,0 +1,207 @@
+"""How the tiles of a convolution are cut into blocks, who computes what, and the memory for it.
+
+Two ways to share the work. Apart: each worker takes blocks of tiles from pixels to outputs, in
+scratch memory of its own that stays in its cache. Together: all workers transform a block, then
+share its products point by point, then transform back: the matrices of the filters, which may be
+larger than any cache, are read once a block and not once a block and worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from caldera.config import settings
+from caldera.kernels.common.geometry import kind_of
+from caldera.kernels.native.codegen.emitter import natural_lanes
+from caldera.kernels.native.codegen.target import CACHE_LINE, machine
+from caldera.kernels.native.convolution.cost_model import PEAK
+from caldera.kernels.native.convolution.microkernel import best_shape
+from caldera.kernels.native.convolution.reorder import staging_bytes
+from caldera.kernels.native.convolution.tiled_layout import TiledLayout
+from caldera.kernels.native.convolution.winograd.transforms import reach
+
+_BLOCKS_OF_OUR_PRODUCTS = (60, 30, 10)
+_BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
+_BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
+"""Tiles in a block, the most first."""
+_MANY_FILTERS = 1 << 16
+"""Channels in times channels out, from which on workers compute together."""
+_OUR_PRODUCTS = 1 << 15
+_OUR_SUMS = 1 << 12
+"""Up to so many, matrices are multiplied by a kernel of our own: BLAS would spend more time on
+rearranging them."""
+_TRANSFORMED = 0.4e-9
+"""Seconds for an element of a transformed tile."""
+_FILTER = 1e-9
+"""Seconds for an element of a transformed filter."""
+_WORTH_SPLITTING = 1 << 11
+"""From so many filters on, several workers transform them sooner than one."""
+
+
+@dataclass(frozen=True)
+class Layout(TiledLayout):
+    """What one call of an op needs, for each group of its channels."""
+
+    size: int
+    """Outputs that a tile has along an axis."""
+
+    @property
+    def points(self) -> int:
+        """How many products of matrices there are."""
+        return reach(self.size) ** 2
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Tiles from top to bottom and from left to right."""
+        height, width = (self.geometry.image if self.is_gradient else self.geometry.output)[2:]
+        return -(-height // self.size), -(-width // self.size)
+
+    @property
+    def tiles(self) -> int:
+        """How many there are in all images."""
+        return self.geometry.batch * self.grid[0] * self.grid[1]
+
+    @property
+    def seconds(self) -> float:
+        """How long it will take, roughly, on one core of the same speed as all such estimates."""
+        efficiency = 0.92
+        for side in (self.inner, self.columns):
+            efficiency *= side / (side + 1)
+        pairs = self.inner * self.columns
+        points = self.points * self.geometry.groups
+        multiplying = 2 * self.tiles * points * pairs / (PEAK * efficiency)
+        transformed = self.tiles * points * (self.inner + self.columns)
+        return multiplying + transformed * _TRANSFORMED + points * pairs * _FILTER
+
+    # --- who multiplies what
+
+    @cached_property
+    def is_apart(self) -> bool:
+        """Whether each worker takes blocks of its own."""
+        few_tiles = self.tiles < settings.threads * _BLOCKS_OF_OUR_PRODUCTS[1]
+        return self.inner * self.columns < _MANY_FILTERS and not few_tiles
+
+    @cached_property
+    def register_tile(self) -> tuple[int, int] | None:
+        """Rows and vectors of the part of a product that stays in registers; None if BLAS is to
+        multiply."""
+        if self.inner * self.columns > (_OUR_SUMS if self.is_sum else _OUR_PRODUCTS):
+            return None
+        if not self.is_sum:
+            return best_shape(self.columns, _BLOCKS_OF_OUR_PRODUCTS[0], self._lanes)
+        rows, vectors = (8, 2) if machine().registers >= 32 else (4, 2)
+        whole = self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0
+        return (rows, vectors) if whole else None
+
+    @property
+    def _lanes(self) -> int:
+        return natural_lanes(kind_of(self.geometry.dtype.name))
+
+    @property
+    def lanes(self) -> int:
+        """Channels that are transformed at once: a register full, if there are as many."""
+        fewest = min(self.inner, self.columns)
+        return min(self._lanes, 1 << (fewest.bit_length() - 1))
+
+    @property
+    def panel(self) -> int:
+        """Columns of the filters' matrices that lie together."""
+        if self.register_tile is None or self.is_sum:
+            return self.columns
+        return self.register_tile[1] * self._lanes
+
+    @property
+    def width(self) -> int:
+        """Columns of the matrices of the other images: whole panels."""
+        return -(-self.columns // self.panel) * self.panel
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        if not self.is_apart:
+            return _BLOCKS_TOGETHER
+        return _BLOCKS_OF_BLAS if self.register_tile is None else _BLOCKS_OF_OUR_PRODUCTS
+
+    @cached_property
+    def block(self) -> int:
+        """Tiles in a block: as many as pay and fit into the workspace allowed, shared evenly."""
+        limit = settings.workspace_limit - staging_bytes(self.node)
+        most = next((n for n in self._sizes if self._bytes(n) <= limit), self._sizes[-1])
+        workers = settings.threads if self.is_apart else 1
+        rounds = max(1, -(-self.tiles // (most * workers)))
+        even = max(1, -(-self.tiles // (rounds * workers)))
+        rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
+        return min(most, -(-even // rows) * rows)
+
+    @property
+    def workers(self) -> int:
+        """How many parts transforms are done in."""
+        count = -(-self.tiles // self.block) if self.is_apart else self.block
+        return max(1, min(settings.threads, count))
+
+    @property
+    def chunks(self) -> int:
+        """Into how many products a point's is cut, so that there is one for every worker."""
+        return -(-settings.threads // self.points)
+
+    @property
+    def filter_workers(self) -> int:
+        """How many workers transform filters."""
+        return settings.threads if self.inner * self.columns >= _WORTH_SPLITTING else 1
+
+    # --- memory, in elements
+
+    @property
+    def filter_step(self) -> int:
+        """From one point of the filters to the next."""
+        return self._step(self.inner * self.width)
+
+    @property
+    def step(self) -> int:
+        """From one point of a block of transformed tiles to the next."""
+        return self._step(self.block * self.inner)
+
+    @property
+    def other_step(self) -> int:
+        """From one point of a block of the other tiles to the next."""
+        return self._step(self.block * self.width)
+
+    @property
+    def border(self) -> int:
+        """Room for the pixel that stands for those outside of images."""
+        return self._step(max(self.inner, self.columns))
+
+    @property
+    def scratches(self) -> int:
+        """How many blocks are in memory at once."""
+        return self.workers if self.is_apart else 1
+
+    @property
+    def sums(self) -> int:
+        """How many times the points of filters are kept: sums of several workers are added last."""
+        return self.scratches if self.is_sum else 1
+
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        """Points of filters, of the transformed tiles and of the others, and border pixels."""
+        return (
+            self.sums * self.points * self.filter_step,
+            self.scratches * self.points * self.step,
+            self.scratches * self.points * self.other_step,
+            self.workers * self.border,
+        )
+
+    def _bytes(self, block: int) -> int:
+        """At most so many bytes are needed with blocks of this size."""
+        copies = settings.threads if self.is_apart else 1
+        sums = copies if self.is_sum else 1
+        tiles = self._step(block * self.inner) + self._step(block * self.width)
+        elements = self.points * (sums * self.filter_step + copies * tiles)
+        return (elements + settings.threads * self.border) * self.geometry.dtype.itemsize
+
+    def _step(self, elements: int) -> int:
+        """Whole cache lines, an odd number of them: else the same row of all matrices would be in
+        the same place of the cache."""
+        itemsize = self.geometry.dtype.itemsize
+        lines = -(-elements * itemsize // CACHE_LINE)
+        return (lines + 1 - lines % 2) * CACHE_LINE // itemsize

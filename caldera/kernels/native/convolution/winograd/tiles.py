@@ -1,0 +1,181 @@
+"""From tiles of images to points, and from points to tiles of images: what native kernels emit.
+
+Images lie channels last, with any distances between pixels, rows and images; vectors run along the
+channels. A tile that reaches over the border reads zeros there, and writes to nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from llvmlite import ir
+
+from caldera.kernels.common.geometry import steps
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, itemsize
+from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
+
+IMAGE_SLOTS = 9
+"""How many slots an image takes in the arguments of a kernel."""
+
+
+def image_arguments(array: np.ndarray, top: int, left: int) -> tuple[np.ndarray | int, ...]:
+    """An image (N, C, H, W) that lies channels last, as arguments of a kernel.
+
+    The first tile starts `top` rows above and `left` columns left of the image.
+    """
+    _, channels, height, width = array.shape
+    image_step, _, row_step, pixel_step = steps(array)
+    return array, image_step, row_step, pixel_step, channels, height, width, top, left
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in a kernel."""
+
+    memory: Pointer
+    image_step: Value
+    row_step: Value
+    pixel_step: Value
+    channels: Value
+    height: Value
+    width: Value
+    top: Value
+    left: Value
+
+    @classmethod
+    def read(cls, k: Emitter, slot: int, kind: ir.Type) -> Image:
+        """The image whose arguments start at this slot."""
+        return cls(k.pointer(slot, kind), *[k.integer(slot + i) for i in range(1, IMAGE_SLOTS)])
+
+
+@dataclass(frozen=True)
+class Points:
+    """Transformed tiles in a kernel: for each point a matrix with a row a tile."""
+
+    memory: Pointer
+    step: Value
+    """From one point to the next, in elements."""
+    width: Value
+    """From one tile to the next."""
+
+    @classmethod
+    def read(cls, k: Emitter, slot: int, kind: ir.Type, number: Value) -> Points:
+        """Points whose address, step and width are in the slots from this one on; the memory has
+        room for several times as many, of which `number` matrices are passed over."""
+        step = k.integer(slot + 1)
+        return cls(k.pointer(slot, kind).at(step * number), step, k.integer(slot + 2))
+
+    def at(self, row: Value) -> Points:
+        """The same from a row on."""
+        return Points(self.memory.at(row * self.width), self.step, self.width)
+
+    def of(self, point: Value) -> Pointer:
+        """The matrix of one point."""
+        return self.memory.at(self.step * point)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the tiles of all images are numbered: image by image, row by row."""
+
+    size: int
+    down: Value
+    across: Value
+
+    def origin(self, image: Image, tile: Value) -> tuple[Value, Value, Value]:
+        """The number of the image a tile lies in, and its first row and column there."""
+        within = self.down * self.across
+        number = tile // within
+        rest = tile - number * within
+        row = rest // self.across
+        column = rest - row * self.across
+        return number, row * self.size - image.top, column * self.size - image.left
+
+
+def spread(
+    k: Emitter,
+    name: str,
+    tiles: Tiles,
+    image: Image,
+    points: Points,
+    numbers: tuple[Value, Value],
+    zeros: Pointer,
+    lanes: int,
+) -> None:
+    """Transform tiles `numbers[0]` to `numbers[1]` of an image; `zeros` is room for its channels.
+
+    `points` starts with the row of the first of them.
+    """
+    k.clear_bytes(zeros, image.channels * itemsize(zeros.type))
+    side, count = lengths(name, tiles.size)
+    places = [points.step * index for index in range(count * count)]
+    with k.loop(*numbers) as tile:
+        row = points.at(tile - numbers[0]).memory
+        pixels = _pixels(k, tiles, image, tile, side, zeros)
+        with overlapping(k, image.channels, lanes) as c:
+            in_two_dimensions(
+                k, name, tiles.size,
+                lambda i, j: pixels[i][j].load(c, lanes),
+                lambda i, j, value: row.store(places[i * count + j] + c, value),
+            )  # fmt: skip
+
+
+def collect(
+    k: Emitter,
+    name: str,
+    tiles: Tiles,
+    points: Points,
+    image: Image,
+    numbers: tuple[Value, Value],
+    nowhere: Pointer,
+    lanes: int,
+) -> None:
+    """Write tiles `numbers[0]` to `numbers[1]` of an image; `nowhere` is room for its channels."""
+    count, side = lengths(name, tiles.size)
+    places = [points.step * index for index in range(count * count)]
+    with k.loop(*numbers) as tile:
+        row = points.at(tile - numbers[0]).memory
+        pixels = _pixels(k, tiles, image, tile, side, nowhere)
+        with overlapping(k, image.channels, lanes) as c:
+            in_two_dimensions(
+                k, name, tiles.size,
+                lambda i, j: row.load(places[i * count + j] + c, lanes),
+                lambda i, j, value: pixels[i][j].store(c, value),
+            )  # fmt: skip
+
+
+@contextmanager
+def overlapping(k: Emitter, count: Value, lanes: int) -> Iterator[Value]:
+    """A loop over vectors of `lanes` of at least as many elements; the last may do some of them
+    again, which takes less code than doing what is left one by one."""
+    with k.loop(0, count, lanes) as index:
+        yield k.minimum(index, count - lanes)
+
+
+def _pixels(
+    k: Emitter, tiles: Tiles, image: Image, tile: Value, side: int, outside: Pointer
+) -> list[list[Pointer]]:
+    """The places of a tile's pixels, row by row; `outside` for those that are not in the image."""
+    number, top, left = tiles.origin(image, tile)
+    first = image.memory.at(number * image.image_step + left * image.pixel_step)
+    places = k.stack(I64, side * side)
+
+    def is_within(place: Value, end: Value) -> Value:
+        return k.compare("<", place, end, unsigned=True)
+
+    # Loops over pixels, and not a copy of their body for each of them: code is short, and the time
+    # it takes is little beside that of the channels.
+    with k.loop(0, side) as i:
+        row = first.at((top + i) * image.row_step)
+        in_rows = is_within(top + i, image.height)
+        with k.loop(0, side) as j:
+            inside = in_rows & is_within(left + j, image.width)
+            place = k.select(inside, k.address(row.at(image.pixel_step * j)), k.address(outside))
+            places.store(i * side + j, place)
+    kind = image.memory.type
+    return [
+        [k.at_address(places.load(i * side + j), kind) for j in range(side)] for i in range(side)
+    ]

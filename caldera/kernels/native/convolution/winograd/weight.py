@@ -1,0 +1,179 @@
+"""The gradient of a convolution's filters by Winograd's algorithm.
+
+The transposed transforms: points of the image's tiles, times those of the output gradient's tiles,
+summed over all tiles; then the taps of the sums.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.kernels.native.codegen.blas import gemm
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.convolution.microkernel import by_lanes
+from caldera.kernels.native.convolution.winograd.arguments import (
+    BLOCK,
+    CHUNKS,
+    GEMM,
+    MATRIX_STEP,
+    WIDTH,
+    Arguments,
+    winograd_call,
+)
+from caldera.kernels.native.convolution.winograd.filters import filter_gradient
+from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.tiles import Points
+
+
+class _Arguments(Arguments):
+    """The images are the image and the output's gradient, the matrices sums of their products."""
+
+    def spread_both(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
+        """Transform tiles of the image and of the gradient."""
+        image, gradient = self.images
+        self.spread("points", image, scratch[0], numbers)
+        self.spread("gradient", gradient, scratch[1], numbers)
+
+    def add(
+        self,
+        scratch: tuple[Points, Points],
+        tiles: Value,
+        rows: tuple[Number, Value],
+        place: Value,
+        point: Value,
+        is_first: Value,
+        register_tile: tuple[int, int] | None,
+    ) -> None:
+        """Add the product over the tiles of a block to rows `rows[0]` to `rows[1]` of a sum."""
+        k = self.k
+        image, gradient = scratch
+        begin = k.constant(rows[0], I64)
+        sums = self.matrices.at(place * k.integer(MATRIX_STEP))
+        if register_tile is not None:
+            _by_registers(k, scratch, point, tiles, sums, is_first, register_tile)
+            return
+        keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
+        gemm(
+            k, k.integer(GEMM), (rows[1] - begin, image.width, tiles),
+            (gradient.of(point).at(begin), gradient.width), (image.of(point), image.width),
+            (sums.at(image.width * begin), image.width), ta=True, beta=keep,
+        )  # fmt: skip
+
+
+def _by_registers(
+    k: Emitter,
+    scratch: tuple[Points, Points],
+    point: Value,
+    tiles: Value,
+    sums: Pointer,
+    is_first: Value,
+    register_tile: tuple[int, int],
+) -> None:
+    """Add the product over all tiles to a sum, whose sides are multiples of the register tile."""
+    height, vectors = register_tile
+    image, gradient = scratch
+    lanes = natural_lanes(sums.type)
+    zero = k.constant(0.0, vector(sums.type, lanes))
+    with (
+        k.loop(0, gradient.width, height) as top,
+        k.loop(0, image.width, vectors * lanes) as left,
+    ):
+        totals = [[k.variable(zero) for _ in range(vectors)] for _ in range(height)]
+        rows, columns = gradient.of(point).at(top), image.of(point).at(left)
+        with k.loop(0, tiles) as tile:
+            down = _spread_rows(k, rows.at(tile * gradient.width), height, lanes)
+            across = columns.at(tile * image.width)
+            factors = [across.load(lanes * i, lanes) for i in range(vectors)]
+            for one, line in zip(down, totals, strict=True):
+                for total, factor in zip(line, factors, strict=True):
+                    total.value = k.fma(one, factor, total.value)
+        for row, line in enumerate(totals):
+            place = sums.at((top + row) * image.width + left)
+            for i, total in enumerate(line):
+                before = k.select(is_first, zero, place.load(lanes * i, lanes))
+                place.store(lanes * i, before + total.value)
+
+
+def _spread_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Value]:
+    """Each of `height` neighbours in all lanes of a vector."""
+    if not by_lanes():
+        return [k.splat(rows.load(i), lanes) for i in range(height)]
+    loaded = [rows.load(i, lanes) for i in range(0, height, lanes)]
+    return [k.spread(loaded[i // lanes], i % lanes) for i in range(height)]
+
+
+def _apart(
+    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
+) -> None:
+    """Blocks of tiles; each worker has a sum of its own."""
+    given = _Arguments(k, size, kind, lanes)
+    scratch = given.scratch(k.part)
+    first, end = given.range
+    block = k.integer(BLOCK)
+    start, stop = k.share((end - first + block - 1) // block)
+    with k.loop(start, stop) as index:
+        begin = first + index * block
+        numbers = begin, k.minimum(begin + block, end)
+        given.spread_both(scratch, numbers)
+        with k.loop(0, given.area) as point:
+            given.add(
+                scratch, numbers[1] - begin, (0, k.integer(WIDTH)), k.part * given.area + point,
+                point, index.equals(start), register_tile,
+            )  # fmt: skip
+
+
+def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    first, end = given.range
+    begin, stop = k.share(end - first)
+    image, gradient = given.scratch(0)
+    given.spread_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
+
+
+def _add_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
+    given = _Arguments(k, size, kind, lanes)
+    chunks = k.integer(CHUNKS)
+    first, end = given.range
+    results = k.integer(WIDTH)
+    with k.loop(*k.share(chunks * given.area)) as index:
+        point = index // chunks
+        chunk = index - point * chunks
+        rows = results * chunk // chunks, results * (chunk + 1) // chunks
+        given.add(given.scratch(0), end - first, rows, point, point, first.equals(0), None)
+
+
+def weight_calls(
+    layout: Layout, memory: list[np.ndarray], arrays: list[np.ndarray]
+) -> list[NativeCall]:
+    """The calls for one group: an image, the output's gradient, and the gradient of the filters.
+
+    Images lie channels last; `memory` has the lengths that the layout says.
+    """
+    image, gradient, result = arrays
+    pair = image, gradient
+    calls = []
+    if layout.is_apart:
+        calls.append(winograd_call(
+            _apart, layout, pair, memory, (0, layout.tiles), layout.workers,
+            register_tile=layout.register_tile,
+        ))  # fmt: skip
+    else:
+        sums = layout.points * layout.chunks
+        for first in range(0, layout.tiles, layout.block):
+            tiles = first, min(first + layout.block, layout.tiles)
+            calls += [
+                winograd_call(_spread_together, layout, pair, memory, tiles, layout.workers),
+                winograd_call(_add_together, layout, pair, memory, tiles, sums),
+            ]
+    terms = memory[0].reshape(layout.sums, layout.points, layout.filter_step)
+    calls.append(filter_gradient(terms, layout, result))
+    return calls

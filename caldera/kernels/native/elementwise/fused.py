@@ -1,0 +1,77 @@
+"""Fused bodies as native loops: one pass over the data, reductions included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.graph.body import Body
+from caldera.graph.node import Node
+from caldera.kernels.common.loop_body import loop_body_of, loop_shape, without_outputs
+from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, in_sequence
+from caldera.kernels.native.elementwise.body import is_known
+from caldera.kernels.native.elementwise.loop import loop_calls
+from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls, with_axes
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.shape import size
+
+
+def _bind(call: Call) -> Runner:
+    body: Body = call.node.attrs["body"]
+    shape = loop_shape(call.node)
+    if not size(shape):
+        return _of_nothing(call, body)
+    outputs = [
+        array
+        for array, part in zip(call.outputs, body.outputs, strict=True)
+        if part.op.kind != "reduction"
+    ]
+    by_axes: dict[tuple[int, ...], list[int]] = {}
+    for index, part in enumerate(body.outputs):
+        if part.op.kind == "reduction":
+            by_axes.setdefault(part.attrs["axis"], []).append(index)
+    if not by_axes:
+        return NativeRunner(loop_calls(loop_body_of(call.node), shape, call.inputs, outputs))
+    calls: list[NativeCall] = []
+    groups = list(by_axes.items())
+    for position, (axes, indices) in enumerate(groups):
+        loop_body = loop_body_of(call.node, tuple(indices))
+        written = outputs
+        # One loop has one kind of reduction; the last of them also writes the other outputs.
+        if position < len(groups) - 1:
+            loop_body, written = without_outputs(loop_body), []
+        results = [with_axes(call.outputs[index], axes, len(shape)) for index in indices]
+        calls += reduction_calls(
+            ReductionTask(loop_body, shape, axes, call.inputs, written, results)
+        )
+    return NativeRunner(calls)
+
+
+def _of_nothing(call: Call, body: Body) -> Runner:
+    """A loop over nothing still has to write what its reductions give."""
+    return in_sequence(
+        fill_with_nothing(part, array)
+        for array, part in zip(call.outputs, body.outputs, strict=True)
+        if part.op.kind == "reduction" and array.size
+    )
+
+
+def _in_place(node: Node) -> bool:
+    return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
+
+
+def _bind_parts(call: Call) -> Runner:
+    """The body op by op: for ops that somebody added without saying how to compile them."""
+
+    def run() -> None:
+        for output, value in zip(call.outputs, evaluate(call.node, call.inputs), strict=True):
+            np.copyto(output, value)
+
+    return run
+
+
+TABLE.add(
+    Kernel("fused", "cpu", "native", _bind, supports=is_known, priority=10, in_place=_in_place)
+)
+TABLE.add(Kernel("fused", "cpu", "reference", _bind_parts, priority=-10))

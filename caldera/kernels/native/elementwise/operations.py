@@ -1,0 +1,216 @@
+"""What each element-wise op does to values in registers, with NumPy's meaning to the last detail:
+nans win in maximum and minimum, floor division rounds down, integers wrap, a division of integers
+by 0 gives 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from caldera.kernels.native.codegen import math as numeric
+from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, rounded
+from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
+from caldera.kernels.native.codegen.libm import by_library, has_library
+from caldera.kernels.native.codegen.power import power
+from caldera.kernels.native.codegen.trigonometry import cos, sin
+
+Operation = Callable[..., Value]
+"""Called as `operation(k, *values)`."""
+
+
+def _one_like(k: Emitter, x: Value) -> Value:
+    return k.constant(1, x.type)
+
+
+def _sign(k: Emitter, x: Value) -> Value:
+    one, zero = _one_like(k, x), k.constant(0, x.type)
+    below = k.select(x < 0, -one, x if is_floating(x.type) else zero)
+    return k.select(x > 0, one, k.select(x.equals(0), zero, below))
+
+
+def _abs(k: Emitter, x: Value) -> Value:
+    if is_floating(x.type):
+        return numeric.absolute(k, x)
+    return k.select(x < 0, -x, x)
+
+
+def _maximum(k: Emitter, a: Value, b: Value) -> Value:
+    return numeric.at_least(k, a, b) if is_floating(a.type) else k.maximum(a, b)
+
+
+def _minimum(k: Emitter, a: Value, b: Value) -> Value:
+    return numeric.at_most(k, a, b) if is_floating(a.type) else k.minimum(a, b)
+
+
+def _relu(k: Emitter, x: Value) -> Value:
+    return _maximum(k, x, k.constant(0, x.type))
+
+
+def _is_finite(k: Emitter, x: Value) -> Value:
+    if is_floating(x.type):
+        return numeric.absolute(k, x) < math.inf
+    return x.equals(x)
+
+
+def _is_nan(k: Emitter, x: Value) -> Value:
+    return k.is_nan(x) if is_floating(x.type) else x.differs(x)
+
+
+# --- division that rounds down
+
+
+def _whole_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    """The quotient of signed integers rounded down, and the rest, which has the sign of b."""
+    no_divisor = b.equals(0)
+    # The least integer over -1 would trap; both cases divide by 1 instead.
+    divisor = k.select(no_divisor | b.equals(-1), _one_like(k, b), b)
+    quotient = a // divisor
+    rest = a - quotient * divisor
+    quotient = k.select(b.equals(-1), -a, quotient)
+    crossed = rest.differs(0) & (rest ^ b < 0)
+    quotient = k.select(crossed, quotient - 1, quotient)
+    rest = k.select(crossed, rest + b, rest)
+    zero = k.constant(0, a.type)
+    return k.select(no_divisor, zero, quotient), k.select(no_divisor, zero, rest)
+
+
+def _unsigned_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    no_divisor = b.equals(0)
+    divisor = k.select(no_divisor, _one_like(k, b), b)
+    quotient = k.binary("", "udiv", a, divisor)
+    zero = k.constant(0, a.type)
+    rest = a - quotient * divisor
+    return k.select(no_divisor, zero, quotient), k.select(no_divisor, zero, rest)
+
+
+def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    ratio = a / b
+    rest = by_library(k, "fmod", a, b)
+    zero = k.constant(0.0, a.type)
+    crossed = ((rest < 0.0) | (rest > 0.0)) & ((b < 0.0) ^ (rest < 0.0))
+    quotient = (a - rest) / b
+    quotient = k.select(crossed, quotient - 1.0, quotient)
+    rest = k.select(crossed, rest + b, rest)
+    rest = k.select(rest.equals(0.0), numeric.copy_sign(k, zero, b), rest)
+    down = numeric.floor(k, quotient)
+    down = k.select(quotient - down > 0.5, down + 1.0, down)
+    down = k.select(quotient.equals(0.0), numeric.copy_sign(k, zero, ratio), down)
+    return k.select(b.equals(0.0), ratio, down), rest
+
+
+def _division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    return (_real_division if is_floating(a.type) else _whole_division)(k, a, b)
+
+
+_OPERATIONS: dict[str, Operation] = {
+    "add": lambda k, a, b: a + b,
+    "sub": lambda k, a, b: a - b,
+    "mul": lambda k, a, b: a * b,
+    "div": lambda k, a, b: a / b,
+    "neg": lambda k, x: -x,
+    "pow": power,
+    "floor_div": lambda k, a, b: _division(k, a, b)[0],
+    "mod": lambda k, a, b: _division(k, a, b)[1],
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "equal": lambda k, a, b: a.equals(b),
+    "not_equal": lambda k, a, b: a.differs(b),
+    "less": lambda k, a, b: a < b,
+    "less_equal": lambda k, a, b: a <= b,
+    "greater": lambda k, a, b: a > b,
+    "greater_equal": lambda k, a, b: a >= b,
+    "logical_and": lambda k, a, b: a & b,
+    "logical_or": lambda k, a, b: a | b,
+    "logical_xor": lambda k, a, b: a ^ b,
+    "logical_not": lambda k, x: ~x,
+    "isfinite": _is_finite,
+    "isnan": _is_nan,
+    "where": lambda k, condition, a, b: k.select(condition, a, b),
+    "stop_gradient": lambda k, x: x,
+    "exp": numeric.exp,
+    "log": numeric.log,
+    "log1p": numeric.log1p,
+    "expm1": numeric.expm1,
+    "sqrt": numeric.sqrt,
+    "rsqrt": numeric.rsqrt,
+    "square": lambda k, x: x * x,
+    "reciprocal": lambda k, x: 1.0 / x,
+    "abs": _abs,
+    "sign": _sign,
+    "floor": numeric.floor,
+    "ceil": numeric.ceil,
+    "round": numeric.nearest,
+    "sin": sin,
+    "cos": cos,
+    "tanh": numeric.tanh,
+    "erf": numeric.erf,
+    "sigmoid": numeric.sigmoid,
+    "relu": _relu,
+}
+
+_UNSIGNED: dict[str, Operation] = {
+    "floor_div": lambda k, a, b: _unsigned_division(k, a, b)[0],
+    "mod": lambda k, a, b: _unsigned_division(k, a, b)[1],
+    "less": lambda k, a, b: k.compare("<", a, b, unsigned=True),
+    "less_equal": lambda k, a, b: k.compare("<=", a, b, unsigned=True),
+    "greater": lambda k, a, b: k.compare(">", a, b, unsigned=True),
+    "greater_equal": lambda k, a, b: k.compare(">=", a, b, unsigned=True),
+    "maximum": lambda k, a, b: k.select(k.compare(">", a, b, unsigned=True), a, b),
+    "minimum": lambda k, a, b: k.select(k.compare("<", a, b, unsigned=True), a, b),
+    "abs": lambda k, x: x,
+    "relu": lambda k, x: x,
+    "sign": lambda k, x: k.convert(x.differs(0), element(x.type)),
+}
+"""What differs for unsigned integers and truth values."""
+
+_BY_LIBRARY = frozenset({"sin", "cos", "pow", "floor_div", "mod"})
+
+
+def can_apply(op: str, source: str) -> bool:
+    """Whether `apply` knows an op for operands of this dtype."""
+    if op == "cast":
+        return True
+    floating = source.startswith(("float", "bfloat"))
+    if op == "pow" and not floating:
+        # NumPy refuses negative powers of integers: that takes a look at all of them first.
+        return False
+    return op in _OPERATIONS and (op not in _BY_LIBRARY or has_library())
+
+
+def apply(k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: Value) -> Value:
+    """The result of an op of this dtype for operands of the dtypes `sources`."""
+    if op == "cast":
+        return cast(k, values[0], sources[0], dtype)
+    operation = _UNSIGNED.get(op) if sources[-1] in UNSIGNED else None
+    return rounded(k, (operation or _OPERATIONS[op])(k, *values), dtype)
+
+
+# --- reductions
+
+
+def combine(k: Emitter, op: str, dtype: str, a: Value, b: Value) -> Value:
+    """Two partial results of a reduction as one."""
+    if dtype == "bool":
+        return a | b if op in ("sum", "max") else a & b
+    name = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[op]
+    operation = _UNSIGNED.get(name) if dtype in UNSIGNED else None
+    return (operation or _OPERATIONS[name])(k, a, b)
+
+
+def neutral(op: str, dtype: str) -> bool | int | float:
+    """The number that changes nothing in a reduction."""
+    if op in ("sum", "prod"):
+        return 1 if op == "prod" else 0
+    if dtype.startswith(("float", "bfloat")):
+        return -math.inf if op == "max" else math.inf
+    bits = {"bool": 1, "uint8": 8, "int8": 7, "int16": 15, "int32": 31, "int64": 63}[dtype]
+    lowest = 0 if dtype in UNSIGNED else -(1 << bits)
+    return lowest if op == "max" else (1 << bits) - 1
+
+
+def accumulated(op: str, dtype: str) -> str:
+    """The dtype of partial results: sums and products of floats are kept in float64."""
+    if op in ("sum", "prod") and dtype.startswith(("float", "bfloat")):
+        return "float64"
+    return "float32" if dtype in ("float16", "bfloat16") else dtype

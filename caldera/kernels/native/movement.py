@@ -1,0 +1,312 @@
+"""Copies between arrays that lie differently in memory, and the movement ops made of them.
+
+A copy is brought to its simplest form when it is bound: axes of length 1 go, axes that follow each
+other in both arrays become one. What is left is one of three loops over the two innermost axes:
+rows copied as they stand, small blocks transposed in registers, or single elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
+    I8,
+    I16,
+    I32,
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    natural_lanes,
+)
+from caldera.kernels.native.codegen.program import (
+    NativeCall,
+    NativeRunner,
+    in_sequence,
+    native_call,
+)
+from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
+
+_TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
+_OUTER = 4
+"""How many axes a copy may have beside the two innermost."""
+_WORTH_SPLITTING = 1 << 16
+"""Bytes from which on a second thread pays."""
+_LONGEST_ROW = 4096
+"""Elements: longer rows are cut, so that they can be shared out."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop: how often, and how far apart in either array (in elements)."""
+
+    count: int
+    target: int
+    source: int
+
+
+def simplest(target: np.ndarray, source: np.ndarray) -> list[Axis]:
+    """The loops of a copy, the one that moves least in the target innermost."""
+    axes = [
+        Axis(n, t // target.itemsize, s // target.itemsize)
+        for n, t, s in zip(target.shape, target.strides, source.strides, strict=True)
+        if n != 1
+    ]
+    axes.sort(key=lambda axis: -abs(axis.target))
+    merged: list[Axis] = []
+    for axis in axes:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.target == axis.target * axis.count
+            and last.source == axis.source * axis.count
+        ):
+            merged[-1] = Axis(last.count * axis.count, axis.target, axis.source)
+        else:
+            merged.append(axis)
+    return merged or [Axis(1, 1, 1)]
+
+
+def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | None:
+    """Native calls that do `target[...] = source`, of one shape and dtype; None if too tangled.
+
+    The source may be repeated (strides of 0) or run backwards; the two must not overlap.
+    """
+    if target.size == 0:
+        return []
+    axes = _cut_long_row(simplest(target, source))
+    columns = axes.pop()
+    mode = "single"
+    rows = Axis(1, 0, 0)
+    across = next((axis for axis in axes if axis.source == 1), None)
+    if columns.target == 1 and columns.source in (0, 1):
+        mode = "rows" if columns.source else "fill"
+        rows = axes.pop() if axes else rows
+    elif columns.target == 1 and across is not None:
+        mode = "transposed"
+        axes.remove(across)
+        rows = across
+    elif axes:
+        rows = axes.pop()
+    if len(axes) > _OUTER:
+        return None
+    axes = [Axis(1, 0, 0)] * (_OUTER - len(axes)) + axes
+    units = prod(axis.count for axis in axes)
+    chunks = 1 if units >= 4 * settings.threads else min(4 * settings.threads, rows.count)
+    loops = [number for axis in (*axes, rows, columns) for number in _numbers(axis)]
+    kernel = compiled(_copy, itemsize=target.itemsize, mode=mode)
+    busy = target.nbytes >= _WORTH_SPLITTING
+    return [
+        native_call(kernel, target, source, *loops, chunks, parts=settings.threads if busy else 1)
+    ]
+
+
+def _numbers(axis: Axis) -> tuple[int, int, int]:
+    return axis.count, axis.target, axis.source
+
+
+def _cut_long_row(axes: list[Axis]) -> list[Axis]:
+    """A row that is the whole copy, as several rows if they come out even."""
+    if len(axes) > 1 or axes[0].count <= _LONGEST_ROW:
+        return axes
+    (row,) = axes
+    length = next((n for n in range(_LONGEST_ROW, 63, -1) if row.count % n == 0), row.count)
+    outer = Axis(row.count // length, row.target * length, row.source * length)
+    return [outer, Axis(length, row.target, row.source)]
+
+
+def _copy(k: Emitter, itemsize: int, mode: str) -> None:
+    """Slots: target, source, then six loops from the outermost inwards, then chunks of rows."""
+    kind = _TYPES[itemsize]
+    target, source = k.pointer(0, kind), k.pointer(1, kind)
+    loops = [[k.integer(2 + 3 * i + j) for j in range(3)] for i in range(_OUTER + 2)]
+    chunks = k.integer(2 + 3 * (_OUTER + 2))
+    outer, rows, columns = loops[:_OUTER], loops[_OUTER], loops[_OUTER + 1]
+    units = chunks
+    for count, _, _ in outer:
+        units = units * count
+    first, last = k.share(units)
+    with k.loop(first, last) as unit:
+        rest, chunk = unit // chunks, unit % chunks
+        to, start = k.constant(0, I64), k.constant(0, I64)
+        for count, step, source_step in reversed(outer):
+            index = rest % count
+            rest = rest // count
+            to = to + index * step
+            start = start + index * source_step
+        begin, end = rows[0] * chunk // chunks, rows[0] * (chunk + 1) // chunks
+        block = _Block(k, target.at(to), source.at(start), rows, columns)
+        if mode == "transposed":
+            block.transpose(begin, end)
+        else:
+            with k.loop(begin, end) as row:
+                block.line(row, mode)
+
+
+class _Block:
+    """The two innermost loops of a copy."""
+
+    def __init__(
+        self,
+        k: Emitter,
+        target: Pointer,
+        source: Pointer,
+        rows: Sequence[Value],
+        columns: Sequence[Value],
+    ) -> None:
+        self.k = k
+        self.target = target
+        self.source = source
+        self.row_step, self.row_source = rows[1:]
+        self.count, self.step, self.source_step = columns
+        self.lanes = natural_lanes(target.type)
+
+    def line(self, row: Value, mode: str) -> None:
+        k = self.k
+        target = self.target.at(row * self.row_step)
+        source = self.source.at(row * self.row_source)
+        if mode == "rows":
+            wide = 4 * self.lanes
+
+            def move(i: Value, count: int) -> None:
+                for part in range(0, count, self.lanes):
+                    taken = min(self.lanes, count)
+                    target.store(i + part, source.load(i + part, taken))
+
+            k.in_vectors(0, self.count, wide, move)
+        elif mode == "fill":
+            value = source.load()
+            k.in_vectors(0, self.count, self.lanes, lambda i, n: target.store(i, k.splat(value, n)))
+        else:
+            with k.loop(0, self.count) as i:
+                target.store(i * self.step, source.load(i * self.source_step))
+
+    def transpose(self, begin: Value, end: Value) -> None:
+        """Rows lie side by side in the source, columns in the target: in square blocks."""
+        k, lanes = self.k, self.lanes
+        whole_rows = begin + (end - begin) // lanes * lanes
+        whole_columns = self.count // lanes * lanes
+        with k.loop(begin, whole_rows, lanes) as row:
+            with k.loop(0, whole_columns, lanes) as column:
+                start = row + column * self.source_step
+                block = [
+                    self.source.load(start + self.source_step * i, lanes) for i in range(lanes)
+                ]
+                for i, line in enumerate(transposed(k, block)):
+                    self.target.store((row + i) * self.row_step + column, line)
+            with k.loop(whole_columns, self.count) as column:
+                line = self.source.load(row + column * self.source_step, lanes)
+                for i in range(lanes):
+                    self.target.store((row + i) * self.row_step + column, line.lane(i))
+        with k.loop(whole_rows, end) as row, k.loop(0, self.count) as column:
+            value = self.source.load(row + column * self.source_step)
+            self.target.store(row * self.row_step + column, value)
+
+
+def transposed(k: Emitter, block: Sequence[Value]) -> list[Value]:
+    """A square block, a vector a row, with rows and columns exchanged."""
+    lines = list(block)
+    lanes = len(lines)
+    half = 1
+    while half < lanes:
+        low = [i if not i & half else lanes + i - half for i in range(lanes)]
+        high = [i + half if not i & half else lanes + i for i in range(lanes)]
+        for i in range(lanes):
+            if not i & half:
+                a, b = lines[i], lines[i + half]
+                lines[i], lines[i + half] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+        half *= 2
+    return lines
+
+
+# --- movement ops
+
+
+def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Runner:
+    """A runner that copies each source to its target: (target, source), of one dtype each."""
+    calls: list[NativeCall] = []
+    for target, source in pairs:
+        made = copy_calls(target, source) if target.itemsize in _TYPES else None
+        if made is None:
+            return partial(_copy_all, pairs)
+        calls += made
+    return NativeRunner(calls)
+
+
+def _copy_all(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in pairs:
+        np.copyto(target, source)
+
+
+def bind_copy(call: Call) -> Runner:
+    """target = source."""
+    return copying([(call.outputs[0], call.inputs[0])])
+
+
+def _bind_reshape(call: Call) -> Runner:
+    (target,), (source,) = call.outputs, call.inputs
+    if target.flags.c_contiguous:
+        return copying([(target.reshape(source.shape), source)])
+    aside = np.empty(target.shape, target.dtype)
+    flat = copying([(aside.reshape(source.shape), source)])
+    return in_sequence([flat, copying([(target, aside)])])
+
+
+def _bind_concat(call: Call) -> Runner:
+    axis = call.node.attrs["axis"]
+    start = 0
+    pairs = []
+    for part in call.inputs:
+        place = (slice(None),) * axis + (slice(start, start + part.shape[axis]),)
+        pairs.append((call.outputs[0][place], part))
+        start += part.shape[axis]
+    return copying(pairs)
+
+
+def _bind_split(call: Call) -> Runner:
+    axis = call.node.attrs["axis"]
+    start = 0
+    pairs = []
+    for piece in call.outputs:
+        place = (slice(None),) * axis + (slice(start, start + piece.shape[axis]),)
+        pairs.append((piece, call.inputs[0][place]))
+        start += piece.shape[axis]
+    return copying(pairs)
+
+
+def _into(call: Call, place: tuple[slice, ...], around: float) -> Runner:
+    """The input put at `place` of the output, with `around` everywhere else."""
+    (target,), (source,) = call.outputs, call.inputs
+    background = np.full(target.shape[:0], around, target.dtype)
+    everywhere = np.broadcast_to(background, target.shape)
+    return copying([(target, everywhere), (target[place], source)])
+
+
+def _bind_pad(call: Call) -> Runner:
+    lengths = call.inputs[0].shape
+    widths = call.node.attrs["widths"]
+    place = tuple(slice(a, a + n) for n, (a, _) in zip(lengths, widths, strict=True))
+    return _into(call, place, call.node.attrs["value"])
+
+
+def _bind_unslice(call: Call) -> Runner:
+    return _into(call, tuple(slice(*bound) for bound in call.node.attrs["bounds"]), 0)
+
+
+for _op, _bind in (
+    ("arrange", bind_copy),
+    ("reshape", _bind_reshape),
+    ("concat", _bind_concat),
+    ("split", _bind_split),
+    ("pad", _bind_pad),
+    ("unslice", _bind_unslice),
+):
+    TABLE.add(Kernel(_op, "cpu", "native", _bind, priority=10))
+TABLE.add(Kernel(COPY, "cpu", "copy", bind_copy))

@@ -1,0 +1,255 @@
+"""Layer normalisation and its gradient: a sample is a row, and rows stay in the cache.
+
+The gradients of scale and shift are sums over samples. They are taken in blocks of rows together
+with the gradient of x, and added up by a second call.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from caldera.graph.memory_format import Order
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import (
+    F64,
+    Emitter,
+    Pointer,
+    Value,
+    itemsize,
+    natural_lanes,
+    vector,
+)
+from caldera.kernels.native.codegen.float_pointer import computed, stored
+from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
+from caldera.kernels.native.normalisation.statistics import (
+    Terms,
+    build_column_totals,
+    finite_or_zero,
+    in_powers,
+    inverse_deviation,
+    line,
+    moments,
+    over_plane,
+    pairwise,
+    plane_sums,
+)
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.shape import size
+
+_TOGETHER = 2
+"""Rows of a gradient that are read together, and again while they are in the cache."""
+_BLOCK = 64
+"""Rows whose gradients of scale and shift are added up in float32."""
+
+
+def _build(k: Emitter, name: str, parameters: str) -> None:
+    kind = computed(name)
+    x, x_stride = stored(k, 0, name), k.integer(1)
+    y, y_stride = stored(k, 2, name), k.integer(3)
+    rows, length, eps = k.integer(4), k.integer(5), k.number(6)
+    scale, shift = stored(k, 7, parameters), stored(k, 8, parameters)
+    means, variances = k.pointer(9, kind), k.pointer(10, kind)
+    share = k.constant(1.0, F64) / k.convert(length, F64)
+    with k.loop(*k.share(rows)) as row:
+        source, target = x.at(row * x_stride), y.at(row * y_stride)
+        pivot = finite_or_zero(k, source.load())
+
+        def terms(index: Value, count: int) -> Terms:
+            difference = source.load(index, count) - pivot
+            return difference, difference, difference
+
+        one, two = plane_sums(k, length, kind, terms)
+        mean, variance = moments(k, one, two, k.convert(pivot, F64), share)
+        centre = k.convert(mean, kind)
+        inverse = k.convert(inverse_deviation(k, variance, eps), kind)
+
+        def body(index: Value, count: int) -> None:
+            unit = (source.load(index, count) - centre) * inverse
+            target.store(index, k.fma(unit, scale.load(index, count), shift.load(index, count)))
+
+        over_plane(k, length, kind, body)
+        means.store(row, centre)
+        variances.store(row, k.convert(variance, kind))
+
+
+def _build_gradient(k: Emitter, name: str, parameters: str) -> None:
+    kind = computed(name)
+    g, g_stride = stored(k, 0, name), k.integer(1)
+    x, x_stride = stored(k, 2, name), k.integer(3)
+    dx, dx_stride = stored(k, 4, name), k.integer(5)
+    rows, length, eps = k.integer(6), k.integer(7), k.number(8)
+    scale, means, variances = stored(k, 9, parameters), k.pointer(10, kind), k.pointer(11, kind)
+    partial = k.pointer(12, kind)
+    share = k.constant(1.0, F64) / k.convert(length, F64)
+
+    def gradient_of_row(row: Value, inverse: Value, one: Value, two: Value) -> None:
+        slopes, values = g.at(row * g_stride), x.at(row * x_stride)
+        target, mean = dx.at(row * dx_stride), means.load(row)
+        factor = k.convert(inverse, kind)
+        level = k.convert(inverse * one * share, kind)
+        slant = k.convert(inverse * inverse * inverse * two * share, kind)
+
+        def body(index: Value, count: int) -> None:
+            scaled = slopes.load(index, count) * scale.load(index, count)
+            rest = k.fma(values.load(index, count) - mean, slant, level)
+            target.store(index, scaled * factor - rest)
+
+        over_plane(k, length, kind, body)
+
+    def several(first: Value, count: int, sums: Pointer) -> None:
+        """The sums of `count` rows, then their gradients, which may be written over g or x."""
+        rows = [_Row(k, kind) for _ in range(count)]
+        centres = [means.load(first + i) for i in range(count)]
+        inverses = [inverse_deviation(k, variances.load(first + i), eps) for i in range(count)]
+
+        def visit(index: Value, lanes: int) -> None:
+            slopes, products = [], []
+            gain = scale.load(index, lanes)
+            for i, row in enumerate(rows):
+                slope = g.load((first + i) * g_stride + index, lanes)
+                centred = x.load((first + i) * x_stride + index, lanes) - centres[i]
+                row.add(slope * gain, centred)
+                slopes.append(slope)
+                products.append(slope * (centred * k.convert(inverses[i], kind)))
+            for place, terms in ((index, slopes), (index + length, products)):
+                sums.store(place, sums.load(place, lanes) + pairwise(terms))
+
+        in_powers(k, 0, length, line(kind), visit)
+        for i, row in enumerate(rows):
+            gradient_of_row(first + i, inverses[i], *row.totals())
+
+    with k.loop(*k.share((rows + (_BLOCK - 1)) // _BLOCK)) as block:
+        sums = partial.at(block * length * 2)
+        k.clear_bytes(sums, length * (2 * itemsize(kind)))
+        begin, end = block * _BLOCK, k.minimum((block + 1) * _BLOCK, rows)
+        middle = begin + (end - begin) // _TOGETHER * _TOGETHER
+        with k.loop(begin, middle, _TOGETHER) as first:
+            several(first, _TOGETHER, sums)
+        with k.loop(middle, end) as first:
+            several(first, 1, sums)
+
+
+class _Row:
+    """Two sums along a row: of a, and of a * b."""
+
+    def __init__(self, k: Emitter, kind: ir.Type) -> None:
+        self.k = k
+        self.lanes = natural_lanes(kind)
+        self.vectors = [k.variable(0.0, vector(kind, self.lanes)) for _ in range(2)]
+        self.rest = [k.variable(0.0, kind) for _ in range(2)]
+
+    def add(self, a: Value, b: Value) -> None:
+        """Add the terms of some elements."""
+        if a.lanes >= self.lanes:
+            plain, product = self.vectors
+            for start in range(0, a.lanes, self.lanes):
+                picks = range(start, start + self.lanes)
+                some, others = (self.k.shuffle(each, None, picks) for each in (a, b))
+                plain.value = plain.value + some
+                product.value = self.k.fma(some, others, product.value)
+            return
+        for total, value in zip(self.rest, (a, a * b), strict=True):
+            total.value = total.value + self.k.total(value, lambda p, q: p + q)
+
+    def totals(self) -> list[Value]:
+        """Both sums in float64."""
+        joined = [self.k.total(each.value, lambda p, q: p + q) for each in self.vectors]
+        return [
+            self.k.convert(one, F64) + self.k.convert(rest.value, F64)
+            for one, rest in zip(joined, self.rest, strict=True)
+        ]
+
+
+# --- tying them to arrays
+
+
+def _rows(arrays: list[Array], vectors: list[Array], axes: tuple[int, ...]) -> list[Strides] | None:
+    """The strides of the rows; None unless rows are dense, and samples in their usual order."""
+    first = arrays[0]
+    others = _others(first.ndim, axes)
+    for group in (others, axes):
+        steps = [abs(first.strides[a]) for a in group if first.shape[a] > 1]
+        if steps != sorted(steps, reverse=True):
+            return None
+    found = collapse_axes(arrays, [others, axes])
+    length = size(tuple(first.shape[a] for a in axes))
+    if found is None or any(step != 1 and length > 1 for _, step in found):
+        return None
+    return found if all(each.flags.c_contiguous for each in vectors) else None
+
+
+def _others(rank: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a for a in range(rank) if a not in axes)
+
+
+def _order(node: Node) -> Order:
+    axes = node.attrs["axis"]
+    return (*_others(len(node.outputs[0].shape), axes), *axes)
+
+
+def _bind(call: Call) -> Runner | None:
+    x, scale, shift = call.inputs
+    y, mean, variance = call.outputs
+    found = _rows([x, y], [scale, shift, mean, variance], call.node.attrs["axis"])
+    if found is None:
+        return None
+    (x_stride, _), (y_stride, _) = found
+    address = compiled(_build, name=x.dtype.name, parameters=scale.dtype.name)
+    eps = float(call.node.attrs["eps"])
+    return NativeRunner([native_call(
+        address, x, x_stride, y, y_stride, mean.size, scale.size, eps, scale, shift, mean, variance,
+        parts=min(parts_for(x.size), mean.size),
+    )])  # fmt: skip
+
+
+def _bind_gradient(call: Call) -> Runner | None:
+    g, x, scale, mean, variance = call.inputs
+    dx, for_scale, for_shift = call.outputs
+    vectors = [scale, mean, variance, for_scale, for_shift]
+    found = _rows([x, g, dx], vectors, call.node.attrs["axis"])
+    if found is None:
+        return None
+    (x_stride, _), (g_stride, _), (dx_stride, _) = found
+    rows, length = mean.size, scale.size
+    spec = _partial(call.node)
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    names = {"name": x.dtype.name, "parameters": scale.dtype.name}
+    main = native_call(
+        compiled(_build_gradient, **names), g, g_stride, x, x_stride, dx, dx_stride, rows, length,
+        float(call.node.attrs["eps"]), scale, mean, variance, partial,
+        parts=min(parts_for(x.size), len(partial)),
+    )  # fmt: skip
+    totals = native_call(
+        compiled(build_column_totals, name=mean.dtype.name, parameters=scale.dtype.name), partial,
+        len(partial), length, for_scale, for_shift, parts=parts_for(partial.size),
+    )  # fmt: skip
+    return NativeRunner([main, totals])
+
+
+def _partial(node: Node) -> Spec:
+    scale = node.inputs[2]
+    length = max(scale.spec.size, 1)
+    rows = node.outputs[0].size // length
+    return Spec((-(-rows // _BLOCK), 2 * length), compute_dtype(node.outputs[0].dtype))
+
+
+def _in_place(node: Node) -> bool:
+    # A mean must not be written over a scale that later rows need.
+    return node.outputs[1] != node.inputs[1].spec
+
+
+TABLE.add(
+    Kernel(
+        "layer_norm", "cpu", "native", any_layout(_bind, _order), priority=10, in_place=_in_place
+    )
+)
+TABLE.add(
+    Kernel(
+        "layer_norm_grad", "cpu", "native", any_layout(_bind_gradient, _order),
+        workspace=lambda node: workspace_bytes(_partial(node)), priority=10,
+        in_place=lambda node: True,
+    )
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Matrix products: BLAS, small ones, and micro-kernels."""

@@ -1,0 +1,317 @@
+"""Matrix products by the BLAS, one thread each, split over our own threads.
+
+A product is cut into blocks of rows or columns, a batch into its members. Each part of the work
+finishes its blocks itself, with bias and activation, while they are still in its cache. Where the
+result is small and the sum long, as in the gradient of a weight, the sum is cut instead, and a
+second call adds what the parts found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.epilogue import Epilogue, finished
+from caldera.kernels.common.matrices import (
+    TYPES,
+    Matrices,
+    as_matrices,
+    copied,
+    copy_room,
+    dense,
+    offsets_of,
+    prepared,
+)
+from caldera.kernels.common.matrices import WORTH_SPLITTING as WORTH_COPYING
+from caldera.kernels.common.product import Product, blocks, extent_of, parts_for
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.native.codegen.blas import blas, gemm
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.dtype import HALVES
+from caldera.tensor.shape import size
+
+# --- the kernel
+
+_PRODUCT_SLOTS = 15
+"""The slots that all kinds of products have; those of what follows the product come after them."""
+
+
+def _multiply(k: Emitter, dtype: str, finish: Epilogue, scaled: bool) -> None:
+    """The blocks that are this part's. Each row of the table is one product: where its matrices
+    begin, and how long the sum is."""
+    kind = TYPES[dtype]
+    address, table = k.integer(0), k.pointer(1, I64)
+    a, b, c = (k.pointer(slot, kind) for slot in (2, 3, 4))
+    leading_a, leading_b, leading_c, ta, tb = (k.integer(slot) for slot in range(5, 10))
+    count, rows, columns, height, width = (k.integer(slot) for slot in range(10, 15))
+    alpha, beta = k.constant(1.0, kind), k.constant(0.0, kind)
+    if scaled:
+        alpha, beta = (k.pointer(_PRODUCT_SLOTS + i, kind).load(0) for i in (0, 1))
+    across, down = (columns + width - 1) // width, (rows + height - 1) // height
+    begin, end = k.share(count * across * down)
+    with k.loop(begin, end) as task:
+        product = table.at(task // (across * down) * 4)
+        top, left = task // across % down * height, task % across * width
+        lines, span = k.minimum(height, rows - top), k.minimum(width, columns - left)
+        block = c.at(product.load(2) + top * leading_c + left)
+        # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
+        counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scaled else product.load(3)
+        gemm(
+            k, address, (lines, span, counted),
+            (a.at(product.load(0) + k.select(ta.differs(0), top, top * leading_a)), leading_a),
+            (b.at(product.load(1) + k.select(tb.differs(0), left * leading_b, left)), leading_b),
+            (block, leading_c), ta=ta, tb=tb, alpha=alpha, beta=beta,
+        )  # fmt: skip
+        if finish.changes:
+            _finish_block(k, finish, (block, leading_c), (lines, span), left)
+
+
+def _finish_block(
+    k: Emitter,
+    finish: Epilogue,
+    block: tuple[Pointer, Value],
+    shape: tuple[Value, Value],
+    left: Value,
+) -> None:
+    pointer, leading = block
+    lines, span = shape
+    with k.loop(0, lines) as line:
+        row = pointer.at(line * leading)
+
+        def finish_some(column: Value, lanes: int) -> None:
+            done = finished(k, finish, row.load(column, lanes), left + column, _PRODUCT_SLOTS)
+            row.store(column, done)
+
+        in_wide_vectors(k, span, natural_lanes(pointer.type), finish_some)
+
+
+def in_wide_vectors(
+    k: Emitter, length: Value, lanes: int, body: Callable[[Value, int], None]
+) -> None:
+    """`body(index, lanes)` for several vectors at once, then single ones, then the rest."""
+    wide = 4 * lanes
+    middle = length // wide * wide
+    with k.loop(0, middle, wide) as index:
+        body(index, wide)
+    k.in_vectors(middle, length, lanes, body)
+
+
+# --- cut sums
+
+_SUM_SLOTS = 6
+
+
+def _add_up(k: Emitter, dtype: str, finish: Epilogue) -> None:
+    """The sum of what the parts found, row by row, finished."""
+    kind = TYPES[dtype]
+    pieces, out = k.pointer(0, kind), k.pointer(1, kind)
+    count, rows, columns, leading = (k.integer(slot) for slot in range(2, _SUM_SLOTS))
+    begin, end = k.share(rows)
+    with k.loop(begin, end) as row:
+
+        def add_some(column: Value, lanes: int) -> None:
+            start = row * columns + column
+            total = k.variable(pieces.load(start, lanes))
+            with k.loop(1, count) as piece:
+                total.value = total.value + pieces.load(piece * rows * columns + start, lanes)
+            done = finished(k, finish, total.value, column, _SUM_SLOTS)
+            out.store(row * leading + column, done)
+
+        in_wide_vectors(k, columns, natural_lanes(kind), add_some)
+
+
+# --- binding
+
+
+def dense_bias(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]:
+    """A bias side by side in memory, as wide as it is computed with, and what makes it so."""
+    row = array.reshape(1, -1)
+    if row.strides[-1] == row.itemsize and row.dtype not in HALVES:
+        return row, []
+    copy = dense(row.shape, compute_dtype(row.dtype), scratch)
+    return copy, copied(row, copy)
+
+
+class Binder:
+    """Makes the calls of one product: copies of operands, the product itself, what follows."""
+
+    def __init__(self, call: Call, operands: int = 0) -> None:
+        """The product of the call's inputs number `operands` and the next."""
+        self.call = call
+        self.scratch = Scratch(call.workspace)
+        self.product = Product.of(call, *call.inputs[operands : operands + 2])
+        self.calls: list[NativeCall] = []
+        self.left = self._prepared(self.product.left)
+        self.right = self._prepared(self.product.right)
+        self.finish = Epilogue()
+        self.bias: tuple[Array, ...] = ()
+        if call.node.op.name == "matmul_epilogue":
+            self.finish = Epilogue.of(call.node)
+            self.bias = tuple(self.in_a_row(array) for array in call.inputs[2:])
+        # A result that lies otherwise is computed elsewhere and copied.
+        out = self.product.out
+        place = None if out.dtype in HALVES else as_matrices(out)
+        if place is None or place.transposed:
+            place = as_matrices(dense(out.shape, compute_dtype(out.dtype), self.scratch))
+        assert place is not None
+        self.place = place
+
+    def _prepared(self, array: Array) -> Matrices:
+        ready, calls = prepared(array, self.scratch)
+        self.calls += calls
+        return ready
+
+    def in_a_row(self, array: Array) -> Array:
+        """A bias, or a single number, as kernels take it."""
+        ready, calls = dense_bias(array, self.scratch)
+        self.calls += calls
+        return ready
+
+    def runner(self) -> Runner:
+        """The calls that were made, and the copy of the result if it is not in its place."""
+        if self.place.array is not self.product.out:
+            self.calls += copied(self.place.array, self.product.out)
+        return NativeRunner(self.calls)
+
+    def multiply(self, *scales: Array) -> None:
+        """The product in blocks of rows or columns; `scales` are alpha and beta."""
+        rows, columns, length = self.product.extent
+        batch = self.product.batch
+        table = np.stack(
+            [
+                *(offsets_of(each.array, batch) for each in (self.left, self.right, self.place)),
+                np.full(size(batch), length),
+            ],
+            axis=1,
+        )
+        parts = parts_for(self.product.work)
+        shape = blocks(len(table), rows, columns, parts, finish=self.finish.changes)
+        self._add(table, self.place, self.finish, shape, parts, [*scales, *self.bias])
+
+    def multiply_in_pieces(self) -> None:
+        """The product of two matrices with its sum cut into pieces, one a thread."""
+        rows, columns, length = self.product.extent
+        pieces = max(1, min(settings.threads, length))
+        found = dense((pieces, rows, columns), self.place.array.dtype, self.scratch)
+        cuts = np.arange(pieces + 1) * length // pieces
+        table = np.stack(
+            [
+                cuts[:-1] * (self.left.leading if self.left.transposed else 1),
+                cuts[:-1] * (1 if self.right.transposed else self.right.leading),
+                np.arange(pieces) * rows * columns,
+                np.diff(cuts),
+            ],
+            axis=1,
+        )
+        goal = as_matrices(found)
+        assert goal is not None
+        self._add(table, goal, Epilogue(), (rows, columns), pieces, [])
+        address = compiled(_add_up, dtype=found.dtype.name, finish=self.finish)
+        parts = settings.threads if found.size >= WORTH_COPYING else 1
+        self.calls.append(
+            native_call(
+                address, found, self.place.array, pieces, rows, columns, self.place.leading,
+                *self.bias, parts=parts,
+            )
+        )  # fmt: skip
+
+    def _add(
+        self, table: np.ndarray, goal: Matrices, finish: Epilogue, shape: tuple[int, int],
+        parts: int, rest: list[Array],
+    ) -> None:  # fmt: skip
+        rows, columns, _ = self.product.extent
+        dtype = goal.array.dtype
+        known = blas()
+        assert known is not None
+        scaled = self.call.node.op.name == "matmul_accumulate"
+        address = compiled(_multiply, dtype=dtype.name, finish=finish, scaled=scaled)
+        tasks = len(table) * -(-rows // shape[0]) * -(-columns // shape[1])
+        self.calls.append(
+            native_call(
+                address, known.gemm(TYPES[dtype.name]), np.ascontiguousarray(table, np.int64),
+                self.left.array, self.right.array, goal.array,
+                self.left.leading, self.right.leading, goal.leading,
+                self.left.transposed, self.right.transposed,
+                len(table), rows, columns, *shape, *rest, parts=min(parts, tasks),
+            )
+        )  # fmt: skip
+
+
+def _bind(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call)
+    binder.multiply()
+    return binder.runner()
+
+
+def _bind_pieces(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call)
+    binder.multiply_in_pieces()
+    return binder.runner()
+
+
+def _bind_accumulate(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    binder = Binder(call, operands=1)
+    start, _, _, *scales = call.inputs
+    place = binder.place.array
+    if start.__array_interface__["data"] != place.__array_interface__["data"]:
+        binder.calls += copied(start, place)
+    numbers = [binder.in_a_row(scale) for scale in scales]
+    binder.multiply(*numbers)
+    return binder.runner()
+
+
+def _accumulates_in_place(node: Node) -> bool:
+    """A matrix that is also a factor must not change while the product is computed."""
+    return node.inputs[0] not in node.inputs[1:3]
+
+
+def _has_long_sums(node: Node) -> bool:
+    """Whether one product has a small result and long sums."""
+    count, rows, columns, length = extent_of(node)
+    return blas() is not None and count == 1 and length >= 2 * max(rows, columns)
+
+
+def result_room(node: Node) -> int:
+    """The workspace for a result that is rounded to half precision afterwards."""
+    return (
+        workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
+    )
+
+
+def _room(node: Node) -> int:
+    return copy_room(node) + result_room(node)
+
+
+def _pieces_room(node: Node) -> int:
+    return _room(node) + workspace_bytes(
+        Spec((settings.threads, *node.shape[-2:]), compute_dtype(node.dtype))
+    )
+
+
+def _has_blas(node: Node) -> bool:
+    return blas() is not None
+
+
+for _op in ("matmul", "matmul_epilogue"):
+    TABLE.add(Kernel(_op, "cpu", "blas", _bind, _has_blas, _room, priority=10))
+    TABLE.add(
+        Kernel(_op, "cpu", "blas, sums cut", _bind_pieces, _has_long_sums, _pieces_room, priority=9)
+    )
+TABLE.add(
+    Kernel(
+        "matmul_accumulate", "cpu", "blas", _bind_accumulate, _has_blas, _room, priority=10,
+        in_place=_accumulates_in_place,
+    )
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""Small matrix products by a kernel of our own: no rearranging of operands, no call of a library.
+
+A tile of the result is kept in registers while the sum runs. The size of the tile follows that of
+the result; a batch of many small products is one loop.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.common.epilogue import Epilogue, finished
+from caldera.kernels.common.matrices import TYPES, copied, copy_room, dense, offsets_of, steps
+from caldera.kernels.common.product import Product, extent_of, parts_for
+from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.emitter import I64, Emitter, natural_lanes, vector
+from caldera.kernels.native.codegen.float_pointer import computed
+from caldera.kernels.native.codegen.half import store_narrow
+from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.product.gemm import dense_bias
+from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.shape import size
+
+MOST_WORK = 1 << 22
+"""Operations of one product from which on rearranging the operands is sure to pay."""
+_SLOTS = 12
+_HEIGHTS = (8, 6, 4, 2, 1)
+
+
+def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
+    """Lanes of a vector, vectors and rows of the tile for a result of this size."""
+    widest = natural_lanes(computed(dtype))
+    lanes = 1 << (min(widest, columns).bit_length() - 1)
+    needed = -(-columns // lanes)
+    vectors = -(-needed // -(-needed // most_vectors()))
+    # One register for the element of the left matrix, and one to spare.
+    room = (machine().registers - 2 - vectors) // vectors
+    heights = [height for height in _HEIGHTS if height <= room]
+    return lanes, vectors, min(heights, key=lambda height: (-(-rows // height) * height, -height))
+
+
+def _multiply(
+    k: Emitter, dtype: str, lanes: int, vectors: int, height: int, finish: Epilogue
+) -> None:
+    kind = computed(dtype)
+    table = k.pointer(0, I64)
+    a, b, c = (k.pointer(slot, TYPES[dtype]) for slot in (1, 2, 3))
+    a_down, a_right, b_down, c_down, count, rows, columns, length = (
+        k.integer(slot) for slot in range(4, _SLOTS)
+    )
+    width = lanes * vectors
+    across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height
+    begin, end = k.share(count * across * down)
+    with k.loop(begin, end) as task:
+        product = table.at(task // (across * down) * 3)
+        # All rows of one column of tiles, then the next: what they share stays in cache.
+        top, left = task % down * height, task // down % across * width
+        lines = [k.minimum(top + i, rows - 1) for i in range(height)]
+        places = [k.minimum(left + j * lanes, columns - lanes) for j in range(vectors)]
+        sums = [
+            [k.variable(0.0, vector(kind, lanes)) for _ in range(vectors)] for _ in range(height)
+        ]
+        left_matrix = Matrix(a.at(product.load(0)), a_down, a_right)
+        right_matrix = Matrix(b.at(product.load(1)), b_down)
+        add_products(k, sums, left_matrix, lines, right_matrix, places, length, dtype)
+        for line, row in zip(lines, sums, strict=True):
+            goal = c.at(product.load(2) + line * c_down)
+            for place, total in zip(places, row, strict=True):
+                done = finished(k, finish, total.value, place, _SLOTS)
+                store_narrow(k, goal, place, done, dtype)
+
+
+def _with_dense_rows(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]:
+    if steps(array)[1] == 1 or array.shape[-1] == 1:
+        return array, []
+    copy = dense(array.shape, array.dtype, scratch)
+    return copy, copied(array, copy)
+
+
+def _bind(call: Call) -> Runner:
+    if call.outputs[0].size == 0:
+        return NativeRunner([])
+    product = Product.of(call, *call.inputs[:2])
+    scratch = Scratch(call.workspace)
+    right, calls = _with_dense_rows(product.right, scratch)
+    out = product.out
+    place = out if steps(out)[1] == 1 or out.shape[-1] == 1 else np.empty(out.shape, out.dtype)
+    finish, bias = Epilogue(), []
+    if call.node.op.name == "matmul_epilogue":
+        finish = Epilogue.of(call.node)
+        for array in call.inputs[2:]:
+            ready, more = dense_bias(array, scratch)
+            bias.append(ready)
+            calls += more
+    rows, columns, length = product.extent
+    dtype = out.dtype.name
+    lanes, vectors, height = tile_for(rows, columns, dtype)
+    batch = product.batch
+    table = np.stack([offsets_of(each, batch) for each in (product.left, right, place)], axis=1)
+    address = compiled(
+        _multiply, dtype=dtype, lanes=lanes, vectors=vectors, height=height, finish=finish
+    )
+    tiles = len(table) * -(-rows // height) * -(-columns // (lanes * vectors))
+    calls.append(
+        native_call(
+            address, table, product.left, right, place, *steps(product.left), steps(right)[0],
+            steps(place)[0], size(batch), rows, columns, length, *bias,
+            parts=min(parts_for(product.work), tiles),
+        )
+    )  # fmt: skip
+    if place is not out:
+        calls += copied(place, out)
+    return NativeRunner(calls)
+
+
+def _is_small(node: Node) -> bool:
+    _, rows, columns, length = extent_of(node)
+    return 2 * rows * columns * length <= MOST_WORK
+
+
+for _op in ("matmul", "matmul_epilogue"):
+    TABLE.add(Kernel(_op, "cpu", "tiles", _bind, _is_small, copy_room, priority=11))

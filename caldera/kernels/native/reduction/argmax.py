@@ -1,0 +1,212 @@
+"""The positions of largest and smallest elements along an axis: the first among equals, and a nan
+counts as larger and smaller than anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.common.axes import Axes, axes_of
+from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import (
+    IN_MEMORY,
+    UNSIGNED,
+    constant,
+    from_memory,
+    to_memory,
+)
+from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Value, is_floating
+from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
+from caldera.kernels.native.elementwise.operations import combine, neutral
+from caldera.kernels.native.elementwise.widths import vector_lanes, workers
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.shape import size
+
+LONGEST = 1 << 31
+"""Positions are kept in 32 bits while columns are searched."""
+COLUMNS = 512
+"""Columns that are searched together."""
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Which of two elements wins."""
+
+    k: Emitter
+    dtype: str
+    sign: str
+
+    def beats(self, value: Value, best: Value) -> Value:
+        """Whether a value is better than the best so far."""
+        better = self.k.compare(self.sign, value, best, unsigned=self.dtype in UNSIGNED)
+        if is_floating(value.type):
+            better = better | (self.k.is_nan(value) & ~self.k.is_nan(best))
+        return better
+
+    def equals(self, value: Value, best: Value) -> Value:
+        """Whether neither is better."""
+        same = value.equals(best)
+        if is_floating(value.type):
+            same = same | (self.k.is_nan(value) & self.k.is_nan(best))
+        return same
+
+
+def along(k: Emitter, dtype: str, sign: str, mode: str, outer: int, lanes: int) -> None:
+    """Search the innermost axis: for the best value first, then for where it is.
+
+    Slots: both addresses, inner strides, rows, length, outer axes.
+    """
+    slots = Slots(k)
+    operands = slots.operands([dtype, "int64"], mode + "1")
+    rows, inner = slots.integers(2)
+    around = Outer(slots, outer, 2)
+    search = _Search(k, dtype, sign)
+    begin, end = k.share(rows)
+    with k.loop(begin, end) as row:
+        x, result = around.at(operands, row)
+        x = x.settled()
+        winner = _best_of_row(search, x, inner, lanes)
+        middle = inner // lanes * lanes
+        start = k.variable(0, I64)
+        # A vector is looked at before it is known that it lies inside; the first one must do so.
+        with (
+            k.when(inner >= lanes),
+            k.repeat_while(
+                lambda: (
+                    (start.value < middle)
+                    & _is_absent(search, x, start.value, lanes, winner, inner)
+                )
+            ),
+        ):
+            start.value = start.value + lanes
+        with k.repeat_while(lambda: ~search.equals(x.load(start.value, 1), winner)):
+            start.value = start.value + 1
+        result.store(k.constant(0, I64), start.value)
+
+
+def _best_of_row(search: _Search, x: Operand, inner: Value, lanes: int) -> Value:
+    k = search.k
+    op = "max" if search.sign == ">" else "min"
+    nothing = neutral(op, search.dtype)
+
+    def combined(a: Value, b: Value) -> Value:
+        return combine(k, op, search.dtype, a, b)
+
+    winner = k.variable(constant(k, nothing, search.dtype, 1))
+    begin = k.constant(0, I64)
+    for count in (4 * lanes, 1):
+        middle = inner if count == 1 else inner // count * count
+        best = k.variable(constant(k, nothing, search.dtype, count))
+        with k.loop(begin, middle, count) as index:
+            best.value = combined(best.value, x.load(index, count))
+        winner.value = combined(winner.value, k.total(best.value, combined))
+        begin = middle
+    return winner.value
+
+
+def _is_absent(
+    search: _Search, x: Operand, index: Value, lanes: int, winner: Value, inner: Value
+) -> Value:
+    """Whether no element of a vector is the best one; beyond the end, the first vector is asked."""
+    k = search.k
+    inside = k.select(index + lanes <= inner, index, k.constant(0, I64))
+    value = x.load(inside, lanes)
+    found = search.equals(value, k.splat(winner, lanes))
+    return ~k.total(found, lambda a, b: a | b)
+
+
+def across(k: Emitter, dtype: str, sign: str, modes: str, outer: int, lanes: int) -> None:
+    """Search another axis, row by row for a group of columns.
+
+    Slots: both addresses, inner strides, rows, columns, the length of the axis and the stride
+    along it, outer axes.
+    """
+    slots = Slots(k)
+    operands = slots.operands([dtype, "int64"], modes)
+    rows, columns, length, stride = slots.integers(4)
+    around = Outer(slots, outer, 2)
+    search = _Search(k, dtype, sign)
+    groups = (columns + (COLUMNS - 1)) // COLUMNS
+    begin, end = k.share(rows * groups)
+    best, place = k.stack(IN_MEMORY[dtype], COLUMNS), k.stack(I32, COLUMNS)
+    with k.loop(begin, end) as task:
+        row = task // groups
+        left = (task - row * groups) * COLUMNS
+        right = k.minimum(left + COLUMNS, columns)
+        x, result = around.at(operands, row)
+        with k.loop(0, length) as index:
+            here = x.moved(stride * index).settled()
+            number = k.convert(index, I32)
+
+            def take_in(column: Value, count: int) -> None:
+                value = here.load(column, count)
+                before = from_memory(k, best.load(column - left, count), dtype)
+                better = search.beats(value, before) | k.splat(index.equals(0), count)
+                chosen = k.select(better, value, before)
+                best.store(column - left, to_memory(k, chosen, dtype))
+                where = place.load(column - left, count)
+                place.store(column - left, k.select(better, k.splat(number, count), where))
+
+            in_widths(k, left, right, (lanes, 1), take_in)
+        with k.loop(left, right) as column:
+            result.store(column, k.convert(place.load(column - left), I64))
+
+
+def _bind(call: Call) -> Runner:
+    (x,), (out,) = call.inputs, call.outputs
+    if not out.size:
+        return NativeRunner([])
+    axis = call.node.attrs["axis"]
+    result = out if out.ndim == x.ndim else np.expand_dims(out, axis)
+    loop = axes_of(x.shape, [x, result], (axis,))
+    sign = ">" if call.node.op.name == "argmax" else "<"
+    dtype = x.dtype.name
+    loop_body = LoopBody((dtype,), (), ())
+    lanes = vector_lanes(loop_body)
+    parts = workers(loop_body, x.size)
+    sizes = (x.itemsize, 8)
+    if not any(loop.reduced):
+        loop = Axes((*loop.lengths, 1), (*loop.reduced, True), tuple((*s, 0) for s in loop.strides))
+    if loop.reduced[-1]:
+        *outer, inner = loop.lengths
+        mode = loop.modes(sizes)[0] if inner > 1 else "1"
+        address = compiled(along, dtype=dtype, sign=sign, mode=mode, outer=len(outer), lanes=lanes)
+        rows = size(tuple(outer))
+        around = _around(loop, list(range(len(outer))))
+        steps = [each[-1] for each in loop.strides]
+        return NativeRunner([
+            native_call(address, x, result, *steps, rows, inner, *around, parts=min(parts, rows))
+        ])  # fmt: skip
+    chosen = loop.reduced.index(True)
+    others = [each for each in range(len(loop.lengths) - 1) if each != chosen]
+    address = compiled(
+        across, dtype=dtype, sign=sign, modes=loop.modes(sizes), outer=len(others), lanes=lanes
+    )
+    rows, columns = size(tuple(loop.lengths[each] for each in others)), loop.lengths[-1]
+    steps = [each[-1] for each in loop.strides]
+    return NativeRunner([
+        native_call(
+            address, x, result, *steps, rows, columns, loop.lengths[chosen],
+            loop.strides[0][chosen], *_around(loop, others), parts=parts,
+        )
+    ])  # fmt: skip
+
+
+def _around(loop: Axes, which: list[int]) -> list[int]:
+    found: list[int] = []
+    for axis in which:
+        found += [loop.lengths[axis], *[each[axis] for each in loop.strides]]
+    return found
+
+
+def _is_short(node: Node) -> bool:
+    return node.inputs[0].shape[node.attrs["axis"]] < LONGEST
+
+
+for _name in ("argmax", "argmin"):
+    TABLE.add(Kernel(_name, "cpu", "native", _bind, supports=_is_short, priority=10))

@@ -1,0 +1,268 @@
+"""The kernels of loops that reduce, besides writing what is computed element by element.
+
+`along` reduces the innermost axis: a row, or a fixed stretch of it, becomes one number. `across`
+reduces another axis: rows, or a fixed number of them, are taken together column by column. What is
+left to be reduced after that lies in a small array, and is reduced by the same kernels.
+
+Sums are taken in short blocks in the computed type and in float64 beyond, so they are at least as
+accurate as pairwise sums; stretches depend on lengths alone, so the number of workers does not
+change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera.kernels.common.loop_body import LoopBody, Parts, Reduction
+from caldera.kernels.native.codegen.dtypes import (
+    IN_MEMORY,
+    cast,
+    computed,
+    constant,
+    from_memory,
+    to_memory,
+)
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.half import HALF_NAMES
+from caldera.kernels.native.elementwise.body import computed_values
+from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
+from caldera.kernels.native.elementwise.operations import accumulated, combine, neutral
+
+DEPTH = 16
+"""Vectors that are added up in the computed type before float64 takes over."""
+COLUMNS = 512
+"""Columns that `across` takes together."""
+
+
+class _Total:
+    """What one reduction has found so far in a row."""
+
+    def __init__(self, k: Emitter, reduction: Reduction) -> None:
+        self.k = k
+        self.op, dtype, _ = reduction
+        self.wide = accumulated(self.op, dtype)
+        self.value = k.variable(constant(k, neutral(self.op, self.wide), self.wide, 1))
+
+    def add(self, gathered: _Gathered) -> None:
+        """Take in all lanes of what was gathered."""
+        value = self.k.total(gathered.value.value, gathered.combined)
+        value = cast(self.k, value, gathered.dtype, self.wide)
+        self.value.value = combine(self.k, self.op, self.wide, self.value.value, value)
+
+    def result(self, dtype: str) -> Value:
+        """The result as a value of a dtype."""
+        return cast(self.k, self.value.value, self.wide, dtype)
+
+
+class _Gathered:
+    """A few vectors of a reduction taken together in the computed type."""
+
+    def __init__(self, k: Emitter, reduction: Reduction, lanes: int) -> None:
+        self.k = k
+        self.op, dtype, _ = reduction
+        self.dtype = "float32" if dtype in HALF_NAMES else dtype
+        self.lanes = lanes
+        self.value = k.variable(0, vector(computed(self.dtype), lanes))
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew."""
+        nothing = neutral(self.op, self.dtype)
+        self.value.value = constant(self.k, nothing, self.dtype, self.lanes)
+
+    def add(self, value: Value) -> None:
+        """Take in a vector."""
+        self.value.value = self.combined(self.value.value, value)
+
+    def combined(self, a: Value, b: Value) -> Value:
+        """Two partial results as one."""
+        return combine(self.k, self.op, self.dtype, a, b)
+
+
+def _split(loop_body: LoopBody, operands: Sequence[Operand]) -> tuple[list[Operand], ...]:
+    first, second = len(loop_body.inputs), len(loop_body.inputs) + len(loop_body.outputs)
+    return list(operands[:first]), list(operands[first:second]), list(operands[second:])
+
+
+def _dtypes(loop_body: LoopBody, results: Sequence[str]) -> list[str]:
+    return [*loop_body.inputs, *[dtype for dtype, _ in loop_body.outputs], *results]
+
+
+def along(
+    k: Emitter,
+    parts: Parts,
+    results: tuple[str, ...],
+    modes: str,
+    outer: int,
+    widths: tuple[int, ...],
+) -> None:
+    """Slots: addresses, inner strides, rows, length of a row, stretch, outer axes.
+
+    The results' inner stride is that from one stretch of a row to the next.
+    """
+    loop_body = LoopBody(*parts)
+    slots = Slots(k)
+    operands = slots.operands(_dtypes(loop_body, results), modes)
+    rows, inner, stretch = slots.integers(3)
+    around = Outer(slots, outer, len(operands))
+    stretches = (inner + (stretch - 1)) // stretch
+    begin, end = k.share(rows * stretches)
+    with k.loop(begin, end) as task:
+        row = task // stretches
+        number = task - row * stretches
+        inputs, outputs, places = _split(loop_body, around.at(operands, row))
+        first = number * stretch
+        last = k.minimum(first + stretch, inner)
+        totals = _row_totals(k, loop_body, inputs, outputs, (first, last), widths)
+        for total, place, dtype in zip(totals, places, results, strict=True):
+            target = place.moved(place.step * number)
+            target.store(k.constant(0, I64), total.result(dtype))
+
+
+def _row_totals(
+    k: Emitter,
+    loop_body: LoopBody,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    bounds: tuple[Value, Value],
+    widths: tuple[int, ...],
+) -> list[_Total]:
+    """The totals of part of a row."""
+    inputs = [each.settled() for each in inputs]
+    totals = [_Total(k, each) for each in loop_body.reductions]
+    begin, end = bounds
+    for lanes in widths:
+        middle = end if lanes == 1 else begin + (end - begin) // lanes * lanes
+        gathered = [_Gathered(k, each, lanes) for each in loop_body.reductions]
+        with k.loop(begin, middle, lanes * DEPTH) as start:
+            for each in gathered:
+                each.forget()
+            with k.loop(start, k.minimum(start + lanes * DEPTH, middle), lanes) as index:
+                _compute(k, loop_body, inputs, outputs, gathered, index, lanes)
+            for total, each in zip(totals, gathered, strict=True):
+                total.add(each)
+        begin = middle
+    return totals
+
+
+def _compute(
+    k: Emitter,
+    loop_body: LoopBody,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    gathered: Sequence[_Gathered],
+    index: Value,
+    lanes: int,
+) -> None:
+    values = [each.load(index, lanes) for each in inputs]
+    written, reduced = computed_values(loop_body, k, values, lanes)
+    for operand, value in zip(outputs, written, strict=True):
+        operand.store(index, value)
+    for each, value in zip(gathered, reduced, strict=True):
+        each.add(value)
+
+
+def across(
+    k: Emitter,
+    parts: Parts,
+    results: tuple[str, ...],
+    modes: str,
+    outer: int,
+    widths: tuple[int, ...],
+) -> None:
+    """Slots: addresses, inner strides, outer rows, columns, length of the reduced axis, stretch,
+    columns of a group (at most COLUMNS), the operands' strides along that axis, outer axes.
+
+    The results' stride along the reduced axis is that from one stretch to the next.
+    """
+    loop_body = LoopBody(*parts)
+    slots = Slots(k)
+    operands = slots.operands(_dtypes(loop_body, results), modes)
+    rows, columns, length, stretch, width = slots.integers(5)
+    strides = slots.integers(len(operands))
+    around = Outer(slots, outer, len(operands))
+    stretches = (length + (stretch - 1)) // stretch
+    groups = (columns + (width - 1)) // width
+    begin, end = k.share(rows * stretches * groups)
+    places = [_Buffer(k, each) for each in loop_body.reductions]
+    with k.loop(begin, end) as task:
+        place = task // groups
+        left = (task - place * groups) * width
+        right = k.minimum(left + width, columns)
+        row = place // stretches
+        number = place - row * stretches
+        first = number * stretch
+        last = k.minimum(first + stretch, length)
+        here = around.at(operands, row)
+        for each in places:
+            each.clear()
+        # A few rows at a time, so that memory is read along the rows.
+        with k.loop(first, last, DEPTH) as start:
+            end_of_rows = k.minimum(start + DEPTH, last)
+
+            def columns_at(column: Value, lanes: int) -> None:
+                gathered = _column_totals(
+                    k, loop_body, (here, strides), (start, end_of_rows), column, lanes
+                )
+                for buffer, each in zip(places, gathered, strict=True):
+                    buffer.add(column - left, each)
+
+            in_widths(k, left, right, widths, columns_at)
+        count = len(results)
+        for buffer, operand, stride, dtype in zip(
+            places, here[-count:], strides[-count:], results, strict=True
+        ):
+            buffer.write(operand.moved(stride * number), left, right, dtype, widths)
+
+
+class _Buffer:
+    """What one reduction has found so far for each of a group of columns."""
+
+    def __init__(self, k: Emitter, reduction: Reduction) -> None:
+        self.k = k
+        self.op, dtype, _ = reduction
+        self.dtype = accumulated(self.op, dtype)
+        self.place = k.stack(IN_MEMORY[self.dtype], COLUMNS)
+
+    def clear(self) -> None:
+        """Start anew."""
+        lanes = natural_lanes(self.place.type)
+        nothing = constant(self.k, neutral(self.op, self.dtype), self.dtype, lanes)
+        with self.k.loop(0, COLUMNS, lanes) as column:
+            self.place.store(column, to_memory(self.k, nothing, self.dtype))
+
+    def add(self, column: Value, gathered: _Gathered) -> None:
+        """Take in what was gathered for columns side by side."""
+        value = cast(self.k, gathered.value.value, gathered.dtype, self.dtype)
+        before = from_memory(self.k, self.place.load(column, value.lanes), self.dtype)
+        after = combine(self.k, self.op, self.dtype, before, value)
+        self.place.store(column, to_memory(self.k, after, self.dtype))
+
+    def write(
+        self, target: Operand, left: Value, right: Value, dtype: str, widths: tuple[int, ...]
+    ) -> None:
+        """Write the results of the columns from `left` to `right`."""
+
+        def convert(column: Value, lanes: int) -> None:
+            value = from_memory(self.k, self.place.load(column - left, lanes), self.dtype)
+            target.store(column, cast(self.k, value, self.dtype, dtype))
+
+        in_widths(self.k, left, right, widths[-2:], convert)
+
+
+def _column_totals(
+    k: Emitter,
+    loop_body: LoopBody,
+    operands: tuple[Sequence[Operand], Sequence[Value]],
+    rows: tuple[Value, Value],
+    column: Value,
+    lanes: int,
+) -> list[_Gathered]:
+    """A few rows taken together, for columns side by side. Operands come with their strides."""
+    gathered = [_Gathered(k, each, lanes) for each in loop_body.reductions]
+    with k.loop(*rows) as row:
+        here = [each.moved(stride * row) for each, stride in zip(*operands, strict=True)]
+        inputs, outputs, _ = _split(loop_body, here)
+        inputs = [each.settled() for each in inputs]
+        _compute(k, loop_body, inputs, outputs, gathered, column, lanes)
+    return gathered

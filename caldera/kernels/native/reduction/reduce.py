@@ -1,0 +1,205 @@
+"""Reductions, alone or at the end of a fused body, over any axes and any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.common.axes import Axes, axes_of
+from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
+from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.elementwise.body import is_known
+from caldera.kernels.native.elementwise.operations import accumulated, neutral
+from caldera.kernels.native.elementwise.widths import widths, workers
+from caldera.kernels.native.reduction import kernels
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import BY_NAME
+from caldera.tensor.shape import Shape, size
+
+STRETCH = 1 << 13
+"""Elements of a row that are reduced at a time, if it is much longer."""
+_LINE = 16
+"""Elements of a cache line, of the usual four bytes."""
+ROWS = 256
+"""Rows that are taken together column by column, if there are many more."""
+
+
+def reduction_calls(task: ReductionTask) -> list[NativeCall]:
+    """The calls that run a loop with reductions, over at least one element."""
+    arrays = [*task.inputs, *task.outputs, *task.results]
+    loop = axes_of(task.shape, arrays, task.axes)
+    if loop.reduced[-1]:
+        return _along(task, loop, arrays)
+    return _across(task, loop, arrays)
+
+
+def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], results: str) -> str:
+    fixed = len(task.inputs)
+    modes = [
+        "1" if each[-1] == array.itemsize or loop.lengths[-1] == 1
+        else "0" if each[-1] == 0 and index < fixed else "s"
+        for index, (each, array) in enumerate(zip(loop.strides, arrays, strict=True))
+    ]  # fmt: skip
+    plain = len(arrays) - len(task.results)
+    return "".join(modes[:plain]) + results
+
+
+def _partial_results(task: ReductionTask, shape: Shape) -> list[np.ndarray]:
+    return [
+        np.empty(shape, BY_NAME[accumulated(op, dtype)])
+        for op, dtype, _ in task.loop_body.reductions
+    ]
+
+
+def _finish(
+    task: ReductionTask, partial: list[np.ndarray], shape: Shape, loop: Axes
+) -> list[NativeCall]:
+    """Reduce what the first kernel left: the axes that are still there, and the stretches."""
+    calls: list[NativeCall] = []
+    left = tuple(axis for axis, reduced in enumerate(loop.reduced) if reduced)
+    first = len(task.inputs) + len(task.outputs)
+    for index, ((op, dtype, _), array) in enumerate(
+        zip(task.loop_body.reductions, partial, strict=True)
+    ):
+        name = accumulated(op, dtype)
+        loop_body = LoopBody((name,), (), (), ((op, name, ("in", 0)),))
+        result = _as_seen(task.results[index], shape, loop, loop.strides[first + index])
+        calls += reduction_calls(ReductionTask(loop_body, shape, left, [array], [], [result]))
+    return calls
+
+
+def _as_seen(result: np.ndarray, shape: Shape, loop: Axes, strides: Sequence[int]) -> np.ndarray:
+    """A result with one axis for each axis of the loop; those that are reduced have length 1."""
+    lengths = [1 if reduced else n for n, reduced in zip(shape, loop.reduced, strict=True)]
+    return np.lib.stride_tricks.as_strided(result, lengths, strides)
+
+
+def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[NativeCall]:
+    outer, inner = loop.lengths[:-1], loop.lengths[-1]
+    stretch = STRETCH if inner >= 2 * STRETCH else inner
+    stretches = -(-inner // stretch)
+    direct = stretches == 1 and not any(loop.reduced[:-1])
+    strides = [list(each) for each in loop.strides]
+    first = len(task.inputs) + len(task.outputs)
+    results = list(task.results)
+    shape = (*outer, stretches)
+    if not direct:
+        results = _partial_results(task, shape)
+        strides[first:] = [list(each.strides) for each in results]
+    modes = _modes(task, loop, arrays, "1" * len(results))
+    names = tuple(each.dtype.name for each in results)
+    address = compiled(
+        kernels.along, parts=task.loop_body.parts, results=names, modes=modes, outer=len(outer),
+        widths=widths(task.loop_body),
+    )  # fmt: skip
+    rows = size(outer)
+    around: list[int] = []
+    for axis, length in enumerate(outer):
+        around += [length, *[each[axis] for each in strides]]
+    steps = [each[-1] for each in strides]
+    parts = min(workers(task.loop_body, rows * inner), rows * stretches)
+    call = native_call(
+        address, *arrays[:first], *results, *steps, rows, inner, stretch, *around, parts=parts
+    )
+    if direct:
+        return [call]
+    return [call, *_finish(task, results, shape, loop)]
+
+
+def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[NativeCall]:
+    if not any(loop.reduced):
+        # An axis of length 1 was reduced, and is gone.
+        loop = Axes(
+            (1, *loop.lengths), (True, *loop.reduced), tuple((0, *each) for each in loop.strides)
+        )
+    chosen = max(axis for axis, reduced in enumerate(loop.reduced) if reduced)
+    # The chosen axis stands beside the innermost one; its place among the others does not matter.
+    loop = _moved(loop, chosen)
+    *outer, length, columns = loop.lengths
+    stretch = ROWS if length >= 2 * ROWS else length
+    stretches = -(-length // stretch)
+    direct = stretches == 1 and not any(loop.reduced[:-2])
+    strides = [list(each) for each in loop.strides]
+    first = len(task.inputs) + len(task.outputs)
+    results = list(task.results)
+    shape = (*outer, stretches, columns)
+    if not direct:
+        results = _partial_results(task, shape)
+        strides[first:] = [list(each.strides) for each in results]
+    result_modes = "".join(
+        "1" if each[-1] == array.itemsize or columns == 1 else "s"
+        for each, array in zip(strides[first:], results, strict=True)
+    )
+    modes = _modes(task, loop, arrays, result_modes)
+    names = tuple(each.dtype.name for each in results)
+    address = compiled(
+        kernels.across, parts=task.loop_body.parts, results=names, modes=modes, outer=len(outer),
+        widths=widths(task.loop_body),
+    )  # fmt: skip
+    rows = size(tuple(outer))
+    around: list[int] = []
+    for axis, each_length in enumerate(outer):
+        around += [each_length, *[each[axis] for each in strides]]
+    steps = [each[-1] for each in strides]
+    row_steps = [each[-2] for each in strides]
+    parts = workers(task.loop_body, rows * length * columns)
+    width = _group_width(columns, -(-parts // (rows * stretches)))
+    call = native_call(
+        address, *arrays[:first], *results, *steps, rows, columns, length, stretch, width,
+        *row_steps, *around, parts=parts,
+    )  # fmt: skip
+    if direct:
+        return [call]
+    return [call, *_finish(task, results, shape, loop)]
+
+
+def _group_width(columns: int, groups: int) -> int:
+    """Columns that a worker takes together: groups of one size, in whole cache lines."""
+    groups = max(groups, -(-columns // kernels.COLUMNS))
+    each = -(-columns // groups)
+    return min(-(-each // _LINE) * _LINE, kernels.COLUMNS)
+
+
+def _moved(loop: Axes, axis: int) -> Axes:
+    """The loop with an axis put before the innermost one."""
+    order = [each for each in range(len(loop.lengths)) if each != axis]
+    order.insert(len(order) - 1, axis)
+
+    def sort(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(values[each] for each in order)
+
+    return Axes(
+        sort(loop.lengths), tuple(loop.reduced[each] for each in order),
+        tuple(sort(each) for each in loop.strides),
+    )  # fmt: skip
+
+
+def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
+    """A result with axes of length 1 where the loop has axes that are reduced."""
+    return result if result.ndim == rank else np.expand_dims(result, axes)
+
+
+def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
+    """What a reduction of nothing gives."""
+    return lambda: result.fill(neutral(node.op.name, node.dtype.name))
+
+
+def _bind(call: Call) -> Runner:
+    node, (x,), (out,) = call.node, call.inputs, call.outputs
+    if not out.size:
+        return NativeRunner([])
+    if not x.size:
+        return fill_with_nothing(node, out)
+    axes = node.attrs["axis"]
+    result = with_axes(out, axes, x.ndim)
+    return NativeRunner(
+        reduction_calls(ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result]))
+    )
+
+
+for _name in sorted(REDUCTIONS):
+    TABLE.add(Kernel(_name, "cpu", "native", _bind, supports=is_known, priority=10))

@@ -1,0 +1,93 @@
+"""Arrays of ops along one axis, the classes: those with a number for each class, or one a sample.
+
+See `classes.py` for how samples and classes share the lanes of vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.float_pointer import FloatPointer
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Numbers of one sample (or several, side by side in the lanes), one for each class.
+
+    `step` is the distance between classes, `apart` that between samples; None: side by side.
+    """
+
+    k: Emitter
+    base: FloatPointer
+    step: Value | None
+    apart: Value | None
+
+    def load(self, index: Number, count: int) -> Value:
+        """One class of `count` samples, or `count` classes of one."""
+        place = self._place(index)
+        if self.apart is None:
+            return self.base.load(place, count)
+        lanes = range(count)
+        return self.k.vector_of([self.base.load(place + self._offset(lane)) for lane in lanes])
+
+    def store(self, index: Number, value: Value) -> None:
+        """Write what `load` would read."""
+        place = self._place(index)
+        if self.apart is None:
+            self.base.store(place, value)
+            return
+        for lane in range(value.lanes):
+            self.base.store(place + self._offset(lane), lane_of(value, lane))
+
+    def load_at(self, index: Value) -> Value:
+        """The class that `index` names for each sample."""
+        places = [self._element(lane_of(index, lane), lane) for lane in range(index.lanes)]
+        return self.k.vector_of([self.base.load(place) for place in places])
+
+    def store_at(self, index: Value, value: Value, condition: Value) -> None:
+        """Write the class that `index` names for each sample, where the condition holds."""
+        for lane in range(index.lanes):
+            with self.k.when(lane_of(condition, lane)):
+                place = self._element(lane_of(index, lane), lane)
+                self.base.store(place, lane_of(value, lane))
+
+    def _element(self, index: Value, lane: int) -> Value:
+        place = self._place(index)
+        return place + lane if self.apart is None else place + self._offset(lane)
+
+    def _place(self, index: Number) -> Value:
+        found = self.k.constant(index, I64)
+        return found if self.step is None else found * self.step
+
+    def _offset(self, lane: int) -> Value:
+        assert self.apart is not None
+        return self.apart * lane
+
+
+def lane_of(value: Value, lane: int) -> Value:
+    """One lane; the value itself where there is only one."""
+    return value.lane(lane) if value.lanes > 1 else value
+
+
+@dataclass(frozen=True)
+class Single:
+    """Where the one number of each sample lies: a label, a loss, a loss's gradient."""
+
+    k: Emitter
+    base: FloatPointer | Pointer
+    apart: Value
+    unsigned: bool = False
+
+    def load(self, count: int) -> Value:
+        """That of this sample, or of the `count` samples in the lanes."""
+        return self.k.vector_of([self.base.load(self.apart * lane) for lane in range(count)])
+
+    def load_index(self, count: int) -> Value:
+        """The same as int64."""
+        return self.k.convert(self.load(count), I64, unsigned=self.unsigned)
+
+    def store(self, value: Value) -> None:
+        """Write it."""
+        for lane in range(value.lanes):
+            self.base.store(self.apart * lane, lane_of(value, lane))

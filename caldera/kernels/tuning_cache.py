@@ -1,0 +1,206 @@
+"""Choices of kernels on disk: one small JSON file each, named by a hash of what was chosen for.
+
+A file is written beside its place and moved there, so a reader sees all of it or nothing, and two
+processes that measure at once cannot spoil each other's files. Whatever cannot be read, or belongs
+to something else, counts as not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.body import Body
+from caldera.graph.node import Node, Spec
+from caldera.kernels.table import Kernel
+
+FORMAT = 1
+_NOT_WORK = frozenset({"stream"})
+"""Attributes that give a node its identity and change nothing about its work."""
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A choice: the kernel, and the seconds that it and the others took."""
+
+    question: dict[str, Any]
+    chosen: str
+    times: dict[str, float]
+
+
+class _NoKeyError(Exception):
+    """Something in a node has no written form."""
+
+
+def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, Any] | None:
+    """All that a choice depends on, as plain data; None if it cannot be written down."""
+    try:
+        attributes = _written_attributes(node)
+    except _NoKeyError:
+        return None
+    return {
+        "op": node.op.name,
+        "attributes": attributes,
+        "inputs": [_written(given.outputs[0]) for given in node.inputs],
+        "outputs": [_written(spec) for spec in node.outputs],
+        "family": family,
+        "kernels": [kernel.name for kernel in kernels],
+        "machine": machine(family),
+    }
+
+
+def digest(question: dict[str, Any]) -> str:
+    """The name of the file for a question."""
+    text = json.dumps(question, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _written_attributes(node: Node) -> dict[str, Any]:
+    return {name: _written(value) for name, value in node.attrs.items() if name not in _NOT_WORK}
+
+
+def _written(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, tuple):
+        return [_written(part) for part in value]
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, Spec):
+        written = [list(value.shape), value.dtype.name]
+        return written if value.order is None else [*written, list(value.order)]
+    if isinstance(value, Body):
+        return _written_body(value)
+    raise _NoKeyError
+
+
+def _written_body(body: Body) -> dict[str, Any]:
+    order = body.order()
+    position = {node: index for index, node in enumerate(order)}
+    return {
+        "nodes": [
+            [node.op.name, _written_attributes(node), [position[given] for given in node.inputs]]
+            for node in order
+        ],
+        "outputs": [position[node] for node in body.outputs],
+    }
+
+
+FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
+"""What decides which kernel of a family is fastest, where that is not this machine's CPU."""
+
+
+def machine(family: str = "cpu") -> dict[str, Any]:
+    """What about this machine and process decides which kernel of a family is fastest."""
+    if family in FACTS:
+        return FACTS[family]()
+    return {
+        **_hardware(),
+        "threads": settings.threads,
+        "blas threads": [os.environ.get(name) for name in _BLAS_THREADS],
+    }
+
+
+@cache
+def _hardware() -> dict[str, str]:
+    built_with = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return {
+        "cpu": _cpu_model(),
+        "numpy": np.__version__,
+        "blas": f"{built_with.get('name')} {built_with.get('version')}",
+    }
+
+
+def _cpu_model() -> str:
+    """The model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        for name in ("model name", "CPU implementer", "CPU part"):
+            found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+            if found:
+                facts[name] = found[1].strip()
+    return " ".join([platform.machine(), *facts.values()] if facts else platform.uname())
+
+
+# --- files
+
+
+def _folder() -> Path:
+    return settings.cache_dir / "choices"
+
+
+def load(question: dict[str, Any]) -> Record | None:
+    """The remembered answer, if there is one that can be trusted."""
+    return _read(_folder() / f"{digest(question)}.json")
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        question, chosen = held["question"], held["chosen"]
+        times = {str(name): float(seconds) for name, seconds in held["times"].items()}
+        # The name of the file vouches for the question.
+        right = held["format"] == FORMAT and digest(question) == path.stem
+        return Record(question, chosen, times) if right and chosen in question["kernels"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def store(record: Record) -> None:
+    """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            content = {
+                "format": FORMAT,
+                "question": record.question,
+                "chosen": record.chosen,
+                "times": record.times,
+            }
+            json.dump(content, file)
+        os.replace(name, folder / f"{digest(record.question)}.json")
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def all_here() -> Iterator[Record]:
+    """Every choice remembered for this machine as it is now."""
+    here: dict[str, dict[str, Any]] = {}
+    for path in sorted(_folder().glob("*.json")):
+        record = _read(path)
+        if record is None:
+            continue
+        family = str(record.question.get("family"))
+        if family not in here:
+            here[family] = machine(family)
+        if record.question.get("machine") == here[family]:
+            yield record
+
+
+def forget() -> None:
+    """Delete every remembered choice, for whatever machine."""
+    for pattern in ("*.json", "*.tmp"):
+        for path in _folder().glob(pattern):
+            with suppress(OSError):
+                path.unlink()

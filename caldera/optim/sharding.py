@@ -1,0 +1,156 @@
+"""What optimizers need to know where each rank updates only its part of every parameter.
+
+An optimizer writes down the mathematics of one parameter. Element by element that is the same for a
+part of it; whatever is about the parameter as a whole (its length, say) has to be added up over the
+ranks that have the other parts. `total` and `length` do that where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.graph.body import substitute, topological, users_of
+from caldera.graph.node import Node
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.collective import all_sum
+from caldera.lazy import Expr, Variable, lift
+
+
+@dataclass(frozen=True)
+class _Sharding:
+    """Which variables are parts of others, the axis along which ranks have the other parts, and
+    which gradients are those of parts (None: all of them)."""
+
+    wholes: Mapping[Variable, Variable]
+    axis: str
+    gradients: Mapping[Node, bool] | None
+
+    def is_part(self, node: Node) -> bool:
+        """Whether a value was computed from parts, by what it was computed from."""
+        variable = _variable.get()
+        if variable is not None or self.gradients is None:
+            return variable is None or variable in self.wholes
+        pending, seen = [node], {node}
+        while pending:
+            found = pending.pop()
+            if found in self.gradients:
+                if self.gradients[found]:
+                    return True
+            elif found.op is not all_sum:
+                pending += [given for given in found.inputs if given not in seen]
+                seen.update(found.inputs)
+        return False
+
+
+_sharding: ContextVar[_Sharding | None] = ContextVar("caldera_optim_spread", default=None)
+_variable: ContextVar[Variable | None] = ContextVar("caldera_optim_variable", default=None)
+
+
+@contextmanager
+def sharded_parameters(
+    wholes: Mapping[Variable, Variable],
+    axis: str = "data",
+    gradients: Mapping[Node, bool] | None = None,
+) -> Iterator[None]:
+    """Inside, variables are the parts of others, and the ranks along an axis have the other parts.
+
+    Where only some are, `gradients` says of each gradient whether it is that of a part.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> from caldera.optim.sharding import sharded_parameters
+    >>> whole, part = op.var("w", (4,)), op.var("w", (2,))
+    >>> with sharded_parameters({part: whole}):
+    ...     slope = optim.length(cd.tensor([3.0, 4.0]))
+    >>> float(slope)
+    5.0
+    """
+    token = _sharding.set(_Sharding(wholes, axis, gradients))
+    try:
+        yield
+    finally:
+        _sharding.reset(token)
+
+
+@contextmanager
+def updating(variable: Variable) -> Iterator[None]:
+    """Inside, everything is about this variable."""
+    token = _variable.set(variable)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+def _axis_of(x: Any) -> str | None:
+    """The axis along which other ranks have other parts of a value; None if this one has all."""
+    now = _sharding.get()
+    return now.axis if now is not None and now.is_part(lift(x)) else None
+
+
+def total(x: Any) -> Expr:
+    """The sum of all elements of something that has the shape of a parameter.
+
+    >>> import caldera as cd
+    >>> from caldera import optim
+    >>> float(optim.total(cd.tensor([1.0, 2.0])))
+    3.0
+    """
+    axis = _axis_of(x)
+    return op.sum(x) if axis is None else op.all_sum(op.sum(x), axis)
+
+
+def length(x: Any) -> Expr:
+    """The Euclidean length of something that has the shape of a parameter.
+
+    >>> import caldera as cd
+    >>> from caldera import optim
+    >>> float(optim.length(cd.tensor([3.0, 4.0])))
+    5.0
+    """
+    return op.norm(x) if _axis_of(x) is None else op.sqrt(total(op.square(x)))
+
+
+def whole_of(variable: Variable) -> Variable:
+    """The parameter that a variable is, or is a part of.
+
+    >>> from caldera import op
+    >>> from caldera.optim.sharding import whole_of
+    >>> w = op.var("w", (4,))
+    >>> whole_of(w) is w
+    True
+    """
+    now = _sharding.get()
+    return variable if now is None else now.wholes.get(variable, variable)
+
+
+def check_sharded_update(where: str, given: Sequence[Expr], results: Sequence[Expr]) -> None:
+    """Refuse a rule that takes a part of a parameter for all of it.
+
+    `given` are the parameter, its gradient and its state; `results` what the rule makes of them.
+    """
+    now = _sharding.get()
+    if now is None or given[0] not in now.wholes:
+        return
+    # Stand-ins keep the walk from going on into what the gradient was computed from.
+    ends = {each.node: parameter(index, each.node.spec) for index, each in enumerate(given)}
+    order = topological(substitute([each.node for each in results], ends))
+    users = users_of(order)
+    of_part = set(ends.values())
+    for node in order:
+        if node.op is all_sum or not any(each in of_part for each in node.inputs):
+            continue
+        of_part.add(node)
+        is_added_up = users[node] and all(user.op is all_sum for user in users[node])
+        if node.shape != given[0].shape and not is_added_up:
+            raise ConfigError.build(
+                where, expected="a rule for each element by itself, where ranks have parts",
+                got=f"op.{node.op.name} of a part of {given[0]!r}",
+                hint="use optim.total and optim.length, or parallel.DataParallel",
+            )  # fmt: skip

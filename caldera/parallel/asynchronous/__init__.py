@@ -1,0 +1,1 @@
+"""Training without waiting for each other: parameter servers and Hogwild."""

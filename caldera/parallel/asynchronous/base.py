@@ -1,0 +1,124 @@
+"""What strategies have in common whose ranks take their steps without waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator
+from caldera.data import Share
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
+from caldera.parallel.data.data_parallel import DataParallel
+from caldera.parallel.data.sums import OfAllRanks, allreduce_arrays, mean_over_ranks
+from caldera.plan.plan import Plan
+from caldera.strategy import Strategy, VariableView
+
+TOTALS = "run/training/"
+"""What the names of an epoch's sums begin with in a checkpoint."""
+
+
+class AsynchronousStrategy(DataParallel):
+    """Each rank computes on its share of each batch as if that were a batch of its own.
+
+    Plans do not talk to those of other ranks, so losses and metrics are added up at the end of an
+    epoch. Batch normalisation is over a rank's own samples; its running statistics are each rank's
+    own while steps run, and the mean over ranks between epochs and in checkpoints. With `lockstep`
+    plans talk, and everything is as in `DataParallel`.
+
+    A loss scale is each rank's own: one whose gradients overflow skips its step alone, or where
+    ranks take a step together, that of all.
+    """
+
+    def __init__(self, communicator: Communicator | None, *, lockstep: bool) -> None:
+        super().__init__(communicator=communicator)
+        self.lockstep = lockstep or not self.has_others
+        # Between epochs all ranks evaluate together.
+        everyone = self.communicator
+        self._together = self if self.lockstep else DataParallel(communicator=everyone)
+        self._is_apart = False
+        self._has_samples = True
+        self._statistics: list[Variable] = []
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks."""
+        return self.communicator.size > 1
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.lockstep and super().is_distributed
+
+    def evaluating(self) -> Strategy:
+        return self._together
+
+    # --- graphs
+
+    def gradients(
+        self, loss: Expr, parameters: Sequence[Variable]
+    ) -> tuple[list[Variable], list[Expr]]:
+        # Of this rank's samples alone: nothing is summed on the way.
+        return list(parameters), op.grad(loss, list(parameters), unused="zero")
+
+    def parts(self, share: Share) -> list[Share]:
+        self._has_samples = share.samples > 0
+        return [share] if self.lockstep else [replace(share, count=share.samples)]
+
+    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
+        (program,) = programs
+        # Nothing has no mean.
+        still = set() if self._has_samples else {each.node for each in self._statistics}
+        return [each for each in program if not still.intersection(each.node.inputs[:1])]
+
+    def compiled(self, make: Callable[[], Plan]) -> Plan:
+        return super().compiled(make) if self.lockstep else make()
+
+    # --- a run
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        super().begin(model, optimizer)
+        self._statistics = [] if self.lockstep else model.states()
+
+    def shard(self) -> None:
+        self._is_apart = True
+
+    def unshard(self) -> None:
+        if self._is_apart:
+            here = [each.numpy() for each in self._statistics]
+            means = mean_over_ranks(self.communicator, here) if here else []
+            for variable, mean in zip(self._statistics, means, strict=True):
+                variable.assign(mean)
+        self._is_apart = False
+
+    def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return sums if self.lockstep else allreduce_arrays(self.communicator, sums)
+
+    # --- checkpoints
+
+    def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
+        if self.lockstep:
+            return variables
+        return {name: self._checkpoint_view(name, each) for name, each in variables.items()}
+
+    def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
+        if name.startswith(TOTALS):
+            return OfAllRanks(variable, self._sum, self._term)
+        if self._is_apart and variable in set(self._statistics):
+            return OfAllRanks(variable, self._mean)
+        return variable
+
+    def _mean(self, variable: Variable) -> np.ndarray:
+        return mean_over_ranks(self.communicator, [variable.numpy()])[0]
+
+    def _sum(self, variable: Variable) -> np.ndarray:
+        """What all ranks have added up, of which each has a term while steps run."""
+        here = variable.numpy()
+        return allreduce_arrays(self.communicator, [here])[0] if self._is_apart else here
+
+    def _term(self, value: np.ndarray) -> np.ndarray:
+        """Rank 0 goes on from a sum, others from nothing."""
+        return value if self.communicator.rank == 0 else np.zeros_like(value)

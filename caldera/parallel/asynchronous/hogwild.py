@@ -1,0 +1,176 @@
+"""Hogwild!: processes of one machine that change the same parameters, without locks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator
+from caldera.comm.shared_memory import SharedMemory
+from caldera.errors import ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
+from caldera.parallel.asynchronous.base import AsynchronousStrategy
+from caldera.parallel.asynchronous.server_optimizer import written
+from caldera.parallel.asynchronous.server_shards import ServerShard
+from caldera.parallel.asynchronous.stop_consensus import StopConsensus
+from caldera.strategy import VariableView
+from caldera.tensor import Tensor
+
+
+class Hogwild(AsynchronousStrategy):
+    """All ranks compute with one copy of the parameters, and each changes it when it likes.
+
+    After Niu and others (2011). The parameters, and what the optimizer keeps for them, lie in
+    memory that the ranks of one machine share. Each rank reads them while others write, computes
+    the gradient of its share of the batch and takes a step by itself: as one process with
+    `batch_size / ranks` samples, except that an element which two ranks change at once may lose
+    one of the changes. `updates` is how many such steps all ranks have taken together.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    >>> def model():
+    ...     return cd.NeuralNetwork(
+    ...         [nn.Input((1,)), nn.Dense(1)], loss="mse", optimizer="sgd", learning_rate=0.1
+    ...     )
+    >>> models = [model() for _ in range(2)]
+    >>> def work(comm):
+    ...     strategy = parallel.Hogwild(communicator=comm)
+    ...     history = models[comm.rank].fit(
+    ...         (x, 2 * x), parallel=strategy, verbose=0, batch_size=8, epochs=20
+    ...     )
+    ...     return history["loss"][-1] < 1e-2, strategy.updates
+    >>> run_virtual_ranks(2, work)
+    [(True, 320), (True, 320)]
+    """
+
+    def __init__(self, *, communicator: Communicator | None = None) -> None:
+        super().__init__(communicator, lockstep=False)
+        everyone = self.communicator
+        if len(set(everyone.nodes)) > 1:
+            raise ConfigError.build(
+                "Hogwild", expected="ranks of one machine, which can share memory",
+                got=f"{everyone.size} ranks on {len(set(everyone.nodes))} machines",
+                hint="parallel.ParameterServer(mode='asynchronous') goes over the network",
+            )  # fmt: skip
+        self.updates = 0
+        self._shared: SharedMemory | None = None
+        self._optimizer: Optimizer | None = None
+        self._variables: list[Variable] = []
+        self._consensus = StopConsensus.of(1)
+        self._taken: np.ndarray = np.zeros((), np.int64)
+        self._known = self._before = 0
+
+    # --- graphs
+
+    def changes(
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr,
+        weight: Expr,
+    ) -> list[Expr]:
+        # Who has no samples takes no step.
+        ok = ok if self.lockstep else op.logical_and(ok, weight > 0)
+        return super().changes(optimizer, variables, gradients, ok, weight)
+
+    # --- a run
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        super().begin(model, optimizer)
+        if not self.has_others:
+            return
+        parameters = model.trainable()
+        device = parameters[0].tensor.device
+        if not device.is_host or optimizer.accumulate > 1:
+            raise ConfigError.build(
+                "Hogwild", expected="parameters in host memory, and a step for every batch",
+                got=f"device {device.name}, accumulate={optimizer.accumulate}",
+                hint="parallel.ParameterServer(mode='asynchronous') takes both",
+            )  # fmt: skip
+        # This makes the variables that the optimizer keeps.
+        written(optimizer, [ServerShard(0, tuple(parameters))])
+        kept = [each for parameter in parameters for each in optimizer.kept_for(parameter)]
+        self._optimizer, self.updates = optimizer, 0
+        self._variables = [*parameters, *kept]
+        wanted = [(each.shape, each.dtype) for each in self._variables]
+        whole = np.dtype(np.int64)
+        counters = [((StopConsensus.size(self.communicator.size),), whole), ((), whole)]
+        self._shared = SharedMemory(self.communicator, [*wanted, *counters])
+        *arrays, table, self._taken = self._shared.arrays
+        self._consensus = StopConsensus(table)
+        places = iter(arrays)
+        # All ranks have the same values: whoever writes them last changes nothing.
+        self._move(lambda value: _put(next(places), value))
+        self.communicator.Barrier()
+
+    def shard(self) -> None:
+        super().shard()
+        if self._optimizer is None:
+            return
+        self._known = self._before = int(self._optimizer.step.numpy())
+        self.communicator.Barrier()
+        if self.communicator.rank == 0:
+            self._consensus.table[:] = 0
+            self._taken[...] = self._known
+        self.communicator.Barrier()
+
+    def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
+        if self._shared is None or self._optimizer is None:
+            return None
+        # Counting is exact; what is counted was done without any lock.
+        with self._shared.alone():
+            tally = self._consensus.arrived(self.communicator.rank, votes)
+            self._taken += int(self._optimizer.step.numpy()) - self._known
+        self._know_steps()
+        return tally
+
+    def _know_steps(self) -> None:
+        """The optimizer's schedule goes by the steps of all ranks."""
+        assert self._optimizer is not None
+        self._known = int(self._taken)
+        self._optimizer.step.assign(self._known)
+
+    def unshard(self) -> None:
+        if self._is_apart and self._optimizer is not None:
+            self._wait_for_all()
+            self.updates += self._known - self._before
+        super().unshard()
+
+    def _wait_for_all(self) -> None:
+        """Until nobody writes any more; then all count the same."""
+        self.communicator.Barrier()
+        self._know_steps()
+
+    def end(self) -> None:
+        if self._optimizer is None:
+            return
+        self._move(np.array)
+        # Others may still be reading.
+        self.communicator.Barrier()
+        self._optimizer, self._shared, self._variables = None, None, []
+
+    def _move(self, placed: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Keep the values of parameters and of the optimizer somewhere else."""
+        for each in self._variables:
+            array = placed(each.tensor.numpy())
+            each.symbol.move(Tensor.from_numpy(array, name=each.name, copy=False))
+
+    # --- checkpoints
+
+    def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
+        if self._is_apart and self._optimizer is not None:
+            self._wait_for_all()
+        return super().checkpoint_views(variables)
+
+
+def _put(place: np.ndarray, value: np.ndarray) -> np.ndarray:
+    place[...] = value
+    return place

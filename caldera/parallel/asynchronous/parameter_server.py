@@ -1,0 +1,325 @@
+"""Parameter servers: workers send gradients and get parameters, in step or at their own pace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator, Request, world
+from caldera.compress import Compressor, redistribute
+from caldera.errors import CommError, ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
+from caldera.parallel.asynchronous.base import AsynchronousStrategy
+from caldera.parallel.asynchronous.push_codec import push_codec
+from caldera.parallel.asynchronous.server import Server
+from caldera.parallel.asynchronous.server_optimizer import (
+    AtServer,
+    ServerOptimizer,
+    owners,
+    written,
+)
+from caldera.parallel.asynchronous.server_shards import ServerShard, deal_parameters, places
+from caldera.parallel.asynchronous.stop_consensus import NO_VOTES
+from caldera.parallel.asynchronous.transport import (
+    BARRIER,
+    LEAVE,
+    PUSH,
+    Connection,
+    Push,
+    RemoteConnection,
+    Reply,
+    ServerEndpoint,
+    replies,
+)
+from caldera.parallel.consistency import check_same_options
+from caldera.parallel.data.compression import described, gather_states, states_by_rank
+from caldera.parallel.options import check_counts
+from caldera.strategy import VariableView
+
+MODES = ("synchronous", "asynchronous", "stale")
+
+
+@dataclass
+class ServerRecord:
+    """What workers and servers did, all ranks together.
+
+    - `sent`: gradients that workers sent to each server.
+    - `applied`: updates that each server took.
+    - `gaps`: how often a gradient was computed from parameters that had not seen so many of the
+      updates before it; each server counts for its own parameters.
+    """
+
+    sent: int = 0
+    applied: int = 0
+    gaps: Counter[int] = field(default_factory=Counter)
+
+
+class ParameterServer(AsynchronousStrategy):
+    """Some ranks keep the parameters and run the optimizer, for themselves and all others.
+
+    Every rank is a worker. `servers` of them are also servers, each of some of the parameters,
+    on a thread of their own. `batch_size` is that of all workers together; each step, a worker
+    sends the gradient of its share to the servers and gets their parameters.
+
+    - "synchronous": an update takes the gradients of all workers. It equals one process.
+    - "stale": the same updates, but a worker may begin a step when its parameters have not seen
+      the last `bound` of them. With `bound=0` it equals "synchronous".
+    - "asynchronous": every gradient is an update of its own, taken when it arrives: a step of one
+      process on `batch_size / workers` samples, from parameters that may be older.
+
+    `compression` is an object of `caldera.compress` whose code pushed gradients travel in; what
+    comes back is exact. `record` says what was sent and applied. `channels` are the communicators
+    of the servers, which count bytes.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> models = [cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], loss="mse") for _ in range(3)]
+    >>> def work(comm):
+    ...     strategy = parallel.ParameterServer(mode="stale", bound=2, communicator=comm)
+    ...     models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0, batch_size=6)
+    ...     return strategy.record.applied, max(strategy.record.gaps) <= 2
+    >>> run_virtual_ranks(3, work)
+    [(2, True), (2, True), (2, True)]
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        mode: str = "synchronous",
+        bound: int | None = None,
+        compression: Compressor | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        _check(mode, bound)
+        check_counts("ParameterServer", servers=servers)
+        given = world() if communicator is None else communicator
+        check_same_options(
+            given, self, servers=servers, mode=mode, bound=bound, compression=described(compression)
+        )
+        super().__init__(given, lockstep=mode == "synchronous")
+        everyone = self.communicator
+        if servers > everyone.size:
+            raise ConfigError.build(
+                "ParameterServer", expected=f"from 1 to {everyone.size} servers, one a rank",
+                got=f"servers={servers}",
+            )  # fmt: skip
+        if self.has_others and not everyone.many_threads:
+            raise CommError.build(
+                "ParameterServer", expected="an MPI that several threads may call at once",
+                got=everyone.describe().splitlines()[0],
+                hint="servers answer while their ranks compute; take parallel.DataParallel",
+            )  # fmt: skip
+        self.mode = mode
+        self.bound = {"synchronous": 0, "stale": bound, "asynchronous": None}[mode]
+        self.record = ServerRecord()
+        self.channels = [everyone.Dup() for _ in range(servers)]
+        self._places = places(servers, everyone.size)
+        self._code = None if compression is None else push_codec(compression, everyone.rank)
+        self._shards: list[ServerShard] = []
+        self._leaving: list[Variable] = []
+        self._note: Variable | None = None
+        self._connections: list[Connection] = []
+        self._server: Server | None = None
+        self._server_step: ServerOptimizer | None = None
+        self._serving: Request | None = None
+        self._optimizer: Optimizer | None = None
+        self._has_scale = False
+        self._number = 0
+        self._sent = 0
+        self._versions: list[int] = []
+
+    # --- graphs
+
+    def changes(
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        gradients: Sequence[Expr],
+        ok: Expr,
+        weight: Expr,
+    ) -> list[Expr]:
+        if not self.has_others:
+            return super().changes(optimizer, variables, gradients, ok, weight)
+        assert self._note is not None
+        found = dict(zip(variables, gradients, strict=True))
+        words = [op.reshape(op.cast(each, "float64"), (1,)) for each in (ok, weight)]
+        updates = [op.assign(self._note, op.concat(words))]
+        for shard, leaving in zip(self._shards, self._leaving, strict=True):
+            flat = [
+                op.reshape(op.cast(found[each], shard.dtype), (each.size,))
+                for each in shard.parameters
+            ]
+            updates.append(op.assign(leaving, op.concat(flat)))
+        return updates
+
+    # --- a run
+
+    def agree(self, given: Mapping[str, Any]) -> None:
+        super().agree(given)
+        self._has_scale = given["precision"] == "float16"
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        super().begin(model, optimizer)
+        if not self.has_others:
+            return
+        parameters, everyone = model.trainable(), self.communicator
+        device = parameters[0].tensor.device
+        self._optimizer = optimizer
+        self._shards = deal_parameters(parameters, self._places)
+        self._note = op.var("ok and weight", (2,), dtype="float64", device=device)
+        self._leaving = [
+            op.var("gradient", (shard.size,), dtype=shard.dtype, device=device)
+            for shard in self._shards
+        ]
+        if self._code is not None:
+            self._code.begin(self._shards)
+        written(optimizer, self._shards)
+        self.record, self._connections, self._server = ServerRecord(), [], None
+        for number, (shard, channel) in enumerate(zip(self._shards, self.channels, strict=True)):
+            if shard.rank == everyone.rank:
+                step = ServerOptimizer(optimizer, self._shards, shard)
+                endpoint = ServerEndpoint(channel)
+                self._server_step, self._server = step, Server(
+                    shard, endpoint, everyone.size, step.update, step.current, bound=self.bound,
+                    means=not self.lockstep, consensus=number == 0 and not self.lockstep,
+                    decoded=None if self._code is None else self._code.decoded,
+                )  # fmt: skip
+                self._connections.append(endpoint.local_connection())
+            else:
+                self._connections.append(
+                    RemoteConnection(channel, shard.rank, shard.size, shard.dtype)
+                )
+
+    def shard(self) -> None:
+        super().shard()
+        if not self.has_others:
+            return
+        self._number, self._sent, self._versions = 0, 0, [0] * len(self._shards)
+        if self._server is not None and self._server_step is not None:
+            self._server_step.take_over()
+            self._serving = self._server.start()
+
+    def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
+        if not self.has_others:
+            return None
+        assert self._note is not None
+        ok, weight = self._note.numpy().tolist()
+        found = self._asked(PUSH, ok=bool(ok), weight=weight, votes=votes)
+        self._sent += bool(ok and weight > 0)
+        self._number += 1
+        if ok or self.lockstep or self._has_scale:
+            # What led to a loss that is not finite is left as it is, for who asks why. But where
+            # losses are scaled, gradients may be too large now and then.
+            self._take(found)
+        return None if self.lockstep else found[0].tally
+
+    def unshard(self) -> None:
+        if self.has_others and self._is_apart:
+            self._take(self._asked(LEAVE))
+            if self._serving is not None:
+                self._serving.wait()
+            self._put_record_together()
+        super().unshard()
+
+    def end(self) -> None:
+        if self._optimizer is None:
+            return
+        for variable, rank in owners(self._optimizer, self._shards).items():
+            variable.assign(AtServer(variable, rank, self.communicator).numpy())
+        self._optimizer = None
+
+    def _asked(
+        self,
+        kind: int,
+        ok: bool = True,
+        weight: float = 0.0,
+        votes: Sequence[float] = NO_VOTES,
+    ) -> list[Reply]:
+        """Tell all servers something, and wait for their answers."""
+        for index, (shard, connection) in enumerate(
+            zip(self._shards, self._connections, strict=True)
+        ):
+            # Nobody would take it, and what is sent is not sent again.
+            counts = kind == PUSH and ok and weight > 0
+            payload = self._payload(index, shard) if counts else None
+            version = self._versions[index]
+            connection.send(Push(kind, self._number, version, ok, weight, votes, payload,
+                           self.communicator.rank))  # fmt: skip
+        if kind == PUSH and self._code is not None:
+            self._code.step_taken()
+        # A server that has failed never answers; its error is the cause.
+        return replies(self._connections, lambda: self._serving is None or self._serving.test())
+
+    def _payload(self, index: int, shard: ServerShard) -> np.ndarray:
+        flat = self._leaving[index].tensor.numpy()
+        if self._code is None:
+            return np.ascontiguousarray(flat).view(np.uint8)
+        return self._code.encoded(shard, flat)
+
+    def _take(self, found: Sequence[Reply]) -> None:
+        for index, (shard, reply) in enumerate(zip(self._shards, found, strict=True)):
+            self._versions[index] = reply.version
+            parts = shard.parts(reply.parameters)
+            for each in shard.parameters:
+                each.assign(parts[each.name])
+
+    def _put_record_together(self) -> None:
+        """Every rank knows what all of them did."""
+        applied = 0 if self._server is None else self._server.applied
+        gaps = {} if self._server is None else dict(self._server.gaps)
+        found = self.communicator.gather_objects([self._sent, applied, list(gaps.items())])
+        self.record.sent += sum(sent for sent, _, _ in found)
+        self.record.applied += found[self._places[0]][1]
+        for _, _, some in found:
+            for gap, count in some:
+                self.record.gaps[gap] += count
+
+    # --- checkpoints
+
+    def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
+        found = super().checkpoint_views(variables)
+        if self._optimizer is None:
+            return found
+        if self._is_apart:
+            # All workers are here, and servers have taken everything they sent.
+            self._take(self._asked(BARRIER))
+        held = owners(self._optimizer, self._shards)
+        return {
+            name: AtServer(each, held[each], self.communicator)
+            if isinstance(each, Variable) and each in held
+            else each
+            for name, each in found.items()
+        }
+
+    def saved(self) -> dict[str, np.ndarray]:
+        return {} if self._code is None else gather_states(self.communicator, self._code.state())
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if self._code is not None and arrays:
+            states = redistribute(states_by_rank(arrays), self.communicator.size)
+            self._code.restore(states[self.communicator.rank])
+
+
+def _check(mode: str, bound: int | None) -> None:
+    if mode not in MODES:
+        raise ConfigError.build(
+            "ParameterServer", expected="mode= " + ", ".join(map(repr, MODES)), got=repr(mode)
+        )
+    is_bound = isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0
+    if not is_bound if mode == "stale" else bound is not None:
+        raise ConfigError.build(
+            "ParameterServer",
+            expected="bound= 0 or more with mode='stale', and none with others",
+            got=f"mode={mode!r}, bound={bound!r}",
+        )  # fmt: skip

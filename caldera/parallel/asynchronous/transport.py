@@ -1,0 +1,190 @@
+"""What workers and servers say to each other, and how it gets there.
+
+Each server has a communicator of its own. On its rank only the server's thread uses that; the
+worker of the same rank hands its messages over in memory. On other ranks only the worker uses it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from caldera.comm import ANY_SOURCE, Communicator, Request
+from caldera.parallel.asynchronous.stop_consensus import NO_VOTES
+from caldera.tensor.dtype import DType
+
+PUSH, BARRIER, LEAVE = range(3)
+"""A gradient; all workers wait for each other; the same, and the server ends."""
+_PUSH_WORDS, _REPLY_WORDS = 8, 3
+_HEAD, _BODY, _REPLY = range(3)
+"""Tags."""
+_SHORT_NAP_S, _LONG_NAP_S = 2e-5, 5e-4
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a worker sends.
+
+    - `number`: of the worker's step; `version`: how many updates its parameters had seen.
+    - `ok`: whether the gradient is one; `weight`: of the samples it is the mean of.
+    - `payload`: the gradient, as bytes.
+    """
+
+    kind: int
+    number: int = 0
+    version: int = 0
+    ok: bool = True
+    weight: float = 0.0
+    votes: Sequence[float] = NO_VOTES
+    payload: np.ndarray | None = None
+    worker: int = -1
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answers: its parameters, the updates they have seen, and what to do now."""
+
+    parameters: np.ndarray
+    version: int
+    tally: Sequence[float] = NO_VOTES
+
+
+class Connection(ABC):
+    """A worker's end of the line to a server."""
+
+    @abstractmethod
+    def send(self, push: Push) -> None:
+        """Begin to send."""
+
+    @abstractmethod
+    def reply(self) -> Reply | None:
+        """The answer to what was sent last; None if it is not there yet."""
+
+
+class ServerEndpoint:
+    """Where a server takes what comes in, from its own rank and from others."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._own: deque[Push] = deque()
+        self._own_replies: deque[Reply] = deque()
+        self._head = np.empty(_PUSH_WORDS)
+        self._arriving: Request | None = None
+        self._leaving: list[Request] = []
+        self._here = communicator.size - 1
+
+    def local_connection(self) -> Connection:
+        """For the worker of this rank."""
+        return _LocalConnection(self._own, self._own_replies)
+
+    def open(self) -> None:
+        """Before the steps of an epoch."""
+        self._here = self._communicator.size - 1
+
+    def next(self) -> Push:
+        """Wait for a message of any worker."""
+        nap = _SHORT_NAP_S
+        while True:
+            if self._own:
+                return self._own.popleft()
+            if self._arriving is None and self._here:
+                self._arriving = self._communicator.Irecv(self._head, ANY_SOURCE, _HEAD)
+            if self._arriving is not None and self._arriving.test():
+                return self._received(self._arriving.source)
+            # MPI would spin, and workers need the core.
+            time.sleep(nap)
+            nap = min(2 * nap, _LONG_NAP_S)
+
+    def _received(self, worker: int) -> Push:
+        self._arriving = None
+        kind, number, version, ok, weight, *votes, nbytes = self._head.tolist()
+        payload = np.empty(int(nbytes), np.uint8)
+        if nbytes:
+            self._communicator.Recv(payload, worker, _BODY)
+        self._here -= kind == LEAVE
+        return Push(int(kind), int(number), int(version), bool(ok), weight, votes, payload, worker)
+
+    def reply(self, worker: int, reply: Reply) -> None:
+        """Answer a worker; nobody waits for that to arrive."""
+        if worker == self._communicator.rank:
+            self._own_replies.append(reply)
+            return
+        words = np.array([reply.version, *reply.tally])
+        message = np.concatenate([words.view(np.uint8), reply.parameters.view(np.uint8)])
+        self._leaving = [each for each in self._leaving if not each.test()]
+        self._leaving.append(self._communicator.Isend(message, worker, _REPLY))
+
+    def close(self) -> None:
+        """Wait until all replies have left."""
+        for each in self._leaving:
+            each.wait()
+        self._leaving = []
+
+
+class _LocalConnection(Connection):
+    """To the server of this rank."""
+
+    def __init__(self, pushes: deque[Push], replies: deque[Reply]) -> None:
+        self._pushes = pushes
+        self._replies = replies
+
+    def send(self, push: Push) -> None:
+        # A server may keep it until others have sent theirs, and the next step writes there.
+        kept = None if push.payload is None else push.payload.copy()
+        self._pushes.append(replace(push, payload=kept))
+
+    def reply(self) -> Reply | None:
+        return self._replies.popleft() if self._replies else None
+
+
+class RemoteConnection(Connection):
+    """To the server of another rank, whose parameters have so many elements."""
+
+    def __init__(self, communicator: Communicator, server: int, size: int, dtype: DType) -> None:
+        self._communicator = communicator
+        self._server = server
+        self._dtype = dtype
+        self._bytes = _REPLY_WORDS * 8 + size * self._dtype.itemsize
+        self._sending: list[Request] = []
+        self._arriving: Request | None = None
+        self._message = np.empty(0, np.uint8)
+
+    def send(self, push: Push) -> None:
+        payload = np.empty(0, np.uint8) if push.payload is None else push.payload
+        numbers = (push.kind, push.number, push.version, push.ok, push.weight)
+        head = np.array([*numbers, *push.votes, payload.size], np.float64)
+        self._sending = [self._communicator.Isend(head, self._server, _HEAD)]
+        if payload.size:
+            self._sending.append(self._communicator.Isend(payload, self._server, _BODY))
+        self._message = np.empty(self._bytes, np.uint8)
+        self._arriving = self._communicator.Irecv(self._message, self._server, _REPLY)
+
+    def reply(self) -> Reply | None:
+        assert self._arriving is not None
+        if not self._arriving.test():
+            return None
+        for each in self._sending:
+            each.wait()
+        words = self._message[: _REPLY_WORDS * 8].view(np.float64).tolist()
+        parameters = self._message[_REPLY_WORDS * 8 :].view(self._dtype)
+        return Reply(parameters, int(words[0]), words[1:])
+
+
+def replies(connections: Sequence[Connection], check: Callable[[], object]) -> list[Reply]:
+    """Wait for the answers of all servers. `check` raises if waiting has become pointless."""
+    found: dict[int, Reply] = {}
+    nap = _SHORT_NAP_S
+    while True:
+        for number, connection in enumerate(connections):
+            if number not in found and (reply := connection.reply()) is not None:
+                found[number] = reply
+        if len(found) == len(connections):
+            return [found[number] for number in range(len(connections))]
+        check()
+        time.sleep(nap)
+        nap = min(2 * nap, _LONG_NAP_S)

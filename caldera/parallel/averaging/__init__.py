@@ -1,0 +1,1 @@
+"""Replicas that average now and then: local SGD, elastic, gossip, ensembles."""

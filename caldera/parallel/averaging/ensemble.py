@@ -1,0 +1,159 @@
+"""Ensembles: every rank trains a model of its own, and their predictions are averaged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator
+from caldera.errors import CheckpointError, ConfigError
+from caldera.graph.ops.collective import Message, all_reduce, next_number
+from caldera.lazy import Expr
+from caldera.nn.layer import Layer
+from caldera.nn.losses import Loss
+from caldera.optim import Optimizer
+from caldera.parallel.averaging.replicas import ReplicaStrategy
+from caldera.parallel.consistency import check_same
+from caldera.parallel.data.compression import State
+from caldera.parallel.data.data_parallel import DataParallel
+from caldera.parallel.data.sums import mean_over_ranks
+from caldera.plan.plan import Plan
+from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.reinitialise import reinitialise
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+START = ("new", "given")
+
+
+class Ensemble(ReplicaStrategy):
+    """Every rank trains a model of its own on all samples; nothing is exchanged while they do.
+
+    Each member is, to the bit, what one process makes of the same model with the member's seed:
+    that of rank 0 plus the rank, or the rank's of `seeds`. It decides about the first parameters,
+    the order of the samples and all random numbers. With `start="given"` members begin with the
+    parameters that the model has, such as loaded ones; so do models that `fit` has trained before.
+
+    Training losses and metrics are means over members; validation is about the mean of their
+    predictions, and so is `predict`. Rules that look at them (early stopping, say) decide for all.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> y = (x[:, 0] > 0).astype("int64")
+    >>> models = [cd.NeuralNetwork([nn.Input((1,)), nn.Dense(2)]) for _ in range(2)]
+    >>> def work(comm):
+    ...     strategy = parallel.Ensemble(communicator=comm)
+    ...     models[comm.rank].fit((x, y), parallel=strategy, verbose=0)
+    ...     return strategy.predict(models[comm.rank], x)
+    >>> first, second = run_virtual_ranks(2, work)
+    >>> np.array_equal(first, second), models[0].seed, models[1].seed
+    (True, 0, 1)
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int] | None = None,
+        *,
+        start: str = "new",
+        communicator: Communicator | None = None,
+    ) -> None:
+        super().__init__(communicator)
+        ranks = self.communicator.size
+        if seeds is not None and (len(seeds) != ranks or len(set(seeds)) != ranks):
+            raise ConfigError.build(
+                "Ensemble", expected=f"a seed of its own for each of {ranks} ranks",
+                got=f"seeds={list(seeds)}",
+            )  # fmt: skip
+        if start not in START:
+            raise ConfigError.build(
+                "Ensemble", expected="start= " + " or ".join(map(repr, START)), got=repr(start)
+            )
+        self.seeds = None if seeds is None else list(seeds)
+        self.start = start
+
+    def __repr__(self) -> str:
+        return f"Ensemble(seeds={self.seeds}, start={self.start!r})"
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        return 0, 1
+
+    def evaluating(self) -> Strategy:
+        return _MeanOfMembers(self.together)
+
+    # --- a run
+
+    def rank_seed(self, given: int) -> int:
+        rank = self.communicator.rank
+        return given + rank if self.seeds is None else self.seeds[rank]
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        super().begin(model, optimizer)
+        member = cast("Model", model)
+        if self.start == "new" and not member.steps_done:
+            reinitialise(member)
+
+    # --- checkpoints
+
+    def chosen(self, saved: Sequence[State]) -> State | None:
+        rank, ranks = self.communicator.rank, self.communicator.size
+        if len(saved) < ranks:
+            raise CheckpointError.build(
+                "Ensemble", expected=f"a checkpoint of {ranks} members or more",
+                got=f"one of {len(saved)}", hint="resume on as many ranks as there were, or fewer",
+            )  # fmt: skip
+        return saved[rank]
+
+    # --- using it
+
+    def predict(self, model: Model, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+        """The mean of what all members predict, on every rank: of probabilities, where the loss
+        takes logits. All ranks have to call it, each with its member and all with the same inputs.
+        """
+        arrays = [np.ascontiguousarray(each) for each in inputs]
+        described = [
+            f"{each.dtype}{list(each.shape)} {hashlib.blake2b(each.tobytes()).hexdigest()[:16]}"
+            for each in arrays
+        ]
+        check_same(self.communicator, "Ensemble.predict", described)
+        loss = next(iter(model.objective.losses.values()))
+        own = loss.meaning(op.cast(model.predict(*arrays, batch_size=batch_size), model.dtype))
+        return mean_over_ranks(self.communicator, [own.numpy()])[0]
+
+
+class _MeanOfMembers(SingleProcessStrategy):
+    """Every rank evaluates all samples, and what its member predicts counts with all others."""
+
+    def __init__(self, together: DataParallel) -> None:
+        self._together = together
+        self.communicator, self.plan_communicator = (
+            together.communicator,
+            together.plan_communicator,
+        )
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        return 0, 1
+
+    def predictions(
+        self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
+    ) -> Mapping[str, Expr]:
+        found = dict(outputs)
+        for name, loss in losses.items():
+            if name in outputs:
+                own = loss.meaning(outputs[name])
+                message = Message("sum", "data", next_number(), now=True)
+                total = Expr(all_reduce([own.node], message)[0])
+                found[name] = loss.prediction_of(total / float(self.communicator.size))
+        return found
+
+    def compiled(self, make: Callable[[], Plan]) -> Plan:
+        return self._together.compiled(make)

@@ -1,0 +1,159 @@
+"""Gossip: ranks take means with few others, and agree in the long run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator, Request
+from caldera.comm.algorithms.point_to_point import start_receive, start_send, wait_all
+from caldera.errors import ConfigError
+from caldera.graph.ops.collective import Message, all_reduce, next_number
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
+from caldera.parallel.averaging.periodic import PeriodicAveraging, wide
+from caldera.parallel.averaging.topology import PATTERNS
+from caldera.parallel.data.sums import mean_over_ranks
+
+_TURN = "turn of gossip"
+
+
+class Gossip(PeriodicAveraging):
+    """Every `every` steps each rank takes the mean of its model and those of a few others.
+
+    `pattern` is "ring" (the two neighbours) or "random pairs" (one other, drawn anew each time from
+    `seed`; of an odd number of ranks one is left out). No rank waits for all: what is far away
+    arrives later. `mixing_matrix` has the weights; its rows and columns add up to 1, so the mean of
+    all ranks stays what it was, and differences shrink.
+
+    What the optimizer keeps stays with its rank; running statistics travel with the parameters.
+    Between epochs, and when the run is over, every rank has the mean of all. What one rank is asked
+    for (to stop, to save) is heard by all at the exchange after the next.
+
+    >>> from caldera import parallel
+    >>> parallel.Gossip("random pairs", every=4)
+    Gossip(pattern='random pairs', every=4, seed=0)
+    """
+
+    def __init__(
+        self,
+        pattern: str = "ring",
+        every: int = 1,
+        *,
+        seed: int = 0,
+        communicator: Communicator | None = None,
+    ) -> None:
+        if pattern not in PATTERNS:
+            raise ConfigError.build(
+                "Gossip", expected="pattern= " + " or ".join(map(repr, PATTERNS)), got=repr(pattern)
+            )
+        super().__init__(every, communicator, "auto")
+        self.pattern = pattern
+        self.seed = seed
+        self.turn = 0
+        self._asking: tuple[Request, np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"Gossip(pattern={self.pattern!r}, every={self.every}, seed={self.seed})"
+
+    def counts(self, turn: int) -> np.ndarray:
+        """How often each rank (column) counts in the mean that each rank (row) takes."""
+        return PATTERNS[self.pattern](self.communicator.size, turn, self.seed)
+
+    def mixing_matrix(self, turn: int = 0) -> np.ndarray:
+        """What an exchange does to the models of all ranks, as a matrix.
+
+        >>> from caldera import parallel
+        >>> from caldera.comm import run_virtual_ranks
+        >>> run_virtual_ranks(2, lambda c: parallel.Gossip(communicator=c).mixing_matrix())[0]
+        array([[0.5, 0.5],
+               [0.5, 0.5]])
+        """
+        counts = self.counts(turn)
+        found: np.ndarray = counts / counts[0].sum()
+        return found
+
+    def exchanged(self) -> list[Expr]:
+        variables = self.averaged()
+        values = [wide(each) for each in variables]
+        updates = []
+        for dtype in dict.fromkeys(each.dtype for each in values):
+            chosen = [i for i, each in enumerate(values) if each.dtype == dtype]
+            names = tuple(str(index) for index in chosen)
+            message = Message(
+                "sum", "data", next_number(), now=True, exchange=_Mixer(self), names=names
+            )
+            mixed = all_reduce([values[index].node for index in chosen], message)
+            for index, node in zip(chosen, mixed, strict=True):
+                variable = variables[index]
+                updates.append(op.assign(variable, op.cast(Expr(node), variable.dtype)))
+        return updates
+
+    def whole(self, variables: Sequence[Variable]) -> list[np.ndarray]:
+        return mean_over_ranks(self.communicator, [each.numpy() for each in variables])
+
+    # --- a run
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        super().begin(model, optimizer)
+        self.turn, self._asking = 0, None
+
+    def _exchange(self) -> None:
+        super()._exchange()
+        self.turn += 1
+
+    def tally(self, votes: Sequence[float]) -> Sequence[float] | None:
+        # Asked in the background, answered when there has been time for it: nobody waits for all.
+        before = self._answer()
+        sums = np.array(votes)
+        self._asking = (self.communicator.Iallreduce(sums, sums), sums)
+        return before
+
+    def _answer(self) -> Sequence[float] | None:
+        if self._asking is None:
+            return None
+        request, sums = self._asking
+        self._asking = None
+        request.wait()
+        return [float(each) for each in sums]
+
+    def end(self) -> None:
+        self._answer()
+        super().end()
+
+    # --- checkpoints
+
+    def saved(self) -> dict[str, np.ndarray]:
+        return super().saved() | {_TURN: np.array(self.turn)}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.turn = int(arrays.get(_TURN, 0))
+        super().restore(arrays)
+
+
+class _Mixer:
+    """Sends a rank's values to those it shares with, and takes the mean with theirs."""
+
+    def __init__(self, gossip: Gossip) -> None:
+        self._gossip = gossip
+
+    def exchange_all(self, values: Mapping[str, np.ndarray], communicator: Communicator) -> None:
+        row = self._gossip.counts(self._gossip.turn)[communicator.rank]
+        others = [rank for rank in np.flatnonzero(row).tolist() if rank != communicator.rank]
+        mine = np.concatenate([each.reshape(-1) for each in values.values()])
+        theirs = {rank: np.empty_like(mine) for rank in others}
+        # In segments: of two long messages at once each would wait for the other.
+        requests = [r for rank in others for r in start_receive(communicator, theirs[rank], rank)]
+        requests += [r for rank in others for r in start_send(communicator, mine, rank)]
+        wait_all(requests)
+        # In the order of the ranks: those who take the mean of the same models get the same bits.
+        everyone = {communicator.rank: mine} | theirs
+        total = sum(mine.dtype.type(row[rank]) * everyone[rank] for rank in sorted(everyone))
+        mean = np.asarray(total) / mine.dtype.type(row.sum())
+        place = 0
+        for each in values.values():
+            each[...] = mean[place : place + each.size].reshape(each.shape)
+            place += each.size

@@ -1,0 +1,166 @@
+"""Making sure that all ranks start the same and are about to do the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.errors import CommError, ConfigError
+from caldera.graph.ops.collective import TOKEN, start
+from caldera.kernels.choose import choices
+from caldera.lazy import Variable
+from caldera.plan.plan import Plan
+
+
+def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
+    """The plan that `make` makes, on all ranks with the kernels that rank 0 has chosen.
+
+    Ranks that measured for themselves could choose different kernels, and rounding would make
+    their parameters differ. That all of them are about to send the same messages in the same order
+    is made sure of before the first step: a rank that is not would make all others wait for ever.
+    """
+    if communicator.size == 1:
+        return make()
+    if communicator.rank == 0:
+        plan = make()
+        communicator.bcast_object(choices.known())
+    else:
+        choices.learn(communicator.bcast_object())
+        plan = make()
+    check_messages(communicator, plan)
+    return plan
+
+
+def check_messages(communicator: Communicator, plan: Plan) -> None:
+    """Raise on all ranks unless the plans of all of them send messages that fit.
+
+    Along each axis of a mesh those have to fit that talk to each other: other groups of ranks may
+    have other samples, and values of other sizes.
+    """
+    sent = messages(plan)
+    for axis, ranks in communicator.axes.items():
+        own = [each for each in sent if f" along {axis} of " in each]
+        check_same(ranks, f"collectives of a plan along {axis}", own)
+        sent = [each for each in sent if each not in own]
+    check_same(communicator, "collectives of a plan", sent)
+
+
+def messages(plan: Plan) -> list[str]:
+    """The messages that a plan sends, in the order in which it does, in words.
+
+    >>> import caldera as cd
+    >>> from caldera.parallel.consistency import messages
+    >>> messages(cd.compile(cd.tensor([1.0]) * 2.0))
+    []
+    """
+    found = []
+    for step in plan.schedule.steps:
+        if step.node.op is not start:
+            continue
+        message = step.node.attrs["message"]
+        if message.is_point_to_point:
+            # How large it is, is for those two alone to know.
+            found.append(f"{message.kind} at {message.peer} along {message.axis}")
+            continue
+        values = [str(given.spec) for given in step.node.inputs if given.spec != TOKEN]
+        leaves = "" if message.leaves is None else f" over a tree of {message.leaves[2]}"
+        if message.leaves is not None:
+            values = [str(step.node.outputs[1])]
+        sent = ", ".join(values)
+        found.append(f"{message.kind}{leaves} along {message.axis} of {sent}")
+    return found
+
+
+def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
+    """Raise on all ranks unless each sends to others along an axis what they are about to receive.
+
+    >>> import caldera as cd
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.consistency import check_neighbours
+    >>> check_neighbours(SingleProcess(), cd.compile(cd.tensor([1.0]) * 2.0), "pipeline")
+    """
+    if communicator.size == 1:
+        return
+    here: dict[str, list[str]] = {}
+    for step in plan.schedule.steps:
+        if step.node.op is not start:
+            continue
+        message = step.node.attrs["message"]
+        if message.is_point_to_point and message.axis == axis:
+            here.setdefault(f"{message.kind} {message.peer}", []).append(str(step.node.outputs[0]))
+    everyone = communicator.gather_objects(here)
+    ranks = range(communicator.size)
+    for sender, receiver in ((a, b) for a in ranks for b in ranks):
+        leaving = everyone[sender].get(f"send {receiver}", [])
+        arriving = everyone[receiver].get(f"receive {sender}", [])
+        if leaving != arriving:
+            raise CommError.build(
+                f"messages along {axis}", expected=f"{arriving} at rank {receiver}",
+                got=f"{leaving} from rank {sender}",
+                hint="all ranks must make the same model and call fit in the same way",
+            )  # fmt: skip
+
+
+def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
+    """Raise on all ranks unless all of them have the same list.
+
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.consistency import check_same
+    >>> check_same(SingleProcess(), "messages", ["sum"])
+    """
+    digest = hashlib.blake2b(json.dumps(here).encode(), digest_size=16).hexdigest()
+    if len(set(communicator.gather_objects(digest))) == 1:
+        return
+    everyone: list[list[str]] = communicator.gather_objects(here)
+    first = everyone[0]
+    other = next(rank for rank, each in enumerate(everyone) if each != first)
+    place = next(
+        index
+        for index in range(max(len(first), len(everyone[other])))
+        if first[index : index + 1] != everyone[other][index : index + 1]
+    )
+    expected, got = (
+        " ".join(each[place : place + 1]) or "none" for each in (first, everyone[other])
+    )
+    raise CommError.build(
+        what, expected=f"the same on all ranks: number {place} is {expected} on rank 0",
+        got=f"{got} on rank {other}",
+        hint="all ranks must make the same model and call fit in the same way",
+    )  # fmt: skip
+
+
+def check_same_options(communicator: Communicator, strategy: object, **options: object) -> None:
+    """Raise on all ranks unless all of them make the same strategy.
+
+    The first thing a strategy asks of its communicator: what it is made of takes messages.
+
+    >>> from caldera.comm import SingleProcess
+    >>> from caldera.parallel.consistency import check_same_options
+    >>> check_same_options(SingleProcess(), "any", stages=2)
+    """
+    name = type(strategy).__name__
+    if not isinstance(communicator, Communicator):
+        raise ConfigError.build(
+            f"parallel.{name}", expected="a communicator of caldera.comm", got=repr(communicator),
+            hint="comm.world() has all ranks, and is taken if none is given",
+        )  # fmt: skip
+    written = [f"{option}={value}" for option, value in options.items()]
+    check_same(communicator, f"parallel.{name}", [name, *written])
+
+
+def broadcast_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
+    """Every rank gets the values of rank 0, and the variables must be the same ones."""
+    known = list(variables)
+    names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]
+    check_same(communicator, "variables of the model", names)
+    for variable in known:
+        value = variable.numpy()
+        before = value.tobytes()
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        communicator.Bcast(flat)
+        if flat.tobytes() != before:
+            variable.assign(value)

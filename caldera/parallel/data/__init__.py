@@ -1,0 +1,1 @@
+"""Data parallelism: all-reduced gradients, sharded optimizers, buckets."""

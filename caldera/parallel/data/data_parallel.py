@@ -1,0 +1,197 @@
+"""Synchronous data parallelism: every rank has the whole model and a part of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.comm import Communicator, world
+from caldera.compress import redistribute
+from caldera.config import settings
+from caldera.data import Share
+from caldera.errors import ConfigError
+from caldera.graph.ops.collective import Message, all_reduce, next_number
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
+from caldera.parallel.consistency import (
+    broadcast_values,
+    check_same,
+    check_same_options,
+    compile_alike,
+)
+from caldera.parallel.data.buckets import buckets, in_backward_order
+from caldera.parallel.data.compression import Compression, described, gather_states, states_by_rank
+from caldera.parallel.data.sufficient_factors import by_factors, has_factors
+from caldera.parallel.data.virtual_shards import joined, virtual_shards_of
+from caldera.parallel.options import check_counts
+from caldera.plan.plan import Plan
+from caldera.strategy import Strategy
+
+BUCKET_BYTES = 4 << 20
+"""Large enough that a message's latency does not count, small enough to overlap."""
+
+
+class DataParallel(Strategy):
+    """Every rank has the whole model, computes on its part of each batch, and gets all gradients.
+
+    `batch_size` is that of the whole batch. Gradients are put together in messages of about
+    `bucket_bytes`, in the order in which the backward pass finds them, and are exchanged while it
+    goes on; with `overlap=False` it is done first. `algorithm` is one of
+    `comm.algorithms.ALLREDUCE`. `compression` is an object of `caldera.compress`. With `factors`
+    a dense layer's gradient is computed from the inputs and output gradients of all ranks, wherever
+    these are less to send than the gradient.
+
+    The parameters are the same on all ranks after every step, to the bit. With `shards` they are
+    also the same whatever the number of ranks: the batch is cut into that many parts, each of which
+    is computed by itself, and their gradients are added up along a fixed tree.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> def model():
+    ...     return cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], loss="mse", batch_size=5)
+    >>> models = [model() for _ in range(3)]
+    >>> def work(comm):
+    ...     strategy = parallel.DataParallel(communicator=comm)
+    ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
+    >>> losses = run_virtual_ranks(3, work)
+    >>> losses[0] == losses[1] == losses[2]
+    True
+    >>> np.allclose(losses[0], model().fit((x, 2 * x), verbose=0)["loss"])
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = "auto",
+        overlap: bool = True,
+        compression: Compression | None = None,
+        factors: bool = False,
+        shards: int | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
+        check_counts(type(self).__name__, bucket_bytes=bucket_bytes, shards=shards)
+        given = world() if communicator is None else communicator
+        if compression is not None and not isinstance(compression, Compression):
+            raise ConfigError.build(
+                "DataParallel", expected="an object as compression", got=repr(compression),
+                hint="make one of caldera.compress, as in compression=compress.TopK(0.01)",
+            )  # fmt: skip
+        if compression is not None and compression.mean:
+            raise ConfigError.build(
+                "DataParallel", expected="a compression that takes sums", got=repr(compression),
+                hint="losses are divided by the samples of all ranks: make it with mean=False",
+            )  # fmt: skip
+        plain = compression is None and not factors
+        if shards is not None and (shards < given.size or not plain):
+            raise ConfigError.build(
+                "DataParallel",
+                expected=f"at least one shard for each of {given.size} ranks, and whole gradients",
+                got=f"shards={shards}, compression={compression}, factors={factors}",
+            )  # fmt: skip
+        check_same_options(
+            given, self, bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
+            compression=described(compression), factors=factors, shards=shards,
+        )  # fmt: skip
+        # Nothing that others send through theirs is ever received here.
+        self.communicator, self.plan_communicator = given.Dup(), given.Dup()
+        self.plan_communicator.algorithm = algorithm
+        self.bucket_bytes = bucket_bytes
+        self.overlap = overlap
+        self.compression = compression
+        self.factors = factors
+        self._share: Share | None = None
+        self.shards = shards
+        self.batch_parts = shards or 0
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.communicator.size > 1 or self.shards is not None
+
+    # --- graphs
+
+    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
+        if not self.is_distributed:
+            return list(values)
+        # In float64 all of them fit into one message, and counts stay exact.
+        wide = [op.cast(value, "float64").node for value in values]
+        sums = all_reduce(wide, Message("sum", "data", next_number(), now=True))
+        return [op.cast(Expr(s), v.dtype) for s, v in zip(sums, values, strict=True)]
+
+    def gradients(
+        self, loss: Expr, parameters: Sequence[Variable]
+    ) -> tuple[list[Variable], list[Expr]]:
+        order = in_backward_order(loss, parameters)
+        found = op.grad(loss, list(parameters), unused="zero")
+        exchanged: dict[int, Expr] = dict(enumerate(found))
+        if self.is_distributed:
+            factored = [index for index in order if self._has_factors(found[index])]
+            exchanged |= {index: self._by_factors(found[index]) for index in factored}
+            whole = [index for index in order if index not in factored]
+            for bucket in buckets(found, whole, self.bucket_bytes):
+                message = Message(
+                    "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
+                    names=tuple(parameters[index].name for index in bucket),
+                )  # fmt: skip
+                sums = all_reduce([found[index].node for index in bucket], message)
+                exchanged |= {i: Expr(node) for i, node in zip(bucket, sums, strict=True)}
+        # What is ready first is updated first, while the rest is still on its way.
+        return [parameters[index] for index in order], [exchanged[index] for index in order]
+
+    def _has_factors(self, gradient: Expr) -> bool:
+        share = self._share
+        return self.factors and share is not None and has_factors(gradient.node, share)
+
+    def _by_factors(self, gradient: Expr) -> Expr:
+        assert self._share is not None
+        message = Message(
+            "gather", "data", next_number(), ranks=self.communicator.size, now=not self.overlap
+        )
+        return Expr(by_factors(gradient.node, self._share, message))
+
+    def parts(self, share: Share) -> list[Share]:
+        self._share = share
+        if self.shards is None:
+            return [share]
+        return virtual_shards_of(share, self.shards, self.communicator.rank, self.communicator.size)
+
+    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
+        if self.shards is None:
+            return super().written(programs)
+        return joined(programs, self.shards, self.communicator.rank, self.communicator.size)
+
+    def compiled(self, make: Callable[[], Plan]) -> Plan:
+        return compile_alike(self.communicator, make)
+
+    # --- a run
+
+    def agree(self, given: Mapping[str, Any]) -> None:
+        # The number of threads decides in which order long sums are added up.
+        known = {**given, "threads": settings.threads}
+        written = [f"{name}={value}" for name, value in known.items()]
+        check_same(self.communicator, "fit", written)
+
+    def begin(self, model: Layer, optimizer: Optimizer) -> None:
+        kept = optimizer.variables() if optimizer.state else []
+        broadcast_values(self.communicator, [*model.parameters(), *model.states(), *kept])
+
+    # --- checkpoints
+
+    def saved(self) -> dict[str, np.ndarray]:
+        if self.compression is None:
+            return {}
+        return gather_states(self.communicator, self.compression.state())
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        saved = states_by_rank(arrays)
+        if self.compression is not None and saved:
+            states = redistribute(saved, self.communicator.size)
+            self.compression.restore(states[self.communicator.rank])

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stage partition, schedule, stage programs."""

@@ -1,0 +1,125 @@
+"""In which order a stage of a pipeline works on the parts of a batch, and what that costs.
+
+Both schedules leave each stage idle for (p-1)/(m+p-1) of the time, where p stages work on m parts
+and a step back takes as long as one forward. They differ in how many parts are on their way at
+once, between their steps forward and back: all m of them, or at most p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from caldera.graph.ops.collective import turn
+from caldera.plan.plan import Plan
+
+
+class Action(NamedTuple):
+    """What a stage does in one slot: a step "forward" or "backward" for one part of the batch."""
+
+    kind: str
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.part}"
+
+
+def fill_drain(stage: int, stages: int, parts: int) -> list[Action]:
+    """All parts forward, then all parts back.
+
+    >>> from caldera.parallel.pipeline.schedule import fill_drain
+    >>> [str(action) for action in fill_drain(0, stages=2, parts=2)]
+    ['forward 0', 'forward 1', 'backward 0', 'backward 1']
+    """
+    return [Action(kind, part) for kind in ("forward", "backward") for part in range(parts)]
+
+
+def one_forward_one_backward(stage: int, stages: int, parts: int) -> list[Action]:
+    """Parts go back as soon as they can: a stage has as many on their way as stages follow, and
+    one more.
+
+    >>> from caldera.parallel.pipeline.schedule import one_forward_one_backward
+    >>> [str(action) for action in one_forward_one_backward(1, stages=2, parts=2)]
+    ['forward 0', 'backward 0', 'forward 1', 'backward 1']
+    """
+    ahead = min(stages - 1 - stage, parts)
+    found = [Action("forward", part) for part in range(ahead)]
+    for part in range(parts):
+        if ahead + part < parts:
+            found.append(Action("forward", ahead + part))
+        found.append(Action("backward", part))
+    return found
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
+    "1f1b": one_forward_one_backward,
+    "fill-drain": fill_drain,
+}
+
+
+def recorded(plan: Plan) -> list[Action]:
+    """The actions of a plan, in the order in which it performs them."""
+    found = []
+    for step in plan.schedule.steps:
+        if step.node.op is turn:
+            kind, part = step.node.attrs["action"].split()
+            found.append(Action(kind, int(part)))
+    return found
+
+
+def slots(orders: Sequence[Sequence[Action]]) -> list[list[Action | None]]:
+    """What each stage does in each slot of time, if it begins each action as soon as it can.
+
+    A step forward needs that of the stage before, a step back that of the stage after; None is a
+    slot in which a stage waits.
+
+    >>> from caldera.parallel.pipeline.schedule import fill_drain, idle, slots
+    >>> table = slots([fill_drain(stage, 2, 3) for stage in range(2)])
+    >>> [None if action is None else str(action) for action in table[1]][:3]
+    [None, 'forward 0', 'forward 1']
+    >>> idle(table) == 1 / 4
+    True
+    """
+    table: list[list[Action | None]] = [[] for _ in orders]
+    done: list[set[Action]] = [set() for _ in orders]
+    while any(len(done[stage]) < len(order) for stage, order in enumerate(orders)):
+        now = [_next(stage, orders, done) for stage in range(len(orders))]
+        if not any(now):
+            raise ValueError(f"stages wait for each other for ever: {table}")
+        for stage, action in enumerate(now):
+            table[stage].append(action)
+            if action is not None:
+                done[stage].add(action)
+    return table
+
+
+def _next(
+    stage: int, orders: Sequence[Sequence[Action]], done: Sequence[set[Action]]
+) -> Action | None:
+    order = orders[stage]
+    if len(done[stage]) == len(order):
+        return None
+    action = order[len(done[stage])]
+    needed = stage - 1 if action.kind == "forward" else stage + 1
+    return action if not 0 <= needed < len(orders) or action in done[needed] else None
+
+
+def idle(table: Sequence[Sequence[Action | None]]) -> float:
+    """The fraction of all slots in which a stage waits."""
+    everything = [action for row in table for action in row]
+    return everything.count(None) / len(everything)
+
+
+def in_flight(order: Sequence[Action]) -> int:
+    """How many parts a stage has at most between their steps forward and back.
+
+    >>> from caldera.parallel.pipeline.schedule import fill_drain, in_flight
+    >>> from caldera.parallel.pipeline.schedule import one_forward_one_backward
+    >>> in_flight(fill_drain(0, 2, 8)), in_flight(one_forward_one_backward(0, 2, 8))
+    (8, 2)
+    """
+    most = now = 0
+    for action in order:
+        now += 1 if action.kind == "forward" else -1
+        most = max(most, now)
+    return most

@@ -1,0 +1,196 @@
+"""Where a network is cut into stages, and which values cross the cuts.
+
+A network is a list of calls of layers. Each stage begins with one of them; what is computed between
+two such calls is the stage's, whatever its shape: values that a later stage needs are handed on
+from stage to stage. What follows from parameters alone (a weight in another layout, a mask) belongs
+to no stage: whoever needs it computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from caldera.errors import ConfigError
+from caldera.graph.body import topological, users_of
+from caldera.graph.node import Node
+from caldera.graph.opdef import ITEM
+from caldera.lazy import Expr
+from caldera.nn.basic import Sequential
+from caldera.nn.tracing import LayerCall
+
+Stages = dict[Node, int]
+"""The stage of each node that has one."""
+
+
+@dataclass(frozen=True)
+class TracedNetwork:
+    """A network as it was written down for one part of a batch.
+
+    `roots` are the nodes that a step needs, `free` those symbols' nodes that every rank may read.
+    """
+
+    calls: Sequence[LayerCall]
+    roots: Sequence[Node]
+    free: frozenset[Node]
+
+
+def stages_of(written: TracedNetwork, begins: Sequence[int]) -> Stages:
+    """The stage of each node, where stage t + 1 begins with the call number `begins[t]`."""
+    free = _follows_from(written)
+    found: Stages = {}
+
+    def take(roots: Iterable[Expr], stage: int) -> None:
+        for node in topological(expr.node for expr in roots):
+            if node.inputs and node not in free and node not in found:
+                found[node] = found[node.inputs[0]] if node.op is ITEM else stage
+
+    for stage, begin in enumerate(begins):
+        before = [call for place, call in enumerate(written.calls) if place + call.inside < begin]
+        take((expr for call in before for expr in call.outputs), stage)
+        take(written.calls[begin].inputs, stage)
+    take((expr for call in written.calls for expr in call.outputs), len(begins))
+    # What no layer computes is done where its values are; without any, wherever it is needed.
+    for node in topological(written.roots):
+        given = [found[each] for each in node.inputs if each in found]
+        if given:
+            found.setdefault(node, max(given))
+    return found
+
+
+def _follows_from(written: TracedNetwork) -> set[Node]:
+    """The nodes that follow from what every rank may read."""
+    found: set[Node] = set()
+    calls = [expr.node for call in written.calls for expr in call.outputs]
+    for node in topological([*written.roots, *calls]):
+        is_leaf = node in written.free or node.op.name == "constant"
+        if is_leaf or (node.inputs and all(given in found for given in node.inputs)):
+            found.add(node)
+    return found
+
+
+def boundary_values(written: TracedNetwork, stages: Mapping[Node, int], cut: int) -> list[Node]:
+    """The values that are made before stage `cut` and used in it or later."""
+    order = topological(written.roots)
+    users = users_of(order)
+    return [
+        node
+        for node in order
+        if stages.get(node, cut) < cut and any(stages.get(each, -1) >= cut for each in users[node])
+    ]
+
+
+# --- choosing the cuts
+
+
+Costs = Callable[[Sequence[int]], Sequence[float]]
+"""Of units of a network, of which those after the first begin with these calls."""
+
+
+def chosen(written: TracedNetwork, wanted: int | Sequence[str], costs: Costs) -> list[int]:
+    """The calls with which stages after the first begin: so many stages, or layers by name."""
+    if not isinstance(wanted, int):
+        return [_called(written.calls, name) for name in wanted]
+    begins = _units(written.calls, wanted)
+    units = stages_of(written, begins[1:])
+    cuts = range(1, len(begins))
+    sizes = [sum(node.spec.nbytes for node in boundary_values(written, units, cut)) for cut in cuts]
+    return [begins[place] for place in balanced_cuts(costs(begins[1:]), sizes, wanted)]
+
+
+def unit_flops(
+    written: TracedNetwork, trained: Collection[Node], begins: Sequence[int]
+) -> list[int]:
+    """The operations of each unit, forward and backward; `trained` are nodes of parameters.
+
+    Backward a product takes as many again for each of its factors that has a gradient: the first
+    layer's input has none, nor has anything before the first layer that is trained.
+    """
+    order = topological([*written.roots, *(e.node for call in written.calls for e in call.outputs)])
+    sloped: set[Node] = set()
+    for node in order:
+        if node in trained or not sloped.isdisjoint(node.inputs):
+            sloped.add(node)
+    flops = [0] * (len(begins) + 1)
+    for node, unit in stages_of(written, begins).items():
+        if node.op is not ITEM:
+            factors = sum(given in sloped for given in node.inputs)
+            flops[unit] += node.op.count_flops(node) * (1 + min(factors, 2))
+    return flops
+
+
+def _called(calls: Sequence[LayerCall], name: str) -> int:
+    for place, call in enumerate(calls):
+        if place and call.layer.path == name:
+            return place
+    known = ", ".join(dict.fromkeys(call.layer.path for call in calls[1:]))
+    raise ConfigError.build(
+        "PipelineParallel", expected=f"stages that begin with layers of the model: {known}",
+        got=repr(name), hint="model.summary() shows their names",
+    )  # fmt: skip
+
+
+def _units(calls: Sequence[LayerCall], wanted: int) -> list[int]:
+    """Calls that a stage may begin with: the outermost ones, and those inside only if needed."""
+    found = _inside(calls, 0)
+    while len(found) < wanted:
+        finer = [part for place in found for part in _inside(calls, place) or [place]]
+        if finer == found:
+            raise ConfigError.build(
+                "PipelineParallel", expected=f"at least {wanted} layers, one for each stage",
+                got=f"a model of {len(found)}", hint="give fewer stages, and data= for the rest",
+            )  # fmt: skip
+        found = finer
+    return found
+
+
+def _inside(calls: Sequence[LayerCall], place: int) -> list[int]:
+    """The calls that a call made, through sequences to those that they made."""
+    found: list[int] = []
+    at = place + 1
+    while at <= place + calls[place].inside:
+        inner = _inside(calls, at) if isinstance(calls[at].layer, Sequential) else []
+        found += inner or [at]
+        at += 1 + calls[at].inside
+    return found
+
+
+def balanced_cuts(costs: Sequence[float], sizes: Sequence[int], groups: int) -> list[int]:
+    """The places at which a list is cut into groups such that the dearest is as cheap as can be.
+
+    `sizes` is what it takes to cut before each place but the first; of equally good ways the one
+    that takes least is chosen.
+
+    >>> from caldera.parallel.pipeline.stage_partition import balanced_cuts
+    >>> balanced_cuts([1, 1, 1, 3], [5, 5, 5], 2)
+    [3]
+    >>> balanced_cuts([2, 0, 2], [9, 5], 2)
+    [2]
+    """
+    count = len(costs)
+    best: dict[int, tuple[float, int, list[int]]] = {
+        end: (sum(costs[:end]), 0, []) for end in range(1, count + 1)
+    }
+    for made in range(2, groups + 1):
+        best = {
+            end: min(
+                (
+                    max(best[cut][0], sum(costs[cut:end])),
+                    best[cut][1] + sizes[cut - 1],
+                    [*best[cut][2], cut],
+                )
+                for cut in range(made - 1, end)
+            )
+            for end in range(made, count + 1)
+        }
+    return best[count][2]
+
+
+def check_begins(begins: Sequence[int], names: Sequence[str]) -> None:
+    """Refuse stages that are not in the order of the model."""
+    if any(first >= second for first, second in pairwise([0, *begins])):
+        raise ConfigError.build(
+            "PipelineParallel", expected="stages in the order in which the model calls its layers",
+            got=", ".join(names),
+        )  # fmt: skip

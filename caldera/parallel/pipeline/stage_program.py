@@ -1,0 +1,314 @@
+"""The program of one stage of a pipeline: its part of the network, for one part of a batch after
+the other, in the order of a schedule.
+
+Every rank has the whole network written down for each part of the batch. Of that it takes what is
+its stage's: values that come from the stage before are received, values that later stages need are
+sent to the next one; so are the gradients on the way back. What is received next is asked for
+before a stage begins to compute, and what it has sent is waited for before it sends again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.graph.body import rebuilt, topological
+from caldera.graph.differentiate import accumulate
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import Nodes
+from caldera.graph.ops.base import full
+from caldera.graph.ops.collective import (
+    Message,
+    all_sum,
+    cut,
+    finish_collective,
+    next_number,
+    start_collective,
+    turn,
+)
+from caldera.graph.ops.elementwise import add
+from caldera.graph.ops.gathering import GATHERING
+from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.parallel.pipeline.schedule import Action
+from caldera.parallel.pipeline.stage_partition import (
+    Stages,
+    TracedNetwork,
+    boundary_values,
+    stages_of,
+)
+from caldera.tensor.dtype import is_float
+
+AXIS = "pipeline"
+NEXT, BEFORE = 1, -1
+_NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name}
+
+
+@dataclass
+class Part:
+    """What a step wants of one part of a batch: `written` is the network, `loss` what it adds to
+    the loss, `totals` values that are summed over the batch, and `states` the new values of
+    variables that layers change, by the nodes of those."""
+
+    written: TracedNetwork
+    loss: Node
+    totals: Sequence[Node]
+    states: Mapping[Node, Node]
+    stages: Stages = field(default_factory=dict)
+    alone: dict[Node, Node] = field(default_factory=dict)
+    """What nodes are in a graph of the stage alone, in which leaves stand for what it is sent."""
+    new: dict[Node, Node] = field(default_factory=dict)
+    """What nodes of that graph have become in the program."""
+
+    def final(self, nodes: Sequence[Node]) -> list[Node]:
+        """Nodes of the network as they are in the program."""
+        return rewritten(rebuilt(nodes, self.alone), self.new)
+
+
+class StageProgram:
+    """Writes the program of stage number `stage` of `begins` and one.
+
+    `parameters` are the nodes of all that are trained. After `run`:
+
+    - `gradients`: of this stage's parameters, summed over the parts.
+    - `totals`: for each value that is summed, the sum over the parts, or None where another stage
+      has it.
+    - `states`: what variables of this stage hold after the last part.
+    - `token`: has to be kept, for all that is sent depends on nothing else.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], begins: Sequence[int], stage: int, parameters: Sequence[Node]
+    ) -> None:
+        self.parts = parts
+        self.stage = stage
+        self.stages = len(begins) + 1
+        self._trained = frozenset(parameters)
+        for part in parts:
+            part.stages = stages_of(part.written, begins)
+        self._check()
+        own = self.used_by()
+        self.own = [node for node in parameters if stage in own.get(node, ())]
+        self.gradients: dict[Node, Node] = {}
+        self.totals: list[Node | None] = [None] * len(parts[0].totals)
+        self.states: dict[Node, Node] = {}
+        self.token: Node | None = None
+        self._sending: dict[int, list[tuple[Nodes, Message]]] = {BEFORE: [], NEXT: []}
+
+    # --- facts
+
+    def used_by(self) -> dict[Node, set[int]]:
+        """The stages that read each variable."""
+        first = self.parts[0]
+        found: dict[Node, set[int]] = {}
+        for node in reversed(topological(first.written.roots)):
+            here = {first.stages[node]} if node in first.stages else found.get(node, set())
+            for given in node.inputs:
+                if given not in first.stages:
+                    found.setdefault(given, set()).update(here)
+        return found
+
+    def stage_of_state(self, variable: Node) -> int:
+        """The stage that changes a variable."""
+        first = self.parts[0]
+        return first.stages.get(first.states[variable], 0)
+
+    def stage_of_total(self, place: int) -> int:
+        """The stage that adds a value to a sum; the first, where any of them could."""
+        return self.parts[0].stages.get(self.parts[0].totals[place], 0)
+
+    def boundary_values(self, part: Part, cut: int) -> list[Node]:
+        """The values of a part that go from stage `cut - 1` to the next."""
+        return self._boundary_values[id(part), cut]
+
+    @cached_property
+    def _boundary_values(self) -> dict[tuple[int, int], list[Node]]:
+        cuts = {self.stage, self.stage + 1} & set(range(1, self.stages))
+        return {
+            (id(part), each): boundary_values(part.written, part.stages, each)
+            for part in self.parts
+            for each in cuts
+        }
+
+    def _with_gradients(self, part: Part, cut: int) -> list[Node]:
+        """Those of them whose gradients come back."""
+        active: set[Node] = set()
+        for node in topological(part.written.roots):
+            if node in self._trained or any(given in active for given in node.inputs):
+                active.add(node)
+        return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
+
+    def _check(self) -> None:
+        first = self.parts[0]
+        if first.stages.get(first.loss) != self.stages - 1:
+            raise ConfigError.build(
+                "PipelineParallel", expected="a loss that depends on the last stage",
+                got="one that does not", hint="cut the model elsewhere, or into fewer stages",
+            )  # fmt: skip
+        users = self.used_by()
+        for variable in first.states:
+            stages = users.get(variable, set()) | {self.stage_of_state(variable)}
+            if len(stages) > 1:
+                raise ConfigError.build(
+                    "PipelineParallel",
+                    expected="each variable that layers change in one stage alone",
+                    got=f"{variable.attrs['symbol'].name} in stages {sorted(stages)}",
+                    hint="cut the model elsewhere: this layer is used on both sides of a cut",
+                )  # fmt: skip
+
+    # --- writing
+
+    def run(self, order: Sequence[Action]) -> None:
+        """Write the actions of this stage."""
+        asked = self._asked(order)
+        coming = next(asked, None)
+        for action in order:
+            part = self.parts[action.part]
+            source = BEFORE if action.kind == "forward" else NEXT
+            arrived: list[Node] = []
+            if 0 <= self.stage + source < self.stages:
+                assert coming is not None
+                arrived = self._received(coming)
+                coming = next(asked, None)
+            if action.kind == "forward":
+                ready = self._forward(part, arrived)
+            else:
+                ready = self._backward(part, arrived)
+            self._turn(action, ready)
+        for peer in self._sending:
+            self._wait_for_sent(peer)
+
+    def _forward(self, part: Part, arrived: list[Node]) -> list[Node]:
+        if self.stage > 0:
+            given = self.boundary_values(part, self.stage)
+            part.alone |= {value: _leaf(value) for value in given}
+            part.new |= zip([part.alone[value] for value in given], arrived, strict=True)
+        # A layer goes on from what it kept of the part before.
+        part.new |= self.states
+        if self.stage + 1 < self.stages:
+            self._send(part.final(self.boundary_values(part, self.stage + 1)), NEXT)
+        for variable, value in part.states.items():
+            if self.stage_of_state(variable) == self.stage:
+                (self.states[variable],) = part.final([value])
+        for place, value in enumerate(part.totals):
+            if self.stage_of_total(place) == self.stage:
+                (here,) = part.final([value])
+                self.totals[place] = _added(self.totals[place], here)
+        return [*self.states.values(), *(each for each in self.totals if each is not None)]
+
+    def _backward(self, part: Part, arrived: list[Node]) -> list[Node]:
+        if self.stage + 1 < self.stages:
+            outputs = rebuilt(self._with_gradients(part, self.stage + 1), part.alone)
+            seeds = [_leaf(output) for output in outputs]
+            part.new |= zip(seeds, arrived, strict=True)
+        else:
+            outputs = rebuilt([part.loss], part.alone)
+            seeds = [full((), 1, part.loss.dtype)]
+        given = self._with_gradients(part, self.stage) if self.stage else []
+        wanted = [*(part.alone[value] for value in given), *self.own]
+        gradients = [
+            full(node.shape, 0, node.dtype) if slope is None else slope
+            for node, slope in zip(wanted, accumulate(outputs, seeds, wanted), strict=True)
+        ]
+        if given:
+            self._send(rewritten(gradients[: len(given)], part.new), BEFORE)
+        here = rewritten(gradients[len(given) :], part.new)
+        for node, slope in zip(self.own, here, strict=True):
+            self.gradients[node] = _added(self.gradients.get(node), slope)
+        return list(self.gradients.values())
+
+    def _turn(self, action: Action, ready: Sequence[Node]) -> None:
+        tokens = [] if self.token is None else [self.token]
+        self.token = turn.node(*ready, *tokens, action=str(action), number=next_number())
+
+    # --- messages
+
+    def _send(self, values: Sequence[Node], to: int) -> None:
+        self._wait_for_sent(to)
+        for chosen in _by_dtype([value.spec for value in values]):
+            message = Message("send", AXIS, next_number(), peer=self.stage + to)
+            places, self.token = start_collective([values[i] for i in chosen], message, self.token)
+            self._sending[to].append((places, message))
+
+    def _wait_for_sent(self, to: int) -> None:
+        for places, message in self._sending[to]:
+            assert self.token is not None
+            _, self.token = finish_collective(places, message, self.token)
+        self._sending[to] = []
+
+    def _asked(self, order: Sequence[Action]) -> Iterator[_Coming]:
+        """Begin to receive what each action needs, one after the other."""
+        for action in order:
+            part, forward = self.parts[action.part], action.kind == "forward"
+            source = BEFORE if forward else NEXT
+            if not 0 <= self.stage + source < self.stages:
+                continue
+            if forward:
+                values = self.boundary_values(part, self.stage)
+            else:
+                values = self._with_gradients(part, self.stage + 1)
+            coming = _Coming([value.spec for value in values])
+            for chosen in _by_dtype(coming.specs):
+                brings = tuple(coming.specs[i] for i in chosen)
+                peer = self.stage + source
+                message = Message("receive", AXIS, next_number(), peer=peer, brings=brings)
+                places, self.token = start_collective((), message, self.token)
+                coming.messages.append((chosen, places, message))
+            yield coming
+
+    def _received(self, coming: _Coming) -> list[Node]:
+        found: dict[int, Node] = {}
+        for chosen, places, message in coming.messages:
+            assert self.token is not None
+            flat, self.token = finish_collective(places, message, self.token)
+            found |= zip(chosen, cut(flat, [coming.specs[i].shape for i in chosen]), strict=True)
+        return [found[place] for place in range(len(coming.specs))]
+
+
+@dataclass
+class _Coming:
+    """Values that are on their way to this stage, a message for each dtype."""
+
+    specs: list[Spec]
+    messages: list[tuple[list[int], Nodes, Message]] = field(default_factory=list)
+
+
+def _by_dtype(specs: Sequence[Spec]) -> list[list[int]]:
+    """The places of values that can share a message."""
+    found: dict[str, list[int]] = {}
+    for place, spec in enumerate(specs):
+        found.setdefault(spec.dtype.name, []).append(place)
+    return list(found.values())
+
+
+def _leaf(like: Node) -> Node:
+    """Something that stands for a value until it is there."""
+    return op.input("from another stage", like.shape, like.dtype).node
+
+
+def _added(before: Node | None, here: Node) -> Node:
+    return here if before is None else add(before, here)
+
+
+def rewritten(roots: Sequence[Node], new: dict[Node, Node]) -> list[Node]:
+    """The graph of these roots over what nodes have become, which `new` says and is told.
+
+    Collectives get new numbers: their order is that in which they are written here.
+    """
+    stack = list(reversed(roots))
+    while stack:
+        node = stack[-1]
+        missing = [] if node in new else [given for given in node.inputs if given not in new]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        stack.pop()
+        if node not in new:
+            inputs = tuple(new[given] for given in node.inputs)
+            if node.op.name in _NUMBERED:
+                new[node] = node.op.node(*inputs, **{**node.attrs, "number": next_number()})
+            else:
+                new[node] = node.op.rebuild(node, inputs)
+    return [new[root] for root in roots]

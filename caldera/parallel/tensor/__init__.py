@@ -1,0 +1,1 @@
+"""Tensor parallelism: sharding rules, propagation, hybrids."""

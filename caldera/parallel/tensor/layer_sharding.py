@@ -1,0 +1,164 @@
+"""Which layers are split over ranks, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from caldera import nn
+from caldera.errors import ConfigError
+from caldera.graph.node import Node, Spec, Symbol
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.parallel.layout import Split, evenly
+from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+
+WAYS = ("outputs", "inputs", "heads", "auto")
+"""By the features that a layer gives, by those it takes, by heads, or as it fits best."""
+LEAST = 1 << 16
+"""Elements of a weight that is worth an exchange."""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A layer that can be split: `ways` has the splits of its variables for each way to do it.
+
+    `chosen` is the way; "auto" until the first product with `weight` shows what fits.
+    """
+
+    layer: Layer
+    weight: Variable
+    ways: Mapping[str, Mapping[Variable, Split]]
+    chosen: str = field(default="auto")
+
+
+def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
+    """The layers of a model that can be split over so many ranks."""
+    for layer in model.walk():
+        own = layer.variables()
+        if layer.frozen or not layer.built:
+            continue
+        if isinstance(layer, nn.MultiHeadAttention):
+            weight = own["input_weight"]
+            yield Candidate(layer, weight, _checked({"heads": _by_heads(layer, own, ranks)}))
+        elif isinstance(layer, nn.Dense):
+            yield Candidate(layer, own["weight"], _checked(_by_features(own, 1, 0, ranks)))
+        elif isinstance(layer, nn.Conv2D | nn.Conv1D) and layer.groups == 1:
+            yield Candidate(layer, own["weight"], _checked(_by_features(own, 0, 1, ranks)))
+
+
+def _by_features(
+    own: Mapping[str, Variable], outputs: int, inputs: int, ranks: int
+) -> dict[str, dict[Variable, Split]]:
+    """By the axes of the weight that belong to what a layer gives and takes."""
+    weight, bias = own["weight"], own.get("bias")
+    given = {weight: evenly(outputs, weight.shape[outputs], ranks)}
+    if bias is not None:
+        given[bias] = evenly(0, bias.shape[0], ranks)
+    return {"outputs": given, "inputs": {weight: evenly(inputs, weight.shape[inputs], ranks)}}
+
+
+def _by_heads(
+    layer: nn.MultiHeadAttention, own: Mapping[str, Variable], ranks: int
+) -> dict[Variable, Split]:
+    width = own["output_weight"].shape[0]
+    unit = width // layer.heads
+    found = {
+        own["input_weight"]: evenly(1, 3 * width, ranks, unit, blocks=3),
+        own["output_weight"]: evenly(0, width, ranks, unit),
+    }
+    if layer.bias:
+        found[own["input_bias"]] = evenly(0, 3 * width, ranks, unit, blocks=3)
+    return found
+
+
+def _checked(ways: Mapping[str, Mapping[Variable, Split]]) -> dict[str, Mapping[Variable, Split]]:
+    """Those in which every rank has something."""
+    return {
+        way: splits
+        for way, splits in ways.items()
+        if all(min(split.sizes) > 0 for split in splits.values())
+    }
+
+
+def chosen_layers(
+    model: Layer, ranks: int, wanted: Mapping[str, str] | None, *, least: int, dense_only: bool
+) -> list[Candidate]:
+    """The layers to split: those that are named, or else all that are large enough."""
+    known = list(candidates(model, ranks))
+    if wanted is None:
+        kinds = (nn.Dense, nn.MultiHeadAttention) if dense_only else (Layer,)
+        return [
+            each
+            for each in known
+            if each.weight.size >= least and each.ways and isinstance(each.layer, kinds)
+        ]
+    found = []
+    for name, way in wanted.items():
+        named = [each for each in known if name in (each.layer.path, each.layer.name)]
+        if len(named) != 1:
+            raise ConfigError.build(
+                f"splits[{name!r}]", expected="one of " + ", ".join(e.layer.path for e in known),
+                got=repr(name), hint="only dense, convolution and attention layers can be split",
+            )  # fmt: skip
+        (each,) = named
+        if (way != "auto" and way not in each.ways) or not each.ways:
+            raise ConfigError.build(
+                f"splits[{name!r}]",
+                expected="one of " + ", ".join([*each.ways, "auto"]) + f" for {ranks} ranks",
+                got=repr(way),
+                hint=f"each rank needs at least one of what is divided: {_amounts(each.layer)}",
+            )  # fmt: skip
+        each.chosen = way
+        found.append(each)
+    return found
+
+
+def _amounts(layer: Layer) -> str:
+    if isinstance(layer, nn.MultiHeadAttention):
+        return f"there are {layer.heads} heads"
+    weight = layer.variables()["weight"]
+    outputs, inputs = (1, 0) if isinstance(layer, nn.Dense) else (0, 1)
+    return f"there are {weight.shape[outputs]} outputs and {weight.shape[inputs]} inputs"
+
+
+def splits_of(
+    chosen: Sequence[Candidate], outputs: Sequence[Expr], rank: int, ranks: int
+) -> dict[Variable, Split]:
+    """How each variable of these layers is split, where `outputs` is what the model computes.
+
+    A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
+    and the layer before; any other one is given all of its input, and gives parts of its output.
+    """
+    graph = _Choosing(rank, ranks, chosen)
+    graph.written([each.node for each in outputs])
+    return graph.splits
+
+
+class _Choosing(ShardingPropagation):
+    """Decides about each layer when it is met."""
+
+    def __init__(self, rank: int, ranks: int, chosen: Sequence[Candidate]) -> None:
+        super().__init__(rank, ranks, {})
+        self.splits: dict[Variable, Split] = {}
+        self._open = {each.weight.node: each for each in chosen}
+
+    def choose(self, weight: Node, fed_by_parts: bool) -> None:
+        # A weight may be seen in another shape, or in pieces.
+        seen = [weight]
+        while seen[-1].op.kind == "movement":
+            seen.append(seen[-1].inputs[0])
+        layer = self._open.pop(seen[-1], None)
+        if layer is None:
+            return
+        way = layer.chosen
+        if way == "auto":
+            usual = "inputs" if fed_by_parts and "inputs" in layer.ways else "outputs"
+            way = usual if usual in layer.ways else next(iter(layer.ways))
+        layer.chosen = way
+        for variable, split in layer.ways[way].items():
+            self.splits[variable] = split
+            part = Spec(split.shape(variable.shape, self.rank), variable.dtype)
+            stand_in = Variable(Symbol(variable.name, part, "variable"))
+            self.split_now(variable.node, stand_in.node, split)
+        self.settle_again(reversed(seen[:-1]))

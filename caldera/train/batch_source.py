@@ -1,0 +1,197 @@
+"""Where the batches of a plan come from: fed from the host, or fetched on the device itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.data import Batch, Loader, Pipeline, Share
+from caldera.data.loading.device_stages import device_splits
+from caldera.data.random_draws import LazyDraw
+from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.lazy import Expr
+from caldera.memory import Device
+from caldera.plan.plan import Plan
+from caldera.tensor.dtype import canonical, is_float
+
+Make = Callable[[str, tuple[int, ...], Any], Expr]
+Take = Callable[[Expr, Share, Share], Expr]
+
+
+class Values:
+    """Inputs, targets and weights of a rank's share of a batch, as expressions by name.
+
+    A name stands for one expression, however often it is asked for.
+    """
+
+    def __init__(self, share: Share, make: Make, updates: Sequence[Expr] = ()) -> None:
+        self.share = share
+        self.updates = list(updates)
+        """Assignments that belong to a step on this batch."""
+        self._make = make
+        self._made: dict[str, Expr] = {}
+
+    def of(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+        """What is called `name`: "x0", "y0" or "weights"."""
+        if name not in self._made:
+            self._made[name] = self._make(name, shape, dtype)
+        found = self._made[name]
+        if found.shape != shape:
+            raise ConfigError.build(
+                "loss", expected=f"outputs whose targets have one shape, {found.shape}",
+                got=f"{shape}", hint="give one target array for each output",
+            )  # fmt: skip
+        return found
+
+    def part(self, share: Share, take: Take) -> Values:
+        """The values of a part of this share, which `take` makes of all of them."""
+
+        def make(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+            return take(self.of(name, (len(self.share), *shape[1:]), dtype), self.share, share)
+
+        return Values(share, make)
+
+
+class BatchSource(ABC):
+    """What the plans of a model read their batches from.
+
+    They are asked for a batch, or for whatever they would make of such a share of one.
+    """
+
+    @abstractmethod
+    def key(self, batch: Batch | Share) -> Hashable:
+        """Equal for batches that one plan can serve."""
+
+    @abstractmethod
+    def values(self, batch: Batch | Share) -> Values:
+        """The batch as expressions; the same ones for equal keys."""
+
+    @abstractmethod
+    def epoch(self, loader: Loader) -> Iterator[Batch | Share]:
+        """The rest of the loader's epoch: batches to feed, or which samples to fetch."""
+
+
+class HostSource(BatchSource):
+    """Batches are made on the host and fed to each run.
+
+    With `places` the device may make the last part of them, in the step: see `device_splits`.
+    `inputs` is how many arrays of a sample are no targets.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline | None = None, inputs: int = 1,
+        places: tuple[int | None, ...] = (None,),
+    ) -> None:  # fmt: skip
+        self._pipeline = pipeline
+        self._inputs = inputs
+        self._places = places
+        self._values: dict[Hashable, Values] = {}
+
+    @classmethod
+    def to(cls, device: Device, pipeline: Pipeline, inputs: int, *, may_change: bool) -> HostSource:
+        """Batches for a device, which takes part in making them if it has memory of its own."""
+        if device.is_host:
+            return cls()
+        places = device_splits(pipeline)
+        return cls(pipeline, inputs, places if may_change else places[:1])
+
+    def key(self, batch: Batch | Share) -> Hashable:
+        share = share_of(batch)
+        return len(share), share.first, share.count, self._place(batch)
+
+    def values(self, batch: Batch | Share) -> Values:
+        key = self.key(batch)
+        if key not in self._values:
+            place = self._place(batch)
+            make = op.input if place is None else self._staged(len(batch), place)
+            self._values[key] = Values(share_of(batch), make)
+        return self._values[key]
+
+    def epoch(self, loader: Loader) -> Iterator[Batch | Share]:
+        return loader.batches(self._places)
+
+    def _place(self, batch: Batch | Share) -> int | None:
+        """How many stages the host runs, as far as a share of a batch can say."""
+        if isinstance(batch, Share):
+            return self._places[0]
+        return None if batch.rest is None else batch.rest.first
+
+    def _staged(self, count: int, place: int) -> Make:
+        """What the device makes of a batch that is fed before it is finished."""
+        assert self._pipeline is not None
+        arrays = self._pipeline.example(place)
+        names = array_names(self._inputs, len(arrays))
+        raw = [op.input(name, (count + len(array) - 1, *array.shape[1:]), dtype=array.dtype)
+               for name, array in zip(names, arrays, strict=True)]  # fmt: skip
+        drawn = op.input(DRAWN, (3,), dtype="int64")
+        draw = LazyDraw(drawn[:2], drawn[2])
+        made = self._pipeline.stages.expressions(tuple(raw), draw, place)
+        assert made is not None
+        return by_name(dict(zip(names, made, strict=True)))
+
+
+def share_of(batch: Batch | Share) -> Share:
+    """Which part of a batch this rank has."""
+    if isinstance(batch, Share):
+        return batch
+    return Share(0, batch.first, len(batch), batch.count, batch.count)
+
+
+DRAWN = "drawn"
+"""The input that names the random numbers of a batch: seed, epoch and place."""
+_WORD = (1 << 64) - 1
+
+
+def drawn(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
+    """What is fed beside the arrays of a batch, if the device shall finish it by chance."""
+    if batch.rest is None or DRAWN not in plan.inputs:
+        return {}
+    draw = batch.rest.draw
+    return {DRAWN: as_words(draw.seed, draw.epoch, draw.first)}
+
+
+def as_words(*numbers: int) -> np.ndarray:
+    """Numbers of 64 bits, of either sign, as int64.
+
+    >>> as_words(-1, 2**63).tolist()
+    [-1, -9223372036854775808]
+    """
+    return np.array([number & _WORD for number in numbers], np.uint64).view(np.int64)
+
+
+def array_names(inputs: int, arrays: int) -> list[str]:
+    """What the arrays of a sample are called: first inputs, then targets.
+
+    >>> array_names(2, 3)
+    ['x0', 'x1', 'y0']
+    """
+    return [f"x{i}" for i in range(inputs)] + [f"y{i}" for i in range(arrays - inputs)]
+
+
+def by_name(made: dict[str, Expr]) -> Make:
+    """Finds what a device has made, in the dtype in which it is wanted."""
+
+    def find(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+        return in_shape(_cast(made[name], canonical(dtype), name), shape, name)
+
+    return find
+
+
+def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
+    """A value that must have this shape."""
+    if value.shape != shape:
+        raise ShapeError.build(f"input {name}", expected=f"shape {shape}", got=f"{value.shape}")
+    return value
+
+
+def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
+    if is_float(value.dtype) and not is_float(dtype):
+        raise DtypeError.build(
+            f"input {name}", expected=f"values that {dtype} can hold", got=str(value.dtype),
+            hint="convert them with astype first, or choose another dtype",
+        )  # fmt: skip
+    return op.cast(value, dtype)

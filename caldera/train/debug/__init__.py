@@ -1,0 +1,1 @@
+"""Finding what went wrong: non-finite values, wrong gradients."""

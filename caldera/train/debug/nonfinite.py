@@ -1,0 +1,283 @@
+"""Which op gave the first nan or infinity of a run, and in which layer.
+
+A training step whose loss is not finite changes nothing, nor does any after it. So the state
+that led to it is still there: the step is computed once more, op by op, and searched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.errors import CalderaError, NonFiniteError
+from caldera.graph.node import Node, Symbol, describe
+from caldera.graph.opdef import ITEM
+from caldera.graph.program import Program
+from caldera.kernels.reference import evaluate
+from caldera.memory import Reading
+from caldera.tensor.dtype import is_float
+from caldera.train.callbacks import Callback
+from caldera.train.debug.layer_provenance import LayerProvenance
+from caldera.train.step import Steps
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+LOOK_EVERY = 8
+"""Steps between two looks at whether all is well; a look takes some microseconds."""
+LOOK_SELDOM = 256
+"""The same where the value is on another device, from which it comes some steps later."""
+
+Values = dict[Node, tuple[np.ndarray, ...]]
+
+_HINTS = {
+    "log": "keep its argument above 0, for example by adding 1e-6",
+    "log1p": "keep its argument above -1",
+    "sqrt": "keep its argument at 0 or above; its slope at 0 is infinite",
+    "rsqrt": "keep its argument above 0, for example by adding 1e-6",
+    "div": "keep the divisor away from 0",
+    "reciprocal": "keep the divisor away from 0",
+    "exp": "its argument is too large; subtract the maximum, or use softmax",
+    "power": "a negative base needs a whole exponent, and 0 one that is not negative",
+}
+_ROLES = {"x": "the input", "y": "the targets", "w": "the weights"}
+_USUAL_HINT = "try a smaller learning rate, or clip=optim.ClipNorm(1.0)"
+
+
+class StopAtNonFinite(Callback):
+    """Ends a run with a `NonFiniteError` that says where the first nan or infinity came from."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._every = LOOK_EVERY
+        self._at_once = True
+        self._reading: Reading | None = None
+        self._steps_before = 0
+
+    def run_begins(self, run: Run) -> None:
+        # A model that has been trained before goes on counting; a run counts from 0.
+        self._steps_before = int(run.steps.random.numpy()[1]) - run.step
+
+    def epoch_begins(self, run: Run) -> None:
+        self._last = run.batches
+        self._every = LOOK_EVERY if run.model.device.is_host else LOOK_SELDOM
+        # All ranks must end at the same step; a stream may end at any.
+        self._at_once = self._last is None or run.steps.strategy.communicator.size > 1
+        self._reading = None
+
+    def batch_ends(self, run: Run) -> None:
+        # Nothing changes after the bad step, so there is no hurry: the number is looked at when it
+        # has arrived. But the epoch must not end before.
+        is_due = run.batch % self._every == 0
+        is_last = run.batch == self._last
+        must_know = is_last or (is_due and self._at_once)
+        if must_know or (is_due and self._reading is None):
+            self._reading = run.steps.bad_step.tensor.memory.begin_read()
+        if self._reading is not None and (must_know or self._reading.done()):
+            bad = int(self._reading.numbers()[0])
+            self._reading = None
+            if bad >= 0:
+                raise self._explained(run, bad - self._steps_before)
+
+    def _explained(self, run: Run, bad: int) -> CalderaError:
+        if not run.steps.strategy.is_distributed:
+            # Others do not know of it: they end because this rank does.
+            error, _ = self._explained_here(run, bad)
+            rank, ranks = run.communicator.rank, run.communicator.size
+            return error if ranks == 1 else NonFiniteError(f"rank {rank}: {error}")
+        # All ranks are here: the loss is the same on each of them.
+        run.steps.strategy.unshard()
+        error, blamed = self._explained_here(run, bad)
+        found = run.communicator.gather_objects([str(error), blamed])
+        # Where only another rank's samples are to blame, this one has nothing to say.
+        rank = next((r for r, (_, what) in enumerate(found) if what != "precision"), 0)
+        text = found[rank][0]
+        return error if len(found) == 1 else NonFiniteError(f"rank {rank}: {text}")
+
+    def _explained_here(self, run: Run, bad: int) -> tuple[CalderaError, str]:
+        count, feeds = _fed(run, bad)
+        error, blamed = explain(run.steps.fed(), count, feeds, bad)
+        if blamed == "variable" and bad > run.step - run.batch:
+            # A finite loss can have gradients that are not: then the batch before is to be seen.
+            _, earlier = _fed(run, bad - 1)
+            for name, value in earlier.items():
+                if not _all_finite(np.asarray(value)):
+                    error = _bad_data(f"fit, step {bad - 1}", name, np.asarray(value))
+                    return error, "data"
+        return error, blamed
+
+
+def _fed(run: Run, step: int) -> tuple[int, dict[str, Any]]:
+    """The samples of a step of this epoch, and how they were fed.
+
+    Batches depend on their number alone, so any of them can be had again.
+    """
+    spare = copy.copy(run.loader)
+    place = {"position": (step - (run.step - run.batch)) * run.loader.batch_size}
+    spare.restore({**run.loader.state(), **place})
+    batch = next(iter(spare))
+    return len(batch), run.steps.feeds(batch.arrays, run.weights_of(batch))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value that is not finite came from."""
+
+    node: Node
+    value: np.ndarray
+    in_gradients: bool
+
+
+def explain(
+    steps: Steps, count: int, feeds: Mapping[str, Any], step: int
+) -> tuple[NonFiniteError, str]:
+    """The error for a step on `count` samples that was not finite, and what it blames.
+
+    That is "precision", "data", "variable" or "op".
+    """
+    program = steps.training(count).original
+    # The totals have seen the bad step, and are not to blame.
+    totals = steps.training_totals.variables()
+    values = computed(program, feeds, {each.symbol for each in totals.values()})
+    found = find_source(program, values, totals["training/loss"].symbol)
+    where = f"fit, step {step}"
+    if found is None:
+        error = NonFiniteError.build(
+            where, expected="a finite loss",
+            got=f"one that is finite in full precision, with values up to {_largest(values):.3g}",
+            hint='use precision="bfloat16", whose range is that of float32',
+        )  # fmt: skip
+        return error, "precision"
+    symbol = found.node.attrs.get("symbol")
+    if isinstance(symbol, Symbol) and symbol.role == "input":
+        return _bad_data(where, symbol.name, found.value), "data"
+    if isinstance(symbol, Symbol):
+        error = NonFiniteError.build(
+            where, expected="finite values", got=f"{_kind(found.value)} already in {symbol.name}",
+            hint="the gradients of the step before were not finite: " + _USUAL_HINT,
+        )  # fmt: skip
+        return error, "variable"
+    inputs = [values[given][0] for given in found.node.inputs]
+    return _bad_op(where, found, LayerProvenance(steps, count), inputs), "op"
+
+
+def _bad_op(
+    where: str, found: Source, layers: LayerProvenance, inputs: Sequence[np.ndarray]
+) -> NonFiniteError:
+    name = found.node.op.name
+    layer = layers.layer_of(found.node)
+    place = ""
+    if layer and found.in_gradients:
+        place = f" in the gradient of layer {layer}"
+    elif layer:
+        place = f" {'in' if layers.wrote(found.node) else 'after'} layer {layer}"
+    ranges = " and ".join(each for each in map(_range, inputs) if each)
+    return NonFiniteError.build(
+        where, expected="finite values",
+        got=f"{_kind(found.value)} from op.{name}{place}"
+        + (f", whose inputs are {ranges}" if ranges else "")
+        + f" ({describe(found.node, 1)})",
+        hint=_HINTS.get(name, _USUAL_HINT),
+    )  # fmt: skip
+
+
+def _bad_data(where: str, name: str, value: np.ndarray) -> NonFiniteError:
+    bad = ~np.isfinite(value)
+    sample = int(np.argwhere(bad)[0][0])
+    return NonFiniteError.build(
+        where, expected="finite values",
+        got=f"{_kind(value)} in {_ROLES[name[0]]} {name}: {int(bad.sum())} of {bad.size} values, "
+        f"first in sample {sample} of the batch",
+        hint="clean the data; np.isfinite(x).all() should be true",
+    )  # fmt: skip
+
+
+def computed(program: Program, feeds: Mapping[str, Any], zero: Set[Symbol] = frozenset()) -> Values:
+    """The value of every node of a program, by the oracle, from what the variables hold now.
+
+    The variables in `zero` count as zero.
+    """
+    values: Values = {}
+    with np.errstate(all="ignore"):
+        for node in program.order():
+            symbol = node.attrs.get("symbol")
+            if isinstance(symbol, Symbol):
+                values[node] = (np.zeros(node.shape, node.dtype),)
+                if symbol not in zero:
+                    fed = symbol.role == "input"
+                    given = feeds[symbol.name] if fed else symbol.value.numpy()
+                    values[node] = (np.asarray(given).astype(node.dtype, copy=False),)
+            elif node.op is ITEM:
+                values[node] = (values[node.inputs[0]][node.attrs["index"]],)
+            else:
+                values[node] = evaluate(node, [values[given][0] for given in node.inputs])
+    return values
+
+
+def find_source(program: Program, values: Values, loss: Symbol) -> Source | None:
+    """The first op whose result is not finite though its inputs are: forward, then gradients."""
+    live = _live(program)
+    for symbol, root in program.updates:
+        if symbol is loss and not _finite(root, values):
+            return Source(*_back(root, values, live), in_gradients=False)
+    # Nodes are numbered as they were written: the forward part first.
+    for node in sorted(program.order(), key=lambda each: each.serial):
+        if node in live and not _finite(node, values):
+            return Source(*_back(node, values, live), in_gradients=True)
+    return None
+
+
+def _live(program: Program) -> set[Node]:
+    """The nodes that depend on data or variables; constants may be infinite (masks are)."""
+    live: set[Node] = set()
+    for node in program.order():
+        symbol = node.attrs.get("symbol")
+        if isinstance(symbol, Symbol):
+            if symbol.role != "array":
+                live.add(node)
+        elif any(given in live for given in node.inputs):
+            live.add(node)
+    return live
+
+
+def _back(node: Node, values: Values, live: set[Node]) -> tuple[Node, np.ndarray]:
+    """From a value that is not finite back to where it began; nan is followed before infinity."""
+    while True:
+        bad = [x for x in node.inputs if x in live and not _finite(x, values)]
+        if not bad:
+            return node, next(each for each in values[node] if not _all_finite(each))
+        node = next((x for x in bad if any(np.isnan(v).any() for v in values[x])), bad[0])
+
+
+def _finite(node: Node, values: Values) -> bool:
+    return all(_all_finite(value) for value in values[node])
+
+
+def _all_finite(value: np.ndarray) -> bool:
+    return not is_float(value.dtype) or bool(np.isfinite(value).all())
+
+
+def _kind(value: np.ndarray) -> str:
+    if np.isnan(value).any():
+        return "nan"
+    return "inf" if (value > 0)[~np.isfinite(value)].any() else "-inf"
+
+
+def _range(value: np.ndarray) -> str:
+    if not is_float(value.dtype) or not value.size:
+        return ""
+    return f"{np.nanmin(value):.3g} to {np.nanmax(value):.3g}"
+
+
+def _largest(values: Values) -> float:
+    sizes = [
+        float(np.abs(each).max(initial=0))
+        for is_distributed in values.values()
+        for each in is_distributed
+        if is_float(each.dtype)
+    ]
+    return max(sizes, default=0.0)

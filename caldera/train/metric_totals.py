@@ -1,0 +1,117 @@
+"""Sums over an epoch, kept in variables: a step adds to them without the host looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.lazy import Expr, Variable
+from caldera.memory import Reading
+from caldera.nn.metrics import Metric
+
+SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+
+
+class MetricTotals:
+    """The loss and the metrics of the samples seen since the last `reset`."""
+
+    def __init__(self, prefix: str, metrics: list[Metric], device: Any) -> None:
+        self._prefix = prefix
+        self._metrics = metrics
+        self._device = device
+        self._sums: dict[str, Variable] = {}
+
+    def add(self, loss: Expr, weight: Expr, metric_sums: list[dict[str, Expr]]) -> list[Expr]:
+        """The assignments that add one batch: its summed loss, its weight, its metrics' sums."""
+        parts = {"loss": loss, "weight": weight}
+        for metric, sums in zip(self._metrics, metric_sums, strict=True):
+            parts |= {f"{metric.name}/{name}": value for name, value in sums.items()}
+        return [self._added(name, value) for name, value in parts.items()]
+
+    def _added(self, name: str, value: Expr) -> Expr:
+        if name not in self._sums:
+            # float64 counts any number of samples exactly.
+            self._sums[name] = op.var(
+                f"{self._prefix}/{name}", value.shape, dtype="float64", device=self._device
+            )
+        total = self._sums[name]
+        return op.assign(total, total + op.cast(value, "float64"))
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        for variable in self._sums.values():
+            variable.assign(np.zeros(variable.shape))
+
+    def variables(self) -> dict[str, Variable]:
+        """The sums, by name, for checkpoints."""
+        return {f"{self._prefix}/{name}": variable for name, variable in self._sums.items()}
+
+    def loss(self) -> float:
+        """The mean loss so far (nan before the first batch); this waits for the device."""
+        return self.begin_read("loss", "weight").loss()
+
+    def results(self, sum_over_ranks: SumOverRanks | None = None) -> dict[str, Any]:
+        """The mean loss and the value of every metric; this waits for the device.
+
+        `sum_over_ranks` makes sums over all ranks of those that only this one's samples are in.
+        """
+        read = self.begin_read()
+        return (read if sum_over_ranks is None else read.over(sum_over_ranks)).results()
+
+    def begin_read(self, *names: str) -> TotalsReading:
+        """The sums as they are after the steps launched so far; nobody waits before they are used.
+
+        Without names, all of them.
+        """
+        chosen = {name: self._sums[name] for name in names or self._sums}
+        return TotalsReading(
+            self._metrics,
+            {name: variable.tensor.memory.begin_read() for name, variable in chosen.items()},
+            {name: variable.shape for name, variable in chosen.items()},
+        )
+
+
+@dataclass(frozen=True)
+class TotalsReading:
+    """Sums that may still be on their way from the device."""
+
+    metrics: list[Metric]
+    readings: dict[str, Reading]
+    shapes: dict[str, tuple[int, ...]]
+
+    def done(self) -> bool:
+        """Whether they have arrived."""
+        return all(reading.done() for reading in self.readings.values())
+
+    def over(self, sum_over_ranks: SumOverRanks) -> TotalsReading:
+        """The sums over all ranks."""
+        sums = sum_over_ranks([self._sum(name) for name in self.readings])
+        known = {
+            name: Reading(each.ravel()) for name, each in zip(self.readings, sums, strict=True)
+        }
+        return replace(self, readings=known)
+
+    def loss(self) -> float:
+        """The mean loss (nan before the first batch)."""
+        weight = self._sum("weight")
+        return float(self._sum("loss") / weight) if weight else float("nan")
+
+    def results(self) -> dict[str, Any]:
+        """The mean loss and the value of every metric."""
+        found: dict[str, Any] = {"loss": self.loss()}
+        for metric in self.metrics:
+            begin = f"{metric.name}/"
+            sums = {
+                name.removeprefix(begin): self._sum(name)
+                for name in self.readings
+                if name.startswith(begin)
+            }
+            found[metric.name] = metric.result(sums)
+        return found
+
+    def _sum(self, name: str) -> np.ndarray:
+        return self.readings[name].numbers().reshape(self.shapes[name])

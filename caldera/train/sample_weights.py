@@ -1,0 +1,103 @@
+"""How much each sample counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.data import Batch, Pipeline
+from caldera.errors import DataError
+from caldera.tensor.dtype import is_float
+
+
+@dataclass(frozen=True)
+class SampleWeights:
+    """SampleWeights by sample, by class, or both, which are then multiplied.
+
+    >>> import numpy as np
+    >>> from caldera.data import Pipeline
+    >>> from caldera.train.sample_weights import SampleWeights
+    >>> labels = np.array([0, 1, 1])
+    >>> weights = SampleWeights.of(Pipeline((np.zeros((3, 1)), labels)), by_class={1: 5.0})
+    >>> weights.of_samples(np.arange(3), labels).tolist()
+    [1.0, 5.0, 5.0]
+    """
+
+    by_sample: np.ndarray | None
+    by_class: np.ndarray | None
+    is_partial: bool = False
+    """Whether there may be labels past those of `by_class`; such samples count once."""
+
+    @classmethod
+    def of(
+        cls, data: Pipeline, by_sample: Any = None, by_class: Any = None
+    ) -> SampleWeights | None:
+        """From what a user gives; None if all samples count the same."""
+        if by_sample is None and by_class is None:
+            return None
+        return cls(
+            None if by_sample is None else _checked(by_sample, data),
+            None if by_class is None else _by_label(by_class),
+            isinstance(by_class, dict),
+        )
+
+    def of_batch(self, batch: Batch) -> np.ndarray:
+        """The weights of a batch's samples."""
+        return self.of_samples(batch.indices, batch.y)
+
+    def of_samples(self, indices: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
+        """The weights of samples with these numbers and labels."""
+        weights = np.ones(len(indices))
+        if self.by_sample is not None:
+            weights = weights * self.by_sample[indices]
+        if self.by_class is not None:
+            weights = weights * self._of_classes(_classes(labels))
+        return weights
+
+    def _of_classes(self, labels: np.ndarray) -> np.ndarray:
+        assert self.by_class is not None
+        known = (labels >= 0) & (labels < len(self.by_class))
+        if not self.is_partial and not known.all():
+            raise DataError.build(
+                "fit", expected=f"labels from 0 to {len(self.by_class) - 1}, one for each weight",
+                got=f"label {labels[~known][0]}",
+                hint="give a weight for each class, or a dict of those that do not count once",
+            )  # fmt: skip
+        return np.where(known, self.by_class[np.where(known, labels, 0)], 1.0)
+
+
+def _classes(labels: np.ndarray | None) -> np.ndarray:
+    if labels is None or labels.ndim != 1 or is_float(labels.dtype):
+        raise DataError.build(
+            "fit", expected="class numbers as targets for class_weights",
+            got="none" if labels is None else f"{labels.dtype} {labels.shape}",
+            hint="weigh the samples with sample_weights instead",
+        )  # fmt: skip
+    return labels.astype(np.int64)
+
+
+def _checked(given: Any, data: Pipeline) -> np.ndarray:
+    if data.is_stream:
+        raise DataError.build(
+            "fit", expected="data with numbered samples for sample_weights", got="a stream",
+            hint="use arrays, or class_weights",
+        )  # fmt: skip
+    weights = np.asarray(given, dtype=np.float64)
+    count = len(data)
+    if weights.shape != (count,):
+        raise DataError.build(
+            "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
+        )
+    return weights
+
+
+def _by_label(given: Any) -> np.ndarray:
+    """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
+    if isinstance(given, dict):
+        found = np.ones(max(given) + 1)
+        for label, weight in given.items():
+            found[label] = weight
+        return found
+    return np.asarray(given, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Checkpoints, snapshots and model files."""

@@ -1,0 +1,180 @@
+"""Model files: one safetensors file with the weights, and in its metadata what the model is.
+
+    {"format": "caldera-1", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
+     "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}}}
+
+Layers, losses and optimizers are registered names with plain arguments, never import paths, so a
+file can make nothing else. A model with a `forward` of its own is saved with its weights and the
+name of its class; those who have the class load the weights into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.errors import CheckpointError, ConfigError, DataError
+from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
+from caldera.nn.config import to_config
+from caldera.tensor.dtype import canonical
+from caldera.train.saving.checkpoint_file import described, differences, nbytes, sync
+from caldera.train.saving.snapshot import assign_all, model_variables
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+FORMAT = "caldera-1"
+KEY = "caldera"
+"""The name of our text in the metadata."""
+SETTINGS = (
+    "loss", "loss_weights", "optimizer", "metrics", "batch_size", "epochs", "dtype", "precision",
+    "seed", "name",
+)  # fmt: skip
+_KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
+
+
+def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
+    """Write a model to one file; its path. A file that is there is replaced at once or not at all.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> from caldera.train.saving.model_file import save_model
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_model(model, Path(folder) / "small.caldera")
+    ...     sorted(cd.io.load_safetensors(path))
+    ['1-Dense/bias', '1-Dense/weight']
+    """
+    target = Path(path)
+    # Asked for first: a model that was never built has no weights to save.
+    inputs = [[list(shape), dtype] for shape, dtype in model.signature.inputs]
+    tensors = {name: each.numpy() for name, each in model_variables(model).items()}
+    layers = _layers_of(model)
+    content = {
+        "format": FORMAT,
+        "kind": "Model" if layers is None else "NeuralNetwork",
+        "class": type(model).__name__,
+        "layers": layers,
+        "settings": None if layers is None else settings_of(model),
+        "inputs": inputs,
+        "tensors": {name: described(array) for name, array in tensors.items()},
+    }
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError.build(
+            "save", expected="a file in a folder that exists", got=repr(str(target))
+        )
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        save_safetensors(unfinished, tensors, {KEY: json.dumps(content, allow_nan=False)})
+        sync(unfinished)
+        unfinished.replace(target)
+        sync(target.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def load_weights(model: Model, path: str | os.PathLike[str]) -> None:
+    """Give a model the weights of a file, by name; any that does not fit is an error that names it.
+
+    The file may also be one that another program wrote.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> from caldera.train.saving.model_file import load_weights, save_model
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+    >>> other = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(2)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load_weights(other, save_model(model, Path(folder) / "small.caldera"))
+    Traceback (most recent call last):
+    caldera.errors.CheckpointError: small.caldera: expected values for every variable and no others,
+    got 1-Dense/weight of shape (4, 3) for (4, 2); 1-Dense/bias of shape (3,) for (2,);
+    was it made for another model?
+    """
+    # Asked for first: a model that was never built has nothing to load into.
+    _ = model.signature
+    if KEY in load_safetensors_metadata(path):
+        tensors = read_tensors(path, read_content(path))
+    else:
+        tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
+    assign_all(model_variables(model), tensors, Path(path).name)
+
+
+def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says about its model; nothing is made, and no tensor is read."""
+    where = Path(path).name
+    text = load_safetensors_metadata(path).get(KEY)
+    if text is None:
+        raise DataError.build(
+            where, expected="a model file of Caldera", got="a safetensors file without a model",
+            hint="load its tensors into a model you have with model.load_weights(path)",
+        )  # fmt: skip
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise DataError.build(where, expected="JSON", got=str(problem)) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError.build(
+            where, expected=f"the format {FORMAT}",
+            got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
+            hint="a newer Caldera may have written it",
+        )  # fmt: skip
+    if set(content) != _KEYS or not isinstance(content["tensors"], dict):
+        raise DataError.build(
+            where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
+        )
+    wanted = sum(nbytes(each, f"{where}, {name!r}") for name, each in content["tensors"].items())
+    there = Path(path).stat().st_size
+    if wanted > there:
+        raise DataError.build(
+            where, expected=f"{wanted} bytes of tensors", got=f"a file of {there} bytes",
+            hint="the file is damaged",
+        )  # fmt: skip
+    return content
+
+
+def read_tensors(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors of a file, compared with what `content` says about them."""
+    tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
+    problems = differences(content["tensors"], tensors)
+    if problems:
+        raise CheckpointError.build(
+            Path(path).name, expected="the tensors that were saved", got="; ".join(problems[:8]),
+            hint="the file is damaged",
+        )  # fmt: skip
+    return tensors
+
+
+def settings_of(model: Model) -> dict[str, Any]:
+    """What a model was made with besides its layers, as plain data, by the names of `SETTINGS`."""
+    return {
+        "loss": {name: loss.config() for name, loss in model.objective.losses.items()},
+        "loss_weights": dict(model.objective.weights),
+        "optimizer": model.optimizer.config(),
+        "metrics": [metric.config() for metric in model.metrics],
+        "batch_size": model.batch_size,
+        "epochs": model.epochs,
+        "dtype": canonical(model.dtype).name,
+        "precision": model.precision,
+        "seed": model.seed,
+        "name": model.name,
+    }
+
+
+def _layers_of(model: Model) -> list[Any] | None:
+    """The layers of a `NeuralNetwork`; None for a model that only its own class can make."""
+    network = model.sequence()
+    if network is None:
+        return None
+    # As one layer, so that layers that occur twice stay shared.
+    found: list[Any] = to_config(network)["layers"]
+    return found

@@ -1,0 +1,107 @@
+"""Copies of what a model has learned, held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.errors import CheckpointError
+from caldera.lazy import Variable
+from caldera.nn.layer import Layer
+from caldera.strategy import VariableView
+
+
+def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
+    """Variables by their names; two that share one are an error, since files go by names.
+
+    >>> from caldera import op
+    >>> list(by_name([op.var("a", ()), op.var("b", ())]))
+    ['a', 'b']
+    """
+    found: dict[str, Variable] = {}
+    for variable in variables:
+        if variable.name in found:
+            raise CheckpointError.build(
+                variable.name, expected="a name of its own for each variable", got="two alike",
+                hint="give one of the layers another name=",
+            )  # fmt: skip
+        found[variable.name] = variable
+    return found
+
+
+def model_variables(model: Layer) -> dict[str, Variable]:
+    """The parameters and states of a model, by name.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> list(model_variables(cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])))
+    ['1-Dense/weight', '1-Dense/bias']
+    """
+    return by_name([*model.parameters(), *model.states()])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The values of a model's parameters and states at one moment.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
+    >>> before = Snapshot.of(model)
+    >>> bias = model.parameters()[1]
+    >>> bias.assign([1.0, 2.0, 3.0])
+    >>> before.put_back(model)
+    >>> bias.numpy().tolist()
+    [0.0, 0.0, 0.0]
+    """
+
+    values: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, model: Layer) -> Snapshot:
+        """Copy the values as they are now."""
+        return cls({name: each.numpy() for name, each in model_variables(model).items()})
+
+    def put_back(self, model: Layer) -> None:
+        """Give the model these values again."""
+        assign_all(model_variables(model), self.values, "Snapshot")
+
+
+def assign_all(
+    variables: Mapping[str, VariableView], values: Mapping[str, np.ndarray], where: str
+) -> None:
+    """Give each variable the value of its name; if one does not fit, change nothing and say so."""
+    check_fit(variables, values, where)
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def check_fit(
+    variables: Mapping[str, VariableView], values: Mapping[str, np.ndarray], where: str
+) -> None:
+    """Make sure that there is a value for each variable and for nothing else.
+
+    >>> import numpy as np
+    >>> from caldera import op
+    >>> check_fit({"a": op.var("a", (2,))}, {"b": np.zeros(2)}, "checkpoint")
+    Traceback (most recent call last):
+    caldera.errors.CheckpointError: checkpoint: expected values for every variable and no others,
+    got a missing; b unexpected; was it made for another model?
+    """
+    problems = []
+    for name, variable in variables.items():
+        if name in values and values[name].shape != variable.shape:
+            problems.append(f"{name} of shape {values[name].shape} for {variable.shape}")
+        elif name in values and values[name].dtype != variable.dtype:
+            problems.append(f"{name} of dtype {values[name].dtype} for {variable.dtype}")
+    problems += [f"{name} missing" for name in variables if name not in values]
+    problems += [f"{name} unexpected" for name in values if name not in variables]
+    if problems:
+        shown = "; ".join(problems[:8])
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise CheckpointError.build(
+            where, expected="values for every variable and no others", got=shown + more,
+            hint="was it made for another model?",
+        )  # fmt: skip

@@ -1,0 +1,215 @@
+"""What a training run has seen: one row of results an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from caldera.draw.learning_curves import learning_curves
+from caldera.errors import ConfigError, DataError
+from caldera.registry import nearest
+
+_ROWS_SHOWN = 12
+_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_KEYS = {"epochs", "columns", "stopped"}
+
+
+class History(Mapping[str, list[Any]]):
+    """The results of each epoch, by column: `history["loss"]` is a list with one value an epoch.
+
+    `epochs` has the number of each epoch (from 0), `stopped` says why the run ended before its last
+    epoch (or is empty). Where a column had no value in an epoch, it has nan.
+
+    >>> import caldera as cd
+    >>> history = cd.History()
+    >>> history.add(0, {"loss": 0.9, "val_accuracy": 0.5})
+    >>> history.add(1, {"loss": 0.4, "val_accuracy": 0.75})
+    >>> history["loss"]
+    [0.9, 0.4]
+    >>> history
+    epoch    loss  val_accuracy
+        1  0.9000        0.5000
+        2  0.4000        0.7500
+    """
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.stopped = ""
+        self._columns: dict[str, list[Any]] = {}
+
+    def add(self, epoch: int, results: Mapping[str, Any]) -> None:
+        """Write down the results of an epoch: numbers, or arrays of them."""
+        for name in results:
+            self._columns.setdefault(name, [math.nan] * len(self.epochs))
+        for name, column in self._columns.items():
+            column.append(_plain(results.get(name, math.nan), name))
+        self.epochs.append(int(epoch))
+
+    # --- reading
+
+    def __getitem__(self, column: str) -> list[Any]:
+        if column not in self._columns:
+            raise ConfigError.build(
+                "history", expected="a column it has", got=repr(column),
+                hint=nearest(column, self._columns),
+            )  # fmt: skip
+        return self._columns[column]
+
+    def __contains__(self, column: object) -> bool:
+        return column in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """The number of columns."""
+        return len(self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The results epoch by epoch.
+
+        >>> import caldera as cd
+        >>> history = cd.History()
+        >>> history.add(0, {"loss": 0.5})
+        >>> history.rows
+        [{'epoch': 0, 'loss': 0.5}]
+        """
+        return [
+            {"epoch": epoch, **{name: column[row] for name, column in self._columns.items()}}
+            for row, epoch in enumerate(self.epochs)
+        ]
+
+    def numbers(self) -> list[str]:
+        """The columns that hold single numbers: all but tables such as confusion matrices."""
+        return [
+            name
+            for name, column in self._columns.items()
+            if all(isinstance(value, int | float) for value in column)
+        ]
+
+    def __repr__(self) -> str:
+        if not self.epochs:
+            return "no epoch yet"
+        names = self.numbers()
+        table = [["epoch", *names]]
+        for row, epoch in enumerate(self.epochs):
+            values = [shown_number(self._columns[name][row]) for name in names]
+            table.append([str(epoch + 1), *values])
+        if len(table) > _ROWS_SHOWN + 1:
+            half = _ROWS_SHOWN // 2
+            table = [*table[: half + 1], ["..." for _ in table[0]], *table[-half:]]
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+        if self.stopped:
+            lines.append(f"stopped: {self.stopped}")
+        return "\n".join(lines)
+
+    # --- keeping
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as what strict JSON can hold (nan and infinities as texts).
+
+        >>> import caldera as cd
+        >>> history = cd.History()
+        >>> history.add(0, {"loss": float("nan")})
+        >>> history.to_dict()
+        {'epochs': [0], 'columns': {'loss': ['nan']}, 'stopped': ''}
+        """
+        columns = {
+            name: [_written(value) for value in column] for name, column in self._columns.items()
+        }
+        return {"epochs": list(self.epochs), "columns": columns, "stopped": self.stopped}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """The history that `to_dict` wrote.
+
+        >>> import caldera as cd
+        >>> given = {"epochs": [0], "columns": {"loss": [0.5]}, "stopped": ""}
+        >>> cd.History.from_dict(given)["loss"]
+        [0.5]
+        """
+        made = cls()
+        if set(given) != _KEYS or not isinstance(given["columns"], Mapping):
+            raise DataError.build(
+                "History.from_dict",
+                expected=", ".join(sorted(_KEYS)),
+                got=", ".join(map(str, given)),
+            )
+        made.epochs = [int(epoch) for epoch in given["epochs"]]
+        made.stopped = str(given["stopped"])
+        for name, column in given["columns"].items():
+            if not isinstance(column, list) or len(column) != len(made.epochs):
+                raise DataError.build(
+                    "History.from_dict", expected=f"{len(made.epochs)} values in a column",
+                    got=f"another number in {name!r}",
+                )  # fmt: skip
+            made._columns[str(name)] = [_read(value, name) for value in column]
+        return made
+
+    def plot(self, path: str | PathLike[str], title: str = "") -> Path:
+        """Write the learning curves to an .svg file, which every browser opens; its path.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import caldera as cd
+        >>> history = cd.History()
+        >>> history.add(0, {"loss": 0.5, "val_loss": 0.6})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     history.plot(Path(folder) / "curves.svg").name
+        'curves.svg'
+        """
+        columns = {name: self._columns[name] for name in self.numbers()}
+        return learning_curves(path, [epoch + 1 for epoch in self.epochs], columns, title)
+
+
+def shown_number(value: float) -> str:
+    """A number as tables and progress lines show it.
+
+    >>> [shown_number(each) for each in (0.12345, 1234.5, 1.2e-7, float("nan"), 3)]
+    ['0.1235', '1234.5', '1.200e-07', 'nan', '3']
+    """
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e6):
+        return f"{value:.3e}"
+    return f"{value:.1f}" if size >= 1000 else f"{value:.4f}"
+
+
+def _plain(value: Any, name: str) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise DataError.build(
+            f"history column {name!r}", expected="numbers or arrays of numbers", got=repr(value)
+        )
+    return array.tolist()
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_written(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        return [_read(each, name) for each in value]
+    if isinstance(value, str) and value in _NOT_IN_JSON:
+        return _NOT_IN_JSON[value]
+    if isinstance(value, int | float):
+        return value
+    raise DataError.build(f"history column {name!r}", expected="numbers", got=repr(value))

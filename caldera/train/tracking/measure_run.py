@@ -1,0 +1,184 @@
+"""From a trained model to the record of its run: results, mistakes, where time and memory go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import Dataset, Loader
+from caldera.machine import facts
+from caldera.plan.explain import Row, shapes_text
+from caldera.plan.plan import Plan
+from caldera.plan.timeline import arena_in_use
+from caldera.train.hyperparameters import hyper_parameters
+from caldera.train.tracking.history import History
+from caldera.train.tracking.profile import training_step
+from caldera.train.tracking.run_record import (
+    DataRecord,
+    KernelRecord,
+    LayerRecord,
+    NetworkRecord,
+    ProfileRecord,
+    RunRecord,
+    Setting,
+)
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+MOST_CLASSES = 200
+"""Of more classes, a table of all pairs says nothing to anybody."""
+_PASSING = ("memory available", "cache folder", "data folder", "kernel choices remembered")
+MOST_PAIRS = 1000
+"""Pairs of true and predicted values that are kept."""
+
+
+def record_of(
+    model: Model,
+    history: History,
+    data: Dataset,
+    settings: Mapping[str, Setting] | None,
+    *,
+    measured: bool,
+) -> tuple[RunRecord, Plan | None]:
+    """The record of a run, and the plan of its training step if that was `measured`."""
+    settings = dict(hyper_parameters(model) if settings is None else settings)
+    seconds = float(sum(history["seconds"])) if history.epochs else 0.0
+    tested = measured and len(data.test) > 0
+    confusion, pairs = _predicted(model, data) if tested else (None, None)
+    profile, plan = _profiled(model, data) if measured else (None, None)
+    started = datetime.now().astimezone() - timedelta(seconds=seconds)
+    return RunRecord(
+        name=data.name,
+        started=started.isoformat(timespec="seconds"),
+        seconds=seconds,
+        stopped=history.stopped,
+        settings=settings,
+        seeds=_seeds(model, settings),
+        machine=_machine(),
+        data=_data(data),
+        network=_network(model),
+        results=_single_numbers(model.evaluate(data.test)) if tested else {},
+        confusion=confusion,
+        predictions=pairs,
+        profile=profile,
+    ), plan
+
+
+def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:
+    own = {"weights, order of the samples, dropout": model.seed}
+    split = settings.get("split_seed")
+    return own | ({"split of the data": split} if isinstance(split, int) else {})
+
+
+def _machine() -> dict[str, dict[str, int | str]]:
+    """The machine and the versions; not what is only true at this moment or of this user."""
+    return {
+        title: {name: value for name, value in rows.items() if name not in _PASSING}
+        for title, rows in facts().items()
+    }
+
+
+def _single_numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in results.items() if np.ndim(value) == 0}
+
+
+def _data(data: Dataset) -> DataRecord:
+    return DataRecord(
+        data.name, len(data.train), len(data.test), list(data.shape), list(data.class_names)
+    )
+
+
+def _network(model: Model) -> NetworkRecord:
+    found = model.summary(show=False)
+    layers = [
+        LayerRecord(row.path, row.kind, list(row.shape), row.parameters, row.flops, row.nbytes)
+        for row in found.rows
+    ]
+    return NetworkRecord(layers, found.parameters, found.trainable, found.flops)
+
+
+# --- predictions
+
+
+def _predicted(
+    model: Model, data: Dataset
+) -> tuple[list[list[int]] | None, list[list[float]] | None]:
+    """How often classes were taken for each other, or true and predicted values side by side."""
+    outputs = next(iter(model.signature.outputs.values()))
+    if data.classes and outputs == (data.classes,) and data.classes <= MOST_CLASSES:
+        counts = np.zeros((data.classes, data.classes), np.int64)
+        for targets, predictions in _batches(model, data):
+            np.add.at(counts, (targets.astype(np.int64), predictions.argmax(axis=1)), 1)
+        return counts.tolist(), None
+    if not data.classes and outputs == (1,):
+        pairs: list[list[float]] = []
+        for targets, predictions in _batches(model, data):
+            both = np.stack([targets.reshape(-1), predictions.reshape(-1)], axis=1)
+            pairs += both.astype(float).tolist()[: MOST_PAIRS - len(pairs)]
+            if len(pairs) == MOST_PAIRS:
+                break
+        return None, pairs
+    return None, None
+
+
+def _batches(model: Model, data: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for batch in Loader(data.test, model.batch_size, shuffle=False):
+        *inputs, targets = batch.arrays
+        yield targets, model.predict(*inputs)
+
+
+# --- time and memory
+
+
+def _profiled(model: Model, data: Dataset) -> tuple[ProfileRecord, Plan]:
+    plan, feeds = training_step(model, data.train, model.batch_size)
+    found = plan.explain(feeds)
+    assert found.seconds is not None
+    profile = ProfileRecord(
+        batch_size=len(next(iter(feeds.values()))),
+        device=found.device,
+        precision=list(found.precision),
+        steps=[_step(row) for row in found.rows if row.step is not None],
+        seconds=found.seconds,
+        flops=found.flops,
+        nodes_as_written=found.nodes_as_written,
+        nodes_optimised=found.nodes_optimised,
+        in_place=found.in_place,
+        arena_bytes=found.arena_bytes,
+        naive_bytes=found.naive_bytes,
+        arena_in_use=arena_in_use(plan.schedule),
+        memory=_memory(model, plan),
+    )
+    return profile, plan
+
+
+def _step(row: Row) -> KernelRecord:
+    assert row.seconds is not None
+    return KernelRecord(
+        op=row.op,
+        kernel=row.kernel,
+        beaten=row.beaten,
+        source=row.source,
+        shapes=shapes_text(row),
+        target=row.target,
+        nbytes=row.nbytes,
+        flops=row.flops,
+        seconds=row.seconds,
+        roofline=row.roofline,
+    )
+
+
+def _memory(model: Model, plan: Plan) -> dict[str, int]:
+    """Bytes by what they are for, the largest first."""
+    found = {
+        "parameters": sum(each.tensor.nbytes for each in model.parameters()),
+        "running statistics": sum(each.tensor.nbytes for each in model.states()),
+        "optimizer": sum(each.tensor.nbytes for each in model.optimizer.variables()),
+        "batch": sum(each.spec.nbytes for each in plan.symbols if each.role == "input"),
+        "activations and gradients": plan.arena_bytes,
+    }
+    return dict(sorted(((k, v) for k, v in found.items() if v), key=lambda each: -each[1]))

@@ -1,0 +1,144 @@
+"""A folder with everything that is known of a run: for `caldera report`, and for whoever asks.
+
+NAME.caldera          the model
+NAME.classes.txt      what its classes are called, if their numbers do not say it
+run.json              settings, seeds, versions, results, where time and memory went
+history.json          the results of each epoch
+curves.svg            the learning curves
+graph.svg             the training step as it was written and as it runs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caldera.data import Dataset
+from caldera.errors import DataError
+from caldera.plain_data import from_plain, to_plain
+from caldera.train.class_names import write_class_names
+from caldera.train.saving.model_file import save_model
+from caldera.train.tracking.history import History
+from caldera.train.tracking.measure_run import record_of
+from caldera.train.tracking.run_record import FORMAT, RunRecord, Setting
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+RUN, HISTORY, CURVES, GRAPH = "run.json", "history.json", "curves.svg", "graph.svg"
+_MOST_BYTES = 64 << 20
+"""More than any of these files has; what is larger is something else."""
+
+
+class RunFolder:
+    """Where the record of a run is kept; `caldera report FOLDER` makes a page of it.
+
+    >>> import tempfile
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> data = cd.data.digits()
+    >>> model = cd.NeuralNetwork([nn.Input(data.shape), nn.Flatten(), nn.Dense(10)])
+    >>> history = model.fit(data.train, validation=data.test, verbose=0)
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     record = cd.RunFolder(path).write(model, history, data)
+    ...     sorted(each.name for each in Path(path).iterdir())
+    ['curves.svg', 'digits.caldera', 'graph.svg', 'history.json', 'run.json']
+    >>> sorted(record.results)
+    ['accuracy', 'loss']
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def write(
+        self,
+        model: Model,
+        history: History,
+        data: Dataset,
+        *,
+        settings: Mapping[str, Setting] | None = None,
+        measured: bool = True,
+    ) -> RunRecord:
+        """Test the model, time its training step, and write everything down.
+
+        `settings` are what the run was made with, if that is more than what the model says of
+        itself. Without `measured` nothing is computed: only what is known already is written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        record, plan = record_of(model, history, data, settings, measured=measured)
+        self._write_json(RUN, to_plain(record))
+        self._write_json(HISTORY, history.to_dict())
+        write_class_names(save_model(model, self.model_file(data.name)), data.class_names)
+        if history.epochs:
+            history.plot(self.path / CURVES, f"{data.name}: learning curves")
+        if plan is not None:
+            plan.draw(self.path / GRAPH)
+        return record
+
+    def model_file(self, name: str) -> Path:
+        """Where the model that was trained on the data of this name is."""
+        return self.path / f"{name}.caldera"
+
+    # --- reading
+
+    def record(self) -> RunRecord:
+        """What `write` wrote down."""
+        content = self._read_json(RUN)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise DataError.build(
+                str(self.path / RUN), expected=f"the format {FORMAT}",
+                got=repr(content.get("format") if isinstance(content, dict) else content)[:80],
+                hint="another version of Caldera may have written it",
+            )  # fmt: skip
+        record = from_plain(RunRecord, content, RUN)
+        _check_shapes(record)
+        return record
+
+    def history(self) -> History:
+        """The results of each epoch."""
+        content = self._read_json(HISTORY)
+        if not isinstance(content, dict):
+            raise DataError.build(HISTORY, expected="a history", got=repr(content)[:80])
+        return History.from_dict(content)
+
+    def graph(self) -> str | None:
+        """The text of the picture of the training step; None if the run has none."""
+        return self._text(GRAPH) if (self.path / GRAPH).is_file() else None
+
+    def _write_json(self, name: str, content: Any) -> None:
+        text = json.dumps(content, indent=1, allow_nan=False)
+        (self.path / name).write_text(text + "\n", encoding="utf-8")
+
+    def _read_json(self, name: str) -> Any:
+        text = self._text(name)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as problem:
+            raise DataError.build(
+                str(self.path / name), expected="JSON", got=str(problem)[:200]
+            ) from None
+
+    def _text(self, name: str) -> str:
+        path = self.path / name
+        if not path.is_file():
+            raise DataError.build(
+                str(self.path), expected="the folder of a run", got=f"none that has {name}",
+                hint="`caldera train --out FOLDER` writes one, and so does cd.RunFolder(FOLDER)",
+            )  # fmt: skip
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError.build(
+                str(path), expected=f"at most {_MOST_BYTES} bytes", got=f"{path.stat().st_size}"
+            )
+        return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _check_shapes(record: RunRecord) -> None:
+    """What types do not say: tables have as many columns as they should."""
+    counts = record.confusion or []
+    if any(len(row) != len(counts) for row in counts):
+        raise DataError.build(f"{RUN}.confusion", expected="a square table", got="another")
+    if any(len(pair) != 2 for pair in record.predictions or []):
+        raise DataError.build(f"{RUN}.predictions", expected="pairs of values", got="others")

@@ -1,0 +1,103 @@
+"""What is known of a run once it is over: plain values that JSON can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = "caldera-run-1"
+
+Setting = bool | int | float | str | list[int] | list[str] | None
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data set."""
+
+    name: str
+    train: int
+    test: int
+    shape: list[int]
+    class_names: list[str]
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """A layer, for one sample."""
+
+    path: str
+    kind: str
+    shape: list[int]
+    parameters: int
+    flops: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """The network, for one sample."""
+
+    layers: list[LayerRecord]
+    parameters: int
+    trainable: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel call of a training step; see `Row` of `Plan.explain`."""
+
+    op: str
+    kernel: str
+    beaten: dict[str, float]
+    source: str
+    shapes: str
+    target: str
+    nbytes: int
+    flops: int
+    seconds: float
+    roofline: float | None
+
+
+@dataclass(frozen=True)
+class ProfileRecord:
+    """Where time and memory of a training step go."""
+
+    batch_size: int
+    device: str
+    precision: list[str]
+    steps: list[KernelRecord]
+    seconds: float
+    flops: int
+    nodes_as_written: int
+    nodes_optimised: int
+    in_place: int
+    arena_bytes: int
+    naive_bytes: int
+    arena_in_use: list[int]
+    """Bytes of the arena that hold something, step by step."""
+    memory: dict[str, int]
+    """Bytes by what they are for."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run: what it was made of, and what came of it."""
+
+    name: str
+    started: str
+    """The time in ISO's form, with the distance from UTC."""
+    seconds: float
+    stopped: str
+    settings: dict[str, Setting]
+    seeds: dict[str, int]
+    machine: dict[str, dict[str, int | str]]
+    data: DataRecord
+    network: NetworkRecord
+    results: dict[str, float]
+    """On the test data; empty if they were not asked for."""
+    confusion: list[list[int]] | None
+    """How often each class (row) was taken for each class (column)."""
+    predictions: list[list[float]] | None
+    """Pairs of a true and a predicted value, where values are predicted."""
+    profile: ProfileRecord | None
+    format: str = FORMAT

@@ -1,0 +1,131 @@
+"""`cd.TensorBoard`: a run as event files that TensorBoard shows, also while it goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from caldera.errors import ConfigError
+from caldera.io.events import EventFile
+from caldera.train.callbacks import Callback
+from caldera.train.hyperparameters import hyper_parameters
+from caldera.train.metric_totals import TotalsReading
+from caldera.train.tracking.tensorboard_graph import network_graph
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+_VALIDATION = "val_"
+
+
+class TensorBoard(Callback):
+    """Writes a run to a folder of event files; `tensorboard --logdir FOLDER` shows them.
+
+    After each epoch the loss and the metrics, those of training and of validation as two lines of
+    one chart, the learning rate, the seconds, and how the values of each parameter are distributed
+    (every `histograms` epochs; 0 for never). With `every` also the mean loss of the epoch so far,
+    each so many steps. Once: the settings, the summary and the graph of the network. A resumed run
+    goes on in the same charts.
+
+    Event files need neither TensorBoard nor TensorFlow to be written.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], loss="mse")
+    >>> x = np.zeros((8, 1), "float32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = model.fit((x, x), callbacks=[cd.TensorBoard(folder)], verbose=0)
+    ...     [each.name for each in Path(folder).iterdir()]
+    ['train']
+    """
+
+    def __init__(
+        self, folder: str | PathLike[str], *, every: int | None = None, histograms: int = 1
+    ) -> None:
+        if every is not None and every < 1:
+            raise ConfigError.build("TensorBoard", expected="every >= 1 or None", got=f"{every}")
+        if histograms < 0:
+            raise ConfigError.build("TensorBoard", expected="histograms >= 0", got=f"{histograms}")
+        self.folder = Path(folder)
+        self.every = every
+        self.histograms = histograms
+        self._files: dict[str, EventFile] = {}
+        self._pending: deque[tuple[int, TotalsReading]] = deque()
+        self._resumed_after = 0
+
+    # --- moments
+
+    def run_begins(self, run: Run) -> None:
+        self._files = {}
+        self._pending.clear()
+        self._resumed_after = run.step
+        if run.steps.strategy.communicator.rank != 0:
+            return
+        training = self._file("train")
+        if self._resumed_after:
+            return
+        training.hyper_parameters(hyper_parameters(run.model))
+        training.texts(0, {"summary": _as_it_stands(str(run.model.summary(show=False)))})
+        training.graph(network_graph(run.model))
+        training.flush()
+
+    def batch_ends(self, run: Run) -> None:
+        if self.every is None or not self._files:
+            return
+        if run.step % self.every == 0:
+            reading = run.steps.training_totals.begin_read("loss", "weight")
+            self._pending.append((run.step, reading))
+        # What is still on its way is written later: nobody waits for the device.
+        while self._pending and self._pending[0][1].done():
+            self._write_pending()
+
+    def epoch_ends(self, run: Run) -> None:
+        if not self._files:
+            return
+        while self._pending:
+            self._write_pending()
+        numbers = {name: run.history[name][-1] for name in run.history.numbers()}
+        validated = {k: v for k, v in numbers.items() if k.startswith(_VALIDATION)}
+        trained = {k: v for k, v in numbers.items() if k not in validated}
+        trained["learning_rate"] = run.model.optimizer.current_rate()
+        self._file("train").scalars(run.step, trained)
+        if validated:
+            values = {name.removeprefix(_VALIDATION): v for name, v in validated.items()}
+            self._file("validation").scalars(run.step, values)
+        if self.histograms and run.epoch % self.histograms == 0:
+            arrays = {each.name: each.numpy() for each in run.model.parameters()}
+            self._file("train").histograms(run.step, arrays)
+        for file in self._files.values():
+            file.flush()
+
+    def run_ends(self, run: Run) -> None:
+        if "train" in self._files:
+            self._files["train"].ended(well=sys.exception() is None)
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    # --- files
+
+    def _file(self, part: str) -> EventFile:
+        """The file of training or validation, opened when it is first needed."""
+        if part not in self._files:
+            self._files[part] = EventFile(self.folder / part)
+            if self._resumed_after:
+                # The steps after the checkpoint are done, and written, once more.
+                self._files[part].restart(self._resumed_after + 1)
+        return self._files[part]
+
+    def _write_pending(self) -> None:
+        step, reading = self._pending.popleft()
+        self._file("train").scalars(step, {"loss_within_epoch": reading.loss()})
+
+
+def _as_it_stands(content: str) -> str:
+    """As Markdown that is shown letter by letter."""
+    return "\n".join(f"    {line}" for line in content.splitlines())

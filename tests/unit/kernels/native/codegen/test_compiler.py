@@ -1,0 +1,104 @@
+"""The cache of machine code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera.kernels.native.codegen import compiler
+from caldera.kernels.native.codegen.emitter import F64, Emitter
+from caldera.kernels.native.codegen.program import NativeRunner, native_call
+
+_times_built: list[float] = []
+
+
+def _double(k: Emitter, factor: float) -> None:
+    _times_built.append(factor)
+    x = k.pointer(0, F64)
+    x.store(0, x.load(0) * factor)
+
+
+def _result(factor: float) -> float:
+    x = np.array([1.0])
+    NativeRunner([native_call(compiler.compiled(_double, factor=factor), x)])()
+    return float(x[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An empty cache; nothing is known in memory."""
+    monkeypatch.setattr(compiler, "_addresses", {})
+    _times_built.clear()
+    with cd.settings.override(cache_dir=tmp_path):
+        yield tmp_path / "native"
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_addresses", {})
+
+
+def test_a_kernel_is_built_once_in_a_process(folder: Path) -> None:
+    assert _result(3.0) == _result(3.0) == 3.0
+    assert _times_built == [3.0]
+
+
+def test_parameters_are_part_of_the_key(folder: Path) -> None:
+    assert (_result(3.0), _result(4.0)) == (3.0, 4.0)
+    assert len(list(folder.glob("*.o"))) == 2
+
+
+def test_what_is_on_disk_is_not_built_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _result(5.0)
+    _forget(monkeypatch)
+    assert _result(5.0) == 5.0
+    assert _times_built == [5.0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_file_is_built_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    _result(6.0)
+    (file,) = folder.glob("*.o")
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    file.write_bytes({"cut": content[:100], "flip": content, "empty": b""}[damage])
+    _forget(monkeypatch)
+    assert _result(6.0) == 6.0
+    assert _times_built == [6.0, 6.0]
+
+
+def test_another_compiler_builds_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _result(7.0)
+    _forget(monkeypatch)
+    monkeypatch.setattr(compiler, "_toolchain", lambda: "another compiler, another processor")
+    assert _result(7.0) == 7.0
+    assert _times_built == [7.0, 7.0]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_text("a file where the folder should be")
+    assert _result(8.0) == 8.0
+
+
+def test_another_process_loads_it(folder: Path) -> None:
+    script = "from caldera.kernels.native.codegen.program import _functions; _functions()"
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+            env={"CALDERA_CACHE": str(folder.parent), "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        written = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.o")}
+    again = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.o")}
+    assert written == again
+    assert written

@@ -1,0 +1,192 @@
+"""What is remembered of measured kernels: for which question, and what is not believed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera import op
+from caldera.config import settings
+from caldera.graph.body import Body
+from caldera.graph.node import Spec, intern
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.control import fused
+from caldera.graph.ops.elementwise import add, exp
+from caldera.graph.ops.movement import arrange
+from caldera.graph.ops.product import matmul
+from caldera.graph.ops.random import random_uniform
+from caldera.kernels import tuning_cache
+from caldera.kernels.choose import Choices
+from caldera.kernels.measure import measure
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.tensor.dtype import float32, int64
+from tests.unit.kernels.watched import Watched, product_node, race
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def test_another_process_remembers(kernels: Watched, tmp_path: Path) -> None:
+    race(kernels).kernel(product_node(), "cpu")
+    kernels.bound.clear()
+    verdict = Choices(kernels.table).verdict(product_node(), "cpu")
+    assert (verdict.kernel.name, verdict.source) == ("fast", "remembered")
+    assert verdict.times is not None
+    assert set(verdict.times) == {"slow", "fast"}
+    assert not kernels.measured()
+    assert [path.suffix for path in (tmp_path / "choices").iterdir()] == [".json"]
+
+
+def test_another_set_of_kernels_is_another_question(kernels: Watched) -> None:
+    race(kernels).kernel(product_node(), "cpu")
+    kernels.add("new", priority=-1)
+    kernels.bound.clear()
+    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "measured"
+
+
+def _columns_first(spec: Spec) -> Spec:
+    return Spec(spec.shape, spec.dtype, (1, 0))
+
+
+def test_kernels_are_measured_on_memory_in_the_order_of_the_node() -> None:
+    plain = product_node()
+    given = arrange(plain.inputs[0], (1, 0))
+    node = intern(
+        plain.op, (given, plain.inputs[1]), dict(plain.attrs), (_columns_first(plain.spec),)
+    )
+    seen: list[Call] = []
+
+    def bind(call: Call) -> Runner:
+        seen.append(call)
+        return lambda: np.matmul(*call.inputs, call.outputs[0])
+
+    outcome = measure(node, [Kernel("matmul", "cpu", "mine", bind)], 0.0)
+    assert list(outcome.times) == ["mine"]
+    (call,) = seen
+    flags = [array.flags.f_contiguous for array in (*call.inputs, *call.outputs)]
+    assert flags == [True, False, True]
+
+
+@pytest.mark.parametrize("change", ["threads", "shape", "attribute", "order"])
+def test_what_matters_is_part_of_the_question(change: str) -> None:
+    node = product_node()
+    before = tuning_cache.tuning_key(node, "cpu", [])
+    with settings.override(threads=settings.threads + (change == "threads")):
+        other = node
+        if change == "shape":
+            other = product_node(65)
+        if change == "attribute":
+            other = matmul(*node.inputs, ta=True, tb=False)
+        if change == "order":
+            other = intern(node.op, node.inputs, dict(node.attrs), (_columns_first(node.spec),))
+        after = tuning_cache.tuning_key(other, "cpu", [])
+    assert before is not None
+    assert after is not None
+    assert tuning_cache.digest(before) != tuning_cache.digest(after)
+
+
+def test_the_machine_is_part_of_the_question() -> None:
+    question = tuning_cache.tuning_key(product_node(), "cpu", [])
+    assert question is not None
+    assert question["machine"]["numpy"] == np.__version__
+    assert question["machine"]["cpu"]
+    assert question["machine"]["blas"]
+
+
+def test_the_number_of_a_random_stream_does_not_matter() -> None:
+    state, offset = parameter(0, Spec((2,), int64)), parameter(1, Spec((), int64))
+    first, second = (
+        random_uniform(state, offset, shape=(9,), dtype=float32, stream=stream) for stream in (1, 2)
+    )
+    assert tuning_cache.tuning_key(first, "cpu", []) == tuning_cache.tuning_key(second, "cpu", [])
+
+
+def test_bodies_are_written_down_by_structure() -> None:
+    x = parameter(0, Spec((3,), float32))
+    questions = [
+        tuning_cache.tuning_key(fused(x, body=Body([x], [output])), "cpu", [])
+        for output in (exp(x), add(exp(x), x))
+    ]
+    assert None not in questions
+    assert questions[0] != questions[1]
+    assert json.loads(json.dumps(questions)) == questions
+
+
+def test_what_cannot_be_written_down_is_not_asked() -> None:
+    variable = op.var("x", (3,)).node
+    assert tuning_cache.tuning_key(variable, "cpu", []) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '"text"', '{"format": 1}', '{"format": 2, "question": {}}', "\x00\xff",
+     '{"format": 1, "question": {}, "chosen": "fast", "times": {}}',
+     '{"format": 1, "question": [], "chosen": 3, "times": []}'],
+)  # fmt: skip
+def test_a_damaged_or_foreign_file_is_measured_anew(
+    kernels: Watched, tmp_path: Path, content: str
+) -> None:
+    race(kernels).kernel(product_node(), "cpu")
+    (path,) = (tmp_path / "choices").iterdir()
+    path.write_text(content, encoding="latin-1")
+    (tmp_path / "choices" / "notes.json").write_text(content, encoding="latin-1")
+    choices = Choices(kernels.table)
+    assert "fast" not in choices.table()
+    assert choices.verdict(product_node(), "cpu").source == "measured"
+    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "remembered"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"question": {"op": "add"}}],
+)
+def test_an_answer_that_does_not_fit_is_not_believed(
+    kernels: Watched, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    race(kernels).kernel(product_node(), "cpu")
+    (path,) = (tmp_path / "choices").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    assert Choices(kernels.table).verdict(product_node(), "cpu").source == "measured"
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_memory(
+    kernels: Watched, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    choices = race(kernels)
+    with settings.override(cache_dir=tmp_path / "file" / "folder"):
+        with pytest.warns(RuntimeWarning, match="not kept"):
+            assert choices.kernel(product_node(), "cpu").name == "fast"
+        assert choices.verdict(product_node(), "cpu").source == "remembered"
+
+
+def test_readers_never_see_half_a_file() -> None:
+    question = tuning_cache.tuning_key(
+        product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)]
+    )
+    assert question is not None
+    record = tuning_cache.Record(question, "k", {"k": 1.0})
+    tuning_cache.store(record)
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            tuning_cache.store(record)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        assert all(tuning_cache.load(question) == record for _ in range(200))
+    finally:
+        done.set()
+        for writer in writers:
+            writer.join()
+
+
+def _bind_none(call: Call) -> Runner:
+    return lambda: None

@@ -1,0 +1,122 @@
+"""Calls in lanes on a card: which stream each is put on, and what waits for what."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from caldera.memory import cuda_stream, gpus
+from caldera.memory.cuda_stream import CudaStream, launching_side_stream, launching_stream
+from caldera.memory.gpus import Card
+from caldera.memory.interface import StreamCall, TransferCounters
+
+
+class FakeStream:
+    """A queue of what a stream was given."""
+
+    made: list[FakeStream]
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.ptr = len(self.made) + 1
+        self.queue: deque[Callable[[], bool]] = deque()
+        self.made.append(self)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.queue.append(lambda: event.reached)
+
+
+class FakeEvent:
+    """A point of a stream."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        self.reached = False
+
+    def record(self, stream: FakeStream) -> None:
+        def reach() -> bool:
+            self.reached = True
+            return True
+
+        stream.queue.append(reach)
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
+    """All streams of a card that only notes what it is given."""
+
+    @contextmanager
+    def chosen(index: int) -> Iterator[None]:
+        yield
+
+    FakeStream.made = []
+    parts = SimpleNamespace(Stream=FakeStream, Event=FakeEvent, Device=chosen)
+    for module in (gpus, cuda_stream):
+        monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=parts))
+    return FakeStream.made
+
+
+def _launched(streams: list[FakeStream], seen: list[Any], what: Any) -> Callable[[], None]:
+    """A call that puts something on the stream it is launched on."""
+
+    def put() -> bool:
+        seen.append(what)
+        return True
+
+    return lambda: streams[launching_stream() - 1].queue.append(put)
+
+
+def _run(streams: list[FakeStream], seed: int) -> None:
+    """Work on all streams, in any order in which they may go on."""
+    draw = random.Random(seed)
+    waiting = 0
+    while busy := [stream for stream in streams if stream.queue]:
+        stream = draw.choice(busy)
+        if stream.queue[0]():
+            stream.queue.popleft()
+            waiting = 0
+        else:
+            waiting += 1
+            assert waiting < 1000, "all wait for each other"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lanes_begin_after_what_came_before_and_end_before_what_comes_later(
+    streams: list[FakeStream], seed: int
+) -> None:
+    stream = CudaStream(Card(0), TransferCounters())
+    seen: list[Any] = []
+
+    def call(what: Any) -> Callable[[], None]:
+        return _launched(streams, seen, what)
+
+    stream.launch(call("before"))
+    stream.launch_on_streams([
+        StreamCall(call(0)), StreamCall(call(1), 1, (0,)), StreamCall(call(2), 2),
+        StreamCall(call(3)),
+        StreamCall(call(4), 1, (2,)), StreamCall(call(5), 0, (1,)), StreamCall(call(6), 2, (5,)),
+    ])  # fmt: skip
+    stream.launch(call("after"))
+    _run(streams, seed)
+    assert seen[0] == "before"
+    assert seen[-1] == "after"
+    assert sorted(seen[1:-1]) == list(range(7))
+    for first, second in [(0, 1), (0, 3), (1, 4), (2, 4), (3, 5), (1, 5), (2, 6), (5, 6)]:
+        assert seen.index(first) < seen.index(second)
+
+
+def test_a_call_knows_its_lane(streams: list[FakeStream]) -> None:
+    stream = CudaStream(Card(0), TransferCounters())
+    lanes: list[int] = []
+    calls = [StreamCall(lambda: lanes.append(launching_side_stream()), lane) for lane in (0, 2, 1)]
+    stream.launch_on_streams(calls)
+    stream.launch(lambda: lanes.append(launching_side_stream()))
+    assert lanes == [0, 2, 1, 0]
