@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ _objects.mkdir(parents=True, exist_ok=True)
 os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of processes: without bytecode each would compile the package first.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
