@@ -135,6 +135,12 @@ def splits_of(
     return graph.splits
 
 
+def stand_in(variable: Variable, split: Split, rank: int) -> Variable:
+    """Stands for a rank's part of a variable in graphs that are never run."""
+    part = Spec(split.shape(variable.shape, rank), variable.dtype)
+    return Variable(Symbol(variable.name, part, "variable"))
+
+
 class _Choosing(ShardingPropagation):
     """Decides about each layer when it is met."""
 
@@ -158,7 +164,5 @@ class _Choosing(ShardingPropagation):
         layer.chosen = way
         for variable, split in layer.ways[way].items():
             self.splits[variable] = split
-            part = Spec(split.shape(variable.shape, self.rank), variable.dtype)
-            stand_in = Variable(Symbol(variable.name, part, "variable"))
-            self.split_now(variable.node, stand_in.node, split)
+            self.split_now(variable.node, stand_in(variable, split, self.rank).node, split)
         self.settle_again(reversed(seen[:-1]))
