@@ -39,7 +39,12 @@ from caldera.parallel.pipeline.batch_sums import (
 )
 from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
-from caldera.parallel.pipeline.stage_partition import Costs, check_starts, stage_starts
+from caldera.parallel.pipeline.stage_partition import (
+    Costs,
+    check_starts,
+    stage_starts,
+    traced_samples,
+)
 from caldera.parallel.pipeline.stage_profile import unit_seconds
 from caldera.parallel.pipeline.stage_program import AXIS, Part, StageProgram
 from caldera.parallel.pipeline.stage_update import StageUpdate
@@ -311,7 +316,9 @@ class PipelineParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        self._samples = given["batch_size"] // (self.mesh.shape[DATA] * self.micro_batches)
+        self._samples = traced_samples(
+            given["batch_size"], self.mesh.shape[DATA], self.micro_batches, self._layers.ranks
+        )
         # The number of threads decides in which order long sums are added up.
         known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
                  "schedule": self.schedule, "stages": self._wanted, "balance": self.balance,
@@ -330,7 +337,7 @@ class PipelineParallel(Strategy):
         if self._model is None or self._optimizer is None:
             return
         layers, model = self._layers, cast("Model", self._model)
-        traced = network(max(self._samples, layers.ranks))
+        traced = network(self._samples)
         found = rank_network(
             model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
             least=layers.least,

@@ -37,6 +37,7 @@ from caldera.parallel.pipeline.stage_partition import (
     Stages,
     boundary_values,
     stages_of,
+    with_gradients,
 )
 from caldera.parallel.tensor.rank_network import TracedNetwork
 from caldera.tensor.dtype import is_float
@@ -134,10 +135,7 @@ class StageProgram:
 
     def _with_gradients(self, part: Part, cut: int) -> list[Node]:
         """Those of them whose gradients come back."""
-        active: set[Node] = set()
-        for node in topological(part.network.roots):
-            if node in self._trained or any(given in active for given in node.inputs):
-                active.add(node)
+        active = with_gradients(part.network.roots, self._trained)
         return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
 
     def _check(self) -> None:
