@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.amounts import table_lines
 from caldera.draw.learning_curves import learning_curves
 from caldera.errors import ConfigError, DataError
 from caldera.registry import nearest
@@ -109,8 +110,7 @@ class History(Mapping[str, list[Any]]):
         if len(table) > _ROWS_SHOWN + 1:
             half = _ROWS_SHOWN // 2
             table = [*table[: half + 1], ["..." for _ in table[0]], *table[-half:]]
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+        lines = table_lines(table)
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return "\n".join(lines)

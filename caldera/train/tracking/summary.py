@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from caldera.amounts import bytes_text
+from caldera.amounts import bytes_text, table_lines
 from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.lazy import Expr
@@ -52,13 +52,13 @@ class Summary:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "output", "parameters", "FLOPs", "memory", "work", "depth")
-        body = [_cells(row) for row in self.rows]
-        widths = [max(len(cells[i]) for cells in [header, *body]) for i in range(len(header))]
-        lines = [self.name, _line(header, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
-        for row, cells in zip(self.rows, body, strict=True):
-            lines.append(_line(cells, widths))
+        head, *body = table_lines([header, *map(_cells, self.rows)], left=range(3))
+        lines = [self.name, head, "-" * len(head)]
+        work_starts = head.index("memory") + len("memory  ")
+        for row, line in zip(self.rows, body, strict=True):
+            lines.append(line)
             lines += [
-                " " * (sum(widths[:6]) + 12) + f"{each.method}: W {each.work:,} D {each.depth}"
+                " " * work_starts + f"{each.method}: W {each.work:,} D {each.depth}"
                 for each in row.work[1:]
             ]
         lines += [
@@ -82,12 +82,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{first.work:,}" if first else "",
         str(first.depth) if first else "",
     )
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    left = [cell.ljust(width) for cell, width in zip(cells[:3], widths[:3], strict=True)]
-    right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
-    return "  ".join(left + right).rstrip()
 
 
 def summarise(model: Layer, traced: Context, batch: int) -> Summary:
