@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.draw.graph import save
+from caldera.draw.graph import save_graph
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
@@ -141,7 +141,7 @@ class Plan:
         ...     cd.compile([x * x]).draw(Path(folder) / "graph.svg").name
         'graph.svg'
         """
-        return save(path, {"as written": self.original, "as it runs": self.optimised})
+        return save_graph(path, {"as written": self.original, "as it runs": self.optimised})
 
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
         """A table of the steps, to be printed or read: kernels, shapes, bytes, operations, times.
