@@ -43,6 +43,10 @@ def test_the_picture_shows_the_floors() -> None:
     for floor, rooms in FLOORS.items():
         group = drawn.partition(f'id="floor-{floor}"')[2].partition("</g>")[0]
         assert tuple(re.findall(r'class="room"[^>]*>([^<]+)<', group)) == rooms
+    described = {
+        int(floor): set(re.findall(r"\w+", rooms)) for floor, rooms, _ in _rows("The floors")
+    }
+    assert described == {floor: set(rooms) for floor, rooms in FLOORS.items()}
     assert f"({PICTURE.relative_to(ROOT / 'docs')})" in PAGE
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.floors`: the picture in `docs/architecture.md`, from the floors in their test."""
+"""`python -m tools.floors`: the picture in `docs/architecture.md`, from the floors of the test."""
 
 from __future__ import annotations
 
