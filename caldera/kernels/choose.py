@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from caldera.amounts import table_lines
 from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import order_name
@@ -274,8 +275,7 @@ class Choices:
                 (op, "any", name, "fixed by hand") for (op, _), name in sorted(self._fixed.items())
             ]
             rows += sorted(_row(record) for record in records.values())
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(table_lines(rows, left=range(4)))
 
 
 def _work(node: Node) -> int:

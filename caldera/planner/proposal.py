@@ -172,7 +172,7 @@ def plan(
     within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
     room = bytes_of(memory) if isinstance(memory, str) else memory
     cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room, TURN)
-    codes = {name: timed(code) for name, code in default_codecs(wire, workload).items()}
+    codes = {name: timed(code) for name, code in default_codecs(wire).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
 

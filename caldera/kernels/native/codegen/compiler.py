@@ -72,7 +72,7 @@ def _toolchain() -> str:
 
 @cache
 def _sources(module: str) -> str:
-    """A digest of the source of a module and of all it imports from this package, in turn."""
+    """A digest of the source of a module and of all kernels' modules it imports, in turn."""
     found: dict[str, bytes] = {}
     pending = [module]
     while pending:
@@ -92,7 +92,7 @@ def _sources(module: str) -> str:
 
 
 _IMPORT = re.compile(
-    rf"^from ({re.escape(__package__)}[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+    r"^from (caldera\.kernels\.(?:native|common)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
 )
 
 

@@ -1,4 +1,4 @@
-"""The whole page."""
+"""The page about a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import datetime
 
 from caldera.amounts import bytes_text, flops_text, seconds_text
 from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
+from caldera.draw.learning_curves import learning_curve_charts
+from caldera.draw.line_chart import inline
 from caldera.draw.page import document
-from caldera.report.charts import curves_section
 from caldera.report.confusion import predictions_section
 from caldera.report.costs import memory_section, time_section
 from caldera.report.graph import graph_section
@@ -27,12 +28,12 @@ _INDEX = {
 }
 
 
-def page(run: RunFolder) -> str:
+def run_page(run: RunFolder) -> str:
     """The text of the page about a run; nothing is computed anew."""
     record, history = run.record(), run.history()
     parts = [
         *_top(record, history),
-        curves_section(history),
+        _curves(history),
         _epochs(history),
         predictions_section(record),
         _network(record),
@@ -83,6 +84,15 @@ def _time(text: str) -> str:
         return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M:%S %Z").strip()
     except ValueError:
         return text
+
+
+def _curves(history: History) -> Safe:
+    """Loss and metrics over the epochs."""
+    if not history.epochs:
+        return section("curves", "Learning curves", note="No epoch was finished.")
+    columns = {name: history[name] for name in history.numbers()}
+    charts = learning_curve_charts([epoch + 1 for epoch in history.epochs], columns)
+    return section("curves", "Learning curves", tag("div", *map(inline, charts), class_="columns"))
 
 
 def _epochs(history: History) -> Safe:

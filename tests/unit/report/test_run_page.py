@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import caldera as cd
-from caldera.draw.theme import DARK, LIGHT
+from caldera.draw.palette import DARK, LIGHT
 from caldera.errors import DataError
 from caldera.plain_data import to_plain
-from caldera.report import page
+from caldera.report import run_page
 from caldera.report.graph import trusted
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
@@ -55,7 +55,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def text(digits_run: cd.RunFolder) -> str:
-    return page(digits_run)
+    return run_page(digits_run)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_every_kernel_call_with_its_time(digits_run: cd.RunFolder, read: Reader)
 
 
 def test_values_are_shown_beside_the_truth(values_run: cd.RunFolder) -> None:
-    read = Reader(page(values_run))
+    read = Reader(run_page(values_run))
     record = values_run.record()
     assert record.confusion is None
     assert len(record.predictions or []) == 40
@@ -134,7 +134,7 @@ def test_values_are_shown_beside_the_truth(values_run: cd.RunFolder) -> None:
 
 
 def test_a_run_that_was_ended_says_what_is_missing(ended_run: cd.RunFolder) -> None:
-    texts = " ".join(Reader(page(ended_run)).texts)
+    texts = " ".join(Reader(run_page(ended_run)).texts)
     assert "The run was ended: the time limit of 0 s." in texts
     assert "The training step was not timed" in texts
     assert "has no picture of its graph" in texts
@@ -171,7 +171,7 @@ def test_texts_of_a_run_cannot_become_html(digits_run: cd.RunFolder, tmp_path: P
         machine={evil: {evil: evil}}, seeds={evil: 1}, results={evil: 0.5},
         data=replace(run.data, name=evil, class_names=[evil] * 10),
     )  # fmt: skip
-    read = Reader(page(hostile))
+    read = Reader(run_page(hostile))
     assert len(read.all("script")) == 1
     assert not read.all("img")
     assert not any(key.startswith("on") for _, found in read.elements for key in found)
@@ -185,7 +185,7 @@ def test_pictures_are_taken_apart(digits_run: cd.RunFolder, tmp_path: Path) -> N
         '<a href="javascript:alert(1)"><rect fill="url(http://a.example/x)" id="fine"/></a>'
         '<style>@import "http://a.example/x"</style><image href="http://a.example/x"/></svg>'
     )
-    text = page(cd.RunFolder(tmp_path))
+    text = run_page(cd.RunFolder(tmp_path))
     assert "a.example" not in text
     assert "javascript:" not in text
     assert "alert(1)" not in text
@@ -233,6 +233,7 @@ def test_text_can_be_read_on_what_it_stands_on(colours: dict[str, str]) -> None:
     for name in ("text", "quiet", *(f"line{i}" for i in range(7))):
         for ground in ("card", "paper"):
             assert _contrast(colours[name], colours[ground]) > 4.5, (name, ground)
+    assert _contrast(colours["text"], colours["chosen"]) > 4.5
     strong = [name for name in colours if name.startswith("strong-")]
     for name in (*strong, "update", "text"):
         assert _contrast(colours["on-strong"], colours[name]) > 4.5, name

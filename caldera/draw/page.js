@@ -1,11 +1,4 @@
-"""The script of the page: the button for light and dark, and moving about in the graph.
-
-The page can be read without it.
-"""
-
-from __future__ import annotations
-
-SCRIPT = """
+// The button for light and dark, and moving about in the graph. A page can be read without it.
 'use strict';
 (() => {
   const root = document.documentElement;
@@ -88,4 +81,3 @@ SCRIPT = """
     show();
   });
 })();
-"""
