@@ -67,7 +67,8 @@ def table_lines(rows: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list
     align = [str.ljust if i in on_left else str.rjust for i in range(len(widths))]
     lines = []
     for row in rows:
-        cells = [put(cell, width) for put, cell, width in zip(align, row, widths, strict=True)]
+        columns = zip(align, row, widths, strict=True)
+        cells = [place(cell, width) for place, cell, width in columns]
         lines.append("  ".join(cells).rstrip())
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from caldera.train.resident import resident
 from caldera.train.run import Run, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
-from caldera.train.step import Steps
+from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets
 from caldera.train.tracking.history import History
 
@@ -68,7 +68,9 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or HostSource(),
     )
-    steps.strategy.prepare(steps.network)
+    steps.strategy.prepare(
+        partial(trace_network, model, several_ranks=steps.strategy.is_distributed)
+    )
     return steps
 
 

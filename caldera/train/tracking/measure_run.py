@@ -11,11 +11,11 @@ import numpy as np
 
 from caldera.data import Dataset, Loader, as_data
 from caldera.errors import DataError
-from caldera.machine import facts
 from caldera.plan.explain import Explanation, Row, shapes_text
 from caldera.plan.plan import Plan
 from caldera.plan.timeline import arena_in_use
 from caldera.train.fit import make_steps
+from caldera.train.tracking.environment import environment
 from caldera.train.tracking.history import History
 from caldera.train.tracking.run_record import (
     DataRecord,
@@ -80,7 +80,7 @@ def _machine() -> dict[str, dict[str, int | str]]:
     """The machine and the versions; not what is only true at this moment or of this user."""
     return {
         title: {name: value for name, value in rows.items() if name not in _PASSING}
-        for title, rows in facts().items()
+        for title, rows in environment().items()
     }
 
 

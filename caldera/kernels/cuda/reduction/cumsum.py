@@ -13,7 +13,7 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
 from caldera.kernels.cuda.elementwise.loop import THREADS
 from caldera.kernels.cuda.movement.copy import copy_calls

@@ -1,4 +1,4 @@
-"""Random numbers, assignment and ops that hold a graph, in NumPy."""
+"""Scans: a graph repeated along a sequence, interpreted step by step."""
 
 from __future__ import annotations
 
@@ -7,36 +7,6 @@ import numpy as np
 from caldera.graph.body import Body
 from caldera.graph.opdef import parameter
 from caldera.kernels.reference.registry import interpret, reference
-from caldera.tensor.dtype import DType
-from caldera.tensor.philox import normal, uniform01
-from caldera.tensor.shape import Shape, size
-
-
-def _name(state: np.ndarray) -> tuple[int, int]:
-    """Seed and step; an int64 holds the bits of an unsigned seed."""
-    seed, step = (int(word) for word in state)
-    return seed & (2**64 - 1), step
-
-
-@reference("random_uniform")
-def _random_uniform(
-    state: np.ndarray, offset: np.ndarray, *, shape: Shape, dtype: DType, stream: int
-) -> np.ndarray:
-    seed, step = _name(state)
-    return uniform01(seed, step, stream, int(offset), size(shape), dtype).reshape(shape)
-
-
-@reference("random_normal")
-def _random_normal(
-    state: np.ndarray, offset: np.ndarray, *, shape: Shape, dtype: DType, stream: int
-) -> np.ndarray:
-    seed, step = _name(state)
-    return normal(seed, step, stream, int(offset), size(shape), dtype).reshape(shape)
-
-
-@reference("assign")
-def _assign(target: np.ndarray, value: np.ndarray) -> np.ndarray:
-    return value
 
 
 @reference("scan")

@@ -13,7 +13,7 @@ from caldera.comm.reduction import combine
 from caldera.comm.request import Request
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 TAG = 16384
 """One tag serves all collectives: messages between two ranks keep their order, and all ranks call
@@ -22,32 +22,32 @@ WINDOW = 32
 """How many segments may be on their way to a rank before it has taken the first of them."""
 
 
-def segment_elements(comm: Communicator, buffer: np.ndarray) -> int:
+def segment_elements(comm: PointToPoint, buffer: np.ndarray) -> int:
     """The elements of one segment."""
     return max(1, comm.segment_bytes // buffer.itemsize)
 
 
-def post_send(comm: Communicator, buffer: np.ndarray, dest: int) -> Request:
+def post_send(comm: PointToPoint, buffer: np.ndarray, dest: int) -> Request:
     """`Isend` for what needs no checks: there are many segments, and each costs a little."""
     with comm.traffic.operation("Isend"):
         comm.traffic.sent(buffer.nbytes)
         return comm._start_send(buffer, dest, TAG)
 
 
-def post_receive(comm: Communicator, buffer: np.ndarray, source: int) -> Request:
+def post_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> Request:
     """`Irecv` for what needs no checks."""
     with comm.traffic.operation("Irecv"):
         comm.traffic.received(buffer.nbytes)
         return comm._start_receive(buffer, source, TAG)
 
 
-def start_send(comm: Communicator, buffer: np.ndarray, dest: int) -> list[Request]:
+def start_send(comm: PointToPoint, buffer: np.ndarray, dest: int) -> list[Request]:
     """Begin to send a buffer in segments."""
     pieces = segments((0, buffer.size), segment_elements(comm, buffer))
     return [post_send(comm, buffer[begin:end], dest) for begin, end in pieces]
 
 
-def start_receive(comm: Communicator, buffer: np.ndarray, source: int) -> list[Request]:
+def start_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> list[Request]:
     """Begin to receive a buffer that is sent in segments."""
     pieces = segments((0, buffer.size), segment_elements(comm, buffer))
     return [post_receive(comm, buffer[begin:end], source) for begin, end in pieces]
@@ -60,7 +60,7 @@ def wait_all(requests: Iterable[Request]) -> None:
 
 
 def exchange(
-    comm: Communicator, leaving: np.ndarray, dest: int, arriving: np.ndarray, source: int
+    comm: PointToPoint, leaving: np.ndarray, dest: int, arriving: np.ndarray, source: int
 ) -> None:
     """Send one buffer and receive another, in segments."""
     requests = start_receive(comm, arriving, source)
@@ -69,7 +69,7 @@ def exchange(
 
 
 def combine_from(
-    comm: Communicator, target: np.ndarray, source: int, op: str, *, theirs_first: bool = False
+    comm: PointToPoint, target: np.ndarray, source: int, op: str, *, theirs_first: bool = False
 ) -> None:
     """Take what another rank sends into `target`, segment by segment.
 
