@@ -33,6 +33,7 @@ lint: tools
 test: lint
 	$(RUN)/python -m pytest -n auto --durations=25
 
+# Of one version beside those of others: python -m tools.docs FOLDER --version 0.1.0
 docs: tools
 	$(RUN)/python -m tools.docs out/docs
 
