@@ -11,6 +11,7 @@ from caldera.kernels.cuda import (
     persistent,
     pooling,
     random,
+    softmax,
     sorting,
 )
 from caldera.kernels.cuda.convolution import cudnn, epilogue, pointwise
@@ -30,4 +31,3 @@ from caldera.kernels.cuda.normalisation import (
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.reduction import cumsum, reduce
 from caldera.kernels.cuda.runtime import measure
-from caldera.kernels.cuda.softmax import cross_entropy, softmax

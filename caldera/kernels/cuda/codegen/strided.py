@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from caldera.graph.memory_format import dense_strides
+from caldera.kernels.cuda.codegen.signature import Parameter, i32, i64
 from caldera.kernels.table import Array
 from caldera.memory.device_array import address_of
 from caldera.tensor.shape import Shape
@@ -48,10 +48,11 @@ class Walk:
         """How many axes are left, at least 1."""
         return len(self.sizes)
 
-    @property
-    def numbers(self) -> list[int]:
-        """As the Walk of row_primitives.cuh holds them."""
-        return [*self.sizes, *(step for each in self.strides for step in each)]
+    def parameter(self, large: bool) -> Parameter:
+        """As the Walk of row_primitives.cuh holds it."""
+        numbers = [*self.sizes, *(step for each in self.strides for step in each)]
+        kind = f"Walk<{self.rank}, {len(self.strides)}, {index_type(large)}>"
+        return indices(kind, numbers, large)
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -124,12 +125,12 @@ def index_type(large: bool) -> str:
     return "i64" if large else "i32"
 
 
-def index(value: int, large: bool) -> ctypes.c_int | ctypes.c_longlong:
+def index(value: int, large: bool) -> Parameter:
     """One number of that type."""
-    return ctypes.c_longlong(value) if large else ctypes.c_int(value)
+    return i64(value) if large else i32(value)
 
 
-def indices(values: Sequence[int], large: bool) -> Any:
+def indices(kind: str, values: Sequence[int], large: bool) -> Parameter:
     """A struct of such numbers."""
-    kind = ctypes.c_longlong if large else ctypes.c_int
-    return (kind * len(values))(*values)
+    number = ctypes.c_longlong if large else ctypes.c_int
+    return Parameter(kind, (number * len(values))(*values))

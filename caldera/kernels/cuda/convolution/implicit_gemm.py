@@ -5,7 +5,6 @@ stride's grid.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,21 +75,21 @@ class Part:
             last = "true" if abs(places.channel) <= abs(places.column) else "false"
             source = text(EACH, dtype, last=last)
             count = self.out.size
-            arguments: tuple[Any, ...] = (
-                self.out, self.image, self.filters, window, images, steps_of_filters, places,
-                ctypes.c_uint(work.results), ctypes.c_uint(work.groups),
-                ctypes.c_int(work.taps[0]), ctypes.c_longlong(count),
+            signature = EACH.bind(
+                out=self.out, image=self.image, filters=self.filters, window=window, images=images,
+                steps=steps_of_filters, places=places, results=work.results, groups=work.groups,
+                tap_rows=work.taps[0], count=count,
             )  # fmt: skip
-            return [Launch(source, "each", -(-count // THREADS), THREADS, arguments)]
+            return [Launch(source, EACH.name, -(-count // THREADS), THREADS, signature)]
         cut = self.cut(most_pieces(scratch, self.out))
         sums = place_for_sums(cut, scratch, self.out)
         source = tiles_text(CORRELATE, dtype, cut.tile, *self._ways(cut.tile), sums is None)
-        goal = self.out if sums is None else sums
-        arguments = (
-            goal, self.image, self.filters, window, images, steps_of_filters, places,
-            ctypes.c_int(work.results), cut.numbers,
+        signature = CORRELATE.bind(
+            out=self.out if sums is None else sums, image=self.image, filters=self.filters,
+            window=window, images=images, steps=steps_of_filters, places=places,
+            results=work.results, cut=cut.numbers,
         )  # fmt: skip
-        calls = [Launch(source, "correlate", cut.blocks, cut.tile.threads, arguments)]
+        calls = [Launch(source, CORRELATE.name, cut.blocks, cut.tile.threads, signature)]
         if sums is not None:
             calls.append(adding_up(self.out, sums, window, places, "ImagePlaces",
                                     (window.pixels, work.results)))  # fmt: skip

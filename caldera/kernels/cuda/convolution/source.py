@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.product.tiling import Tile
 
 TYPES = """#include "implicit_gemm.cuh"
 typedef {stored} T;
 typedef {computed} S;
 """
-CORRELATE = """
-extern "C" __global__ void {bounds} correlate(
-    {result}* out, const T* image, const T* filters, Window window, Images images, Filters steps,
-    ImagePlaces places, i32 results, Cut cut) {{
+CORRELATE = KernelTemplate("correlate", {
+    "out": "{result}*", "image": "const T*", "filters": "const T*", "window": "Window",
+    "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "i32",
+    "cut": "Cut",
+}, """{{
     typedef {tile} Block;
     Share mine = cut.of(blockIdx.x, Block::SIDE);
     Patches<T, true> a = {{image + mine.product * images.group, window, images}};
@@ -27,11 +29,12 @@ extern "C" __global__ void {bounds} correlate(
         {store}
     }});
 }}
-"""
-WEIGHT = """
-extern "C" __global__ void {bounds} weight(
-    {result}* out, const T* image, const T* gradient, Window window, Images images, Images outer,
-    FilterPlaces places, i32 results, Cut cut) {{
+""")  # fmt: skip
+WEIGHT = KernelTemplate("weight", {
+    "out": "{result}*", "image": "const T*", "gradient": "const T*", "window": "Window",
+    "images": "Images", "outer": "Images", "places": "FilterPlaces", "results": "i32",
+    "cut": "Cut",
+}, """{{
     typedef {tile} Block;
     Share mine = cut.of(blockIdx.x, Block::SIDE);
     ChannelLines<T> a = {{gradient + mine.product * outer.group, window, outer, results}};
@@ -44,14 +47,15 @@ extern "C" __global__ void {bounds} weight(
         {store}
     }});
 }}
-"""
+""")  # fmt: skip
 WHOLE = "out[places.of(window, mine.product, row, column)] = Stored<T>::from(sums[i][j]);"
 PIECE = """i64 products = gridDim.x / ((u32)cut.across * cut.down * cut.pieces);
         i64 line = (mine.piece * products + mine.product) * rows + row;
         out[line * columns + column] = sums[i][j];"""
-ADD_UP = """
-extern "C" __global__ void add_up(T* out, const S* terms, i32 pieces, u32 count, Window window,
-                                  {places} places, u32 rows, u32 columns) {{
+ADD_UP = KernelTemplate("add_up", {
+    "out": "T*", "terms": "const S*", "pieces": "i32", "count": "u32", "window": "Window",
+    "places": "{places}", "rows": "u32", "columns": "u32",
+}, """{{
     for (u32 i = first_turn<u32>(); i < count; i += turns_apart<u32>()) {{
         S sum = terms[i];
         for (i32 piece = 1; piece < pieces; piece++) sum += terms[(i64)piece * count + i];
@@ -59,11 +63,12 @@ extern "C" __global__ void add_up(T* out, const S* terms, i32 pieces, u32 count,
         out[places.of(window, group, line - group * rows, column)] = Stored<T>::from(sum);
     }}
 }}
-"""
-EACH = """
-extern "C" __global__ void each(T* out, const T* image, const T* filters, Window window,
-                                Images images, Filters steps, ImagePlaces places, u32 results,
-                                u32 groups, i32 tap_rows, i64 count) {{
+""")  # fmt: skip
+EACH = KernelTemplate("each", {
+    "out": "T*", "image": "const T*", "filters": "const T*", "window": "Window",
+    "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "u32",
+    "groups": "u32", "tap_rows": "i32", "count": "i64",
+}, """{{
     i64 index = first_turn<i64>();
     if (index >= count) return;
     u32 all = results * groups, area = window.area.divisor, channel, number;
@@ -79,11 +84,12 @@ extern "C" __global__ void each(T* out, const T* image, const T* filters, Window
                           own * steps.result, window, images, steps, tap_rows, pixel);
     out[places.of(window, group, number, own)] = Stored<T>::from(sum);
 }}
-"""
-EACH_WEIGHT = """
-extern "C" __global__ void each_weight(S* terms, const T* image, const T* gradient, Window window,
-                                       Images images, Images outer, u32 results, u32 groups,
-                                       i32 span, u32 count) {{
+""")  # fmt: skip
+EACH_WEIGHT = KernelTemplate("each_weight", {
+    "terms": "S*", "image": "const T*", "gradient": "const T*", "window": "Window",
+    "images": "Images", "outer": "Images", "results": "u32", "groups": "u32", "span": "i32",
+    "count": "u32",
+}, """{{
     u32 index = first_turn<u32>();
     if (index >= count) return;
     u32 all = results * groups, result = index % all, rest = index / all;
@@ -96,7 +102,7 @@ extern "C" __global__ void each_weight(S* terms, const T* image, const T* gradie
                         min(begin + span, window.pixels));
     terms[((i64)piece * all + result) * window.terms + number] = sum;
 }}
-"""
+""")  # fmt: skip
 
 
 def types(dtype: str) -> str:
@@ -105,16 +111,16 @@ def types(dtype: str) -> str:
 
 @lru_cache(maxsize=1024)
 def tiles_text(
-    kernel: str, dtype: str, tile: Tile, left: tuple[bool, int], right: tuple[bool, int],
+    kernel: KernelTemplate, dtype: str, tile: Tile, left: tuple[bool, int], right: tuple[bool, int],
     whole: bool,
 ) -> str:  # fmt: skip
     near = [f"{'true' if along else 'false'}, {many}" for along, many in (left, right)]
-    return types(dtype) + kernel.format(
+    return types(dtype) + kernel.source(
         bounds=tile.bounds(computed_type(dtype)), result="T" if whole else "S", tile=tile.text,
         left=near[0], right=near[1], store=WHOLE if whole else PIECE,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def text(kernel: str, dtype: str, **words: str) -> str:
-    return types(dtype) + kernel.format(**words)
+def text(kernel: KernelTemplate, dtype: str, **words: str) -> str:
+    return types(dtype) + kernel.source(**words)

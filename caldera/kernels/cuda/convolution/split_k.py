@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
@@ -62,8 +60,8 @@ def adding_up(
     """The launch that adds up pieces of sums (rows, columns) and stores the results."""
     source = text(ADD_UP, out.dtype.name, places=kind)
     blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
-    arguments = (
-        out, sums, ctypes.c_int(sums.shape[0]), ctypes.c_uint(out.size), window, places,
-        *map(ctypes.c_uint, shape),
+    signature = ADD_UP.bind(
+        out=out, terms=sums, pieces=sums.shape[0], count=out.size, window=window, places=places,
+        rows=shape[0], columns=shape[1],
     )  # fmt: skip
-    return Launch(source, "add_up", blocks, THREADS, arguments)
+    return Launch(source, ADD_UP.name, blocks, THREADS, signature)

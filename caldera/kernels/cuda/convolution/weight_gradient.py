@@ -4,9 +4,7 @@ cut into pieces. Where a group has only few channels, every element has threads 
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
@@ -91,25 +89,30 @@ class FilterGradient:
         places = filter_steps(self.out, work.results, turned=False)
         shape = (work.results, self.terms)
         most, dtype = most_pieces(scratch, self.out), self.out.dtype.name
-        given = (self.image, self.gradient, window, images, outer)
+        given = {
+            "image": self.image, "gradient": self.gradient, "window": window, "images": images,
+            "outer": outer,
+        }  # fmt: skip
         # Without room for sums, tiles have to do, however empty they are.
         if self.is_thin and most:
             pieces = self.pieces(most)
             sums = Scratch(scratch).array((pieces, self.out.size), compute_dtype(self.out.dtype))
             count, pixels = pieces * self.out.size, window.pixels
-            arguments: tuple[Any, ...] = (
-                sums, *given, ctypes.c_uint(work.results), ctypes.c_uint(work.groups),
-                ctypes.c_int(-(-pixels // pieces)), ctypes.c_uint(count),
+            signature = EACH_WEIGHT.bind(
+                terms=sums, **given, results=work.results, groups=work.groups,
+                span=-(-pixels // pieces), count=count,
             )  # fmt: skip
             source = text(EACH_WEIGHT, dtype)
-            first = Launch(source, "each_weight", -(-count // THREADS), THREADS, arguments)
+            first = Launch(source, EACH_WEIGHT.name, -(-count // THREADS), THREADS, signature)
             return [first, adding_up(self.out, sums, window, places, "FilterPlaces", shape)]
         cut = self.cut(most)
         found = place_for_sums(cut, scratch, self.out)
         source = tiles_text(WEIGHT, dtype, cut.tile, *self._ways(cut.tile), found is None)
-        goal = self.out if found is None else found
-        arguments = (goal, *given, places, ctypes.c_int(work.results), cut.numbers)
-        calls = [Launch(source, "weight", cut.blocks, cut.tile.threads, arguments)]
+        signature = WEIGHT.bind(
+            out=self.out if found is None else found, **given, places=places,
+            results=work.results, cut=cut.numbers,
+        )  # fmt: skip
+        calls = [Launch(source, WEIGHT.name, cut.blocks, cut.tile.threads, signature)]
         if found is not None:
             calls.append(adding_up(self.out, found, window, places, "FilterPlaces", shape))
         return calls

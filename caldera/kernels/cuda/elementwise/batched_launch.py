@@ -15,6 +15,7 @@ import numpy as np
 
 from caldera.kernels.cuda.codegen.expression import HEADER, element_function
 from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.codegen.signature import Parameter, Signature
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, LoopText, are_many, is_light
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.memory.device_array import address_of
@@ -52,8 +53,10 @@ def launch_of_many(loops: Sequence[Loop]) -> Launch:
     numbers = Numbers(wide=False)
     text = LoopText(first, numbers, "")
     items = text.items()
-    pointers = [each.rsplit(" ", 1)[0] for each in text.pointers]
+    pointers = [each.kind for each in text.pointers.values()]
     passed = ", ".join(["n", *(f"({kind})t.at[own][{k}]" for k, kind in enumerate(pointers))])
+    table = _table(loops, np.cumsum(blocks), entries)
+    signature = Signature({"n": numbers.parameter, "t": Parameter("const Table", table)})
     source = f"""#include "{HEADER}"
 #include "vector_access.cuh"
 {numbers.declaration}
@@ -63,7 +66,7 @@ struct Table {{
     u64 at[{entries}][{len(pointers)}];
     u32 total[{entries}], end[{_above(entries)}];
 }};
-extern "C" __global__ void loops(const Numbers n, const Table t) {{
+extern "C" __global__ void loops({signature.declaration}) {{
     u32 own = 0;
 #pragma unroll
     for (u32 half = {_above(entries) // 2}; half; half /= 2)
@@ -77,8 +80,7 @@ extern "C" __global__ void loops(const Numbers n, const Table t) {{
 }}
 """
     arrays = [array for loop in loops for array in loop.arrays]
-    table = _table(loops, np.cumsum(blocks), entries)
-    return Launch(source, "loops", sum(blocks), threads, [numbers.argument, table], kept=arrays)
+    return Launch(source, "loops", sum(blocks), threads, signature, kept=arrays)
 
 
 def _table(loops: Sequence[Loop], ends: np.ndarray, entries: int) -> ctypes.Array[Any]:

@@ -27,6 +27,7 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lines,
     operand,
 )
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -147,23 +148,24 @@ def launch_of(loops: Sequence[Loop]) -> Launch:
     texts = [LoopText(loop, numbers, f"{k}_" if k else "") for k, loop in enumerate(loops)]
     functions = [text.items() for text in texts]
     calls = [text.call(unroll) for text in texts]
-    pointers = ["const Numbers n", *(each for text in texts for each in text.pointers)]
     # Blocks are dealt out to the loops in order.
     for k, count in enumerate(blocks[:-1]):
         calls[k] = f"if (block < (Index){numbers.add(count)}) {{ {calls[k]} return; }}"
         calls[k] += f"\n    block -= (Index){numbers.add(count)};"
+    signature = Signature({"n": numbers.parameter})
+    for text in texts:
+        signature |= text.pointers
     source = f"""#include "{HEADER}"
 #include "vector_access.cuh"
 {numbers.declaration}
 {element_function(loops[0].loop_body)}
 {lines(functions, 0)}
-extern "C" __global__ void loop({", ".join(pointers)}) {{
+extern "C" __global__ void loop({signature.declaration}) {{
     Index block = blockIdx.x;
     {lines(calls, 4)}
 }}
 """
-    arrays = [array for loop in loops for array in loop.arrays]
-    return Launch(source, "loop", sum(blocks), threads, [numbers.argument, *arrays])
+    return Launch(source, "loop", sum(blocks), threads, signature)
 
 
 def _unroll(loops: Sequence[Loop]) -> int:
@@ -200,20 +202,20 @@ class LoopText:
     prefix: str
 
     @property
-    def pointers(self) -> list[str]:
-        """The parameters of the loop."""
+    def pointers(self) -> Signature:
+        """The operands that are arrays, by their names in the text."""
         inputs = len(self.loop.loop_body.inputs)
-        return [
-            f"{'const ' if k < inputs else ''}{each.stored}* p{self.prefix}{k}"
-            for k, each in enumerate(self.loop.operands)
-            if each.mode != "#"
-        ]
+        read = [k for k, each in enumerate(self.loop.operands) if each.mode != "#"]
+        return Signature({
+            f"p{self.prefix}{k}": const_pointer(array) if k < inputs else pointer(array)
+            for k, array in zip(read, self.loop.arrays, strict=True)
+        })  # fmt: skip
 
     def call(self, unroll: int) -> str:
         """The statements of block number `block`."""
         loop, name = self.loop, f"items{self.prefix}"
         full, total = map(self.numbers.add, (loop.items, loop.total))
-        passed = ", ".join(["n", *(each.split()[-1] for each in self.pointers)])
+        passed = f"n, {self.pointers.names}"
         text = (
             f"{name}<{loop.lanes}, {unroll}>(block * (blockDim.x * {unroll}) + threadIdx.x,"
             f" blockDim.x, (Index){full}, {passed});"
@@ -253,9 +255,9 @@ class LoopText:
             for k, each in written
         ]
         results = [f"Pack<{each.stored}, V> y{k};" for k, each in written]
-        parameters = ", ".join(["const Numbers& n", *self.pointers])
+        parameters = self.pointers.declaration
         return f"""template <int V, int U> __device__ __forceinline__ void items{self.prefix}(
-    Index first, Index step, Index count, {parameters}) {{
+    Index first, Index step, Index count, const Numbers& n, {parameters}) {{
     {lines(kept, 4)}
 #pragma unroll
     for (int u = 0; u < U; u++) {{

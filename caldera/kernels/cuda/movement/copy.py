@@ -16,6 +16,7 @@ from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, launch_of, loop_over
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
@@ -93,10 +94,14 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     tiles, tiles_down = numbers.add(down * right), numbers.add(down)
     kind = STORED[name]
     at_target, at_source = (offsets[group] for group in walk.group)
+    signature = Signature({
+        "n": numbers.parameter, "target": pointer(target, kind),
+        "source": const_pointer(source, kind),
+    })  # fmt: skip
     text = f"""#include "vector_access.cuh"
 #include "transpose.cuh"
 {numbers.declaration}
-extern "C" __global__ void transpose(const Numbers n, {kind}* target, const {kind}* source) {{
+extern "C" __global__ void transpose({signature.declaration}) {{
     const Index place = blockIdx.x / (Index){tiles};
     const Index tile = blockIdx.x - place * (Index){tiles};
     const Index column = tile / (Index){tiles_down}, row = tile - column * (Index){tiles_down};
@@ -105,10 +110,8 @@ extern "C" __global__ void transpose(const Numbers n, {kind}* target, const {kin
         (Offset)row * {side}, (Offset)column * {side}, {", ".join(counts)});
 }}
 """
-    return Launch(
-        text, "transpose", prod(lengths) * down * right, (side, rows_at_once, 1),
-        [numbers.argument, target, source],
-    )  # fmt: skip
+    grid, block = prod(lengths) * down * right, (side, rows_at_once, 1)
+    return Launch(text, "transpose", grid, block, signature)
 
 
 def bind_copy(call: Call) -> Runner:

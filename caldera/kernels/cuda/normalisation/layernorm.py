@@ -7,26 +7,31 @@ it computes the gradient of x, and a second kernel adds up the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double, c_int
 from dataclasses import dataclass
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    pointer,
+    real,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
     Strides,
     Walk,
     index,
-    index_type,
-    indices,
     is_large,
     neighbours,
     strides_of,
     walk,
 )
 from caldera.kernels.cuda.codegen.thread_groups import Team, team_for
-from caldera.kernels.cuda.normalisation.statistics import parameter_slopes
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
@@ -61,10 +66,13 @@ class _Rows:
         """The first template arguments of the functions."""
         return f"{self.team.text}, {flags(self.dense)}"
 
-    @property
-    def integer(self) -> str:
-        """The type of places."""
-        return index_type(self.large)
+    def parameters(self, row: Walk, count: int, length: int, node: Node) -> dict[str, Parameter]:
+        """So many rows of this length, and eps."""
+        return {
+            "rows": self.rows.parameter(self.large), "row": row.parameter(self.large),
+            "count": index(count, self.large), "length": i32(length),
+            "eps": real("double", node.attrs["eps"]),
+        }  # fmt: skip
 
 
 def _rows(
@@ -96,21 +104,14 @@ def _bind(call: Call) -> Runner:
         return CudaRunner([])
     axes = call.node.attrs["axis"]
     seen = _rows(x.shape, axes, [x, y], [mean, variance], [scale, shift], _MOST_KEPT)
-    integer, parameters = seen.integer, f"const {type_of(scale)}"
-    source = kernel_source(
-        _HEADER, "layer_norm_rows", seen.team.threads,
-        [f"const {type_of(x)}* x", f"{type_of(y)}* y", f"{parameters}* scale",
-         f"{parameters}* shift", f"{type_of(mean)}* mean", f"{type_of(variance)}* variance",
-         f"Walk<{seen.rows.rank}, 4, {integer}> rows", f"Walk<{seen.row.rank}, 4, {integer}> row",
-         f"{integer} count", "int length", "double eps"],
-        f"layer_norm<{seen.options}>("
-        "x, y, scale, shift, mean, variance, rows, row, count, length, eps);",
-    )  # fmt: skip
-    return CudaRunner([Launch(
-        source, "layer_norm_rows", seen.team.blocks(mean.size), seen.team.threads,
-        [x, y, scale, shift, mean, variance, indices(seen.rows.numbers, seen.large),
-         indices(seen.row.numbers, seen.large), index(mean.size, seen.large), c_int(scale.size),
-         c_double(call.node.attrs["eps"])],
+    signature = Signature({
+        "x": const_pointer(x), "y": pointer(y), "scale": const_pointer(scale),
+        "shift": const_pointer(shift), "mean": pointer(mean), "variance": pointer(variance),
+        **seen.parameters(seen.row, mean.size, scale.size, call.node),
+    })  # fmt: skip
+    return CudaRunner([header_launch(
+        _HEADER, "layer_norm_rows", seen.team.blocks(mean.size), seen.team.threads, signature,
+        f"layer_norm<{seen.options}>({signature.names});",
     )])  # fmt: skip
 
 
@@ -129,27 +130,22 @@ def _bind_gradient(call: Call) -> Runner:
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     blocks = min(seen.team.blocks(mean.size), len(partial))
-    totals = parameter_slopes(
+    totals = parameter_gradients(
         partial, blocks, 2 * length, Walk(seen.row.sizes, (first, second)), for_scale, for_shift,
         large=seen.large,
     )  # fmt: skip
     if mean.size == 0:
         return CudaRunner([totals])
-    integer, statistics = seen.integer, f"const {type_of(mean)}"
-    source = kernel_source(
-        _HEADER, "layer_slopes", seen.team.threads,
-        [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{type_of(dx)}* dx",
-         f"const {type_of(scale)}* scale", f"{statistics}* mean", f"{statistics}* variance",
-         f"Walk<{seen.rows.rank}, 5, {integer}> rows", f"Walk<{row.rank}, 4, {integer}> row",
-         f"{integer} count", "int length", "double eps", f"{type_of(partial)}* partial"],
-        f"block_layer_slopes<{seen.options}>("
-        "x, g, dx, scale, mean, variance, rows, row, count, length, eps, partial);",
+    signature = Signature({
+        "x": const_pointer(x), "g": const_pointer(g), "dx": pointer(dx),
+        "scale": const_pointer(scale), "mean": const_pointer(mean),
+        "variance": const_pointer(variance),
+        **seen.parameters(row, mean.size, length, call.node), "partial": pointer(partial),
+    })  # fmt: skip
+    main = header_launch(
+        _HEADER, "layer_slopes", blocks, seen.team.threads, signature,
+        f"block_layer_slopes<{seen.options}>({signature.names});",
     )  # fmt: skip
-    main = Launch(source, "layer_slopes", blocks, seen.team.threads, [
-        x, g, dx, scale, mean, variance, indices(seen.rows.numbers, seen.large),
-        indices(row.numbers, seen.large), index(mean.size, seen.large), c_int(length),
-        c_double(call.node.attrs["eps"]), partial,
-    ])  # fmt: skip
     return CudaRunner([main, totals])
 
 

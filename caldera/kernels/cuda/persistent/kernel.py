@@ -8,7 +8,6 @@ launch. Every block must be on the card at once, so there is one for each multip
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ from caldera.kernels.cuda.persistent.lowering import Piece, copy_piece, pieces_o
 from caldera.kernels.cuda.persistent.memory_access import Places
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
-from caldera.kernels.cuda.persistent.program import Program
+from caldera.kernels.cuda.persistent.program import STEPS, Program
 from caldera.kernels.cuda.persistent.row_ops import RowWork
 from caldera.kernels.cuda.persistent.tasks import MASKS, SHARED_FLOATS, THREADS, Part, units_of
 from caldera.kernels.cuda.product.epilogue import activation_lines
@@ -67,9 +66,9 @@ class PersistentStep:
         """What runs this many steps."""
         program = self.program
         return Launch(
-            program.source, "steps", driver().multiprocessors, THREADS,
-            [program.pointers, self.counters, ctypes.c_int(steps)], shared=4 * SHARED_FLOATS,
-            cooperative=True, kept=program.arrays,
+            program.source, STEPS.name, driver().multiprocessors, THREADS,
+            STEPS.bind(pointers=program.pointers, counters=self.counters, count=steps),
+            shared=4 * SHARED_FLOATS, cooperative=True, kept=program.arrays,
         )  # fmt: skip
 
     @property

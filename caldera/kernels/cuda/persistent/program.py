@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Places
 from caldera.kernels.cuda.persistent.phases import early_in
 from caldera.kernels.cuda.persistent.shared_memory import starts
@@ -23,6 +24,11 @@ from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Part,
 from caldera.memory.device_array import address_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+STEPS = KernelTemplate("steps", {
+    "pointers": "const __grid_constant__ Pointers", "counters": "u32*", "count": "i32",
+}, "{body}")  # fmt: skip
+"""The kernel: so many steps in a row; two counters, which are 0 before the first launch, are where
+blocks meet."""
 _POINTER = re.compile(r"\bp(\d+)\b")
 
 
@@ -104,11 +110,11 @@ class Program:
         table = ", ".join("{" + ", ".join(map(str, astuple(row))) + "}" for row in self._rows)
         parts, phases = len(self._rows), len(self.phases)
         bodies = list(self._bodies)
-        return f"""#include "persistent.cuh"
+        begin = f"""#include "persistent.cuh"
 struct Pointers {{ void* at[{len(self.pointers)}]; }};
 __constant__ Part parts[] = {{{table}}};
-extern "C" __global__ void __launch_bounds__({THREADS}, 1)
-steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
+"""
+        body = f"""{{
     DYNAMIC_SHARED(float, shared);
     u32* masks = (u32*)shared;
     i32* numbers = (i32*)shared + {MASKS};
@@ -142,8 +148,8 @@ steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
         }}
     }}
     grid_leave(counters);
-}}
-"""
+}}"""
+        return begin + STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
 
     def __str__(self) -> str:
         lines = []

@@ -13,6 +13,7 @@ from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, index_type
+from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
@@ -72,7 +73,10 @@ def places_of(product: Multiplication) -> Places:
     """Where the elements of the matrices lie."""
     rows, columns, _ = product.extent
     left, right, out = (_steps(each)[-2:] for each in (product.left, product.right, product.out))
-    return Places(*left, right[1], right[0], *out, rows, columns)
+    return Places(
+        left_row=left[0], left_step=left[1], right_column=right[1], right_step=right[0],
+        out_row=out[0], out_column=out[1], rows=rows, columns=columns,
+    )  # fmt: skip
 
 
 def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
@@ -134,9 +138,10 @@ struct Places {
 };
 """
 
-_TILES = """
-extern "C" __global__ void {bounds} product(
-    {result}* out, const T* left, const T* right, Places at, Cut cut, Batch batch, Given given) {{
+_TILES = KernelTemplate("product", {
+    "out": "{result}*", "left": "const T*", "right": "const T*", "at": "Places", "cut": "Cut",
+    "batch": "Batch", "given": "Given",
+}, """{{
     typedef {tile} Block;
     Share mine = cut.of(blockIdx.x, Block::SIDE);
     i64 of_left, of_right, of_out;
@@ -159,7 +164,7 @@ extern "C" __global__ void {bounds} product(
         }}
     }}
 }}
-"""
+""")  # fmt: skip
 _WHOLE = (
     "    T* goal = out + of_out;",
     "goal[row * at.out_row + column * at.out_column] = ended(sums[i][j], row, column, given);",
@@ -170,9 +175,10 @@ _PIECE = (
     "goal[(i64)row * at.columns + column] = sums[i][j];",
 )
 
-_EACH = """
-extern "C" __global__ void each(T* out, const T* left, const T* right, Places at, i32 length,
-                                Batch batch, Given given, u32 count) {
+_EACH = KernelTemplate("each", {
+    "out": "T*", "left": "const T*", "right": "const T*", "at": "Places", "length": "i32",
+    "batch": "Batch", "given": "Given", "count": "u32",
+}, """{{
     u32 index = first_turn<u32>();
     if (index >= count) return;
     u32 column = index % (u32)at.columns, line = index / (u32)at.columns;
@@ -185,13 +191,14 @@ extern "C" __global__ void each(T* out, const T* left, const T* right, Places at
     for (i32 k = 0; k < length; k++)
         sum += (S)wide(a[k * at.left_step]) * (S)wide(b[k * at.right_step]);
     out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
-}
-"""
+}}
+""")  # fmt: skip
 
-_ADD_UP = """
-typedef {index} Index;
-extern "C" __global__ void add_up(T* out, const {term}* terms, Places at, i32 pieces, Batch batch,
-                                  Given given, i64 count) {{
+_ADD_UP = KernelTemplate("add_up", {
+    "out": "T*", "terms": "const {term}*", "at": "Places", "pieces": "i32", "batch": "Batch",
+    "given": "Given", "count": "i64",
+}, """{{
+    typedef {index} Index;
     for (Index i = first_turn<Index>(); i < (Index)count; i += turns_apart<Index>()) {{
         S sum = (S)wide(terms[i]);
         for (i32 piece = 1; piece < pieces; piece++) sum += (S)wide(terms[piece * count + i]);
@@ -202,7 +209,7 @@ extern "C" __global__ void add_up(T* out, const {term}* terms, Places at, i32 pi
         out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
     }}
 }}
-"""
+""")  # fmt: skip
 
 _INCLUDE = '#include "tiled_product.cuh"\n'
 
@@ -212,7 +219,7 @@ def _tiles_text(
     ending: EpilogueCode, tile: Tile, left: tuple[bool, int], right: tuple[bool, int], whole: bool
 ) -> str:
     place, store = _WHOLE if whole else _PIECE
-    kernel = _TILES.format(
+    kernel = _TILES.source(
         bounds=tile.bounds(computed_type(ending.dtype)), result="T" if whole else "S",
         tile=tile.text, left=_words(left), right=_words(right), place=place, store=store,
     )  # fmt: skip
@@ -220,17 +227,17 @@ def _tiles_text(
 
 
 def _words(way: tuple[bool, int]) -> str:
-    return f"{'true' if way[0] else 'false'}, {way[1]}"
+    return f"{flags(way[0])}, {way[1]}"
 
 
 @lru_cache(maxsize=1024)
 def _each_text(ending: EpilogueCode) -> str:
-    return _INCLUDE + ending.text() + _PLACES + _EACH
+    return _INCLUDE + ending.text() + _PLACES + _EACH.source()
 
 
 @lru_cache(maxsize=1024)
 def _add_up_text(ending: EpilogueCode, index: str, term: str) -> str:
-    return _INCLUDE + ending.text() + _PLACES + _ADD_UP.format(index=index, term=term)
+    return _INCLUDE + ending.text() + _PLACES + _ADD_UP.source(index=index, term=term)
 
 
 # --- launches
@@ -254,11 +261,11 @@ def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
         sums = (cut.pieces, product.out.size)
         out = Scratch(workspace).array(sums, compute_dtype(product.dtype))
     source = _tiles_text(ending, cut.tile, left, right, cut.pieces == 1)
-    arguments = (
-        out, product.left, product.right, places_of(product), cut.numbers,
-        batch_numbers(product.batch), given_of(product),
+    signature = _TILES.bind(
+        out=out, left=product.left, right=product.right, at=places_of(product), cut=cut.numbers,
+        batch=batch_numbers(product.batch), given=given_of(product),
     )  # fmt: skip
-    calls = [Launch(source, "product", cut.blocks, cut.tile.threads, arguments)]
+    calls = [Launch(source, _TILES.name, cut.blocks, cut.tile.threads, signature)]
     return calls if cut.pieces == 1 else [*calls, ending_launch(product, out)]
 
 
@@ -271,22 +278,22 @@ def ending_launch(product: Multiplication, terms: Array) -> Launch:
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
     source = _add_up_text(EpilogueCode.of(product), index_type(count), kind)
     blocks = blocks_for(count, THREADS, driver().multiprocessors)
-    arguments = (
-        product.out, terms, places_of(product), ctypes.c_int(terms.shape[0]),
-        batch_numbers(product.batch), given_of(product), ctypes.c_longlong(count),
+    signature = _ADD_UP.bind(
+        out=product.out, terms=terms, at=places_of(product), pieces=terms.shape[0],
+        batch=batch_numbers(product.batch), given=given_of(product), count=count,
     )  # fmt: skip
-    return Launch(source, "add_up", blocks, THREADS, arguments)
+    return Launch(source, _ADD_UP.name, blocks, THREADS, signature)
 
 
 def _each(product: Multiplication) -> Launch:
     count = product.out.size
-    arguments = (
-        product.out, product.left, product.right, places_of(product),
-        ctypes.c_int(product.extent[2]), batch_numbers(product.batch), given_of(product),
-        ctypes.c_uint(count),
+    signature = _EACH.bind(
+        out=product.out, left=product.left, right=product.right, at=places_of(product),
+        length=product.extent[2], batch=batch_numbers(product.batch), given=given_of(product),
+        count=count,
     )  # fmt: skip
     return Launch(
-        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, arguments
+        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
     )
 
 

@@ -87,7 +87,10 @@ class Tiling:
     @property
     def numbers(self) -> CutNumbers:
         """What the kernel is told."""
-        return CutNumbers(self.across, self.down, self.pieces, self.span, self.length)
+        return CutNumbers(
+            across=self.across, down=self.down, pieces=self.pieces, span=self.span,
+            length=self.length,
+        )  # fmt: skip
 
     def cycles(self, itemsize: int) -> float:
         """How long it takes, roughly."""

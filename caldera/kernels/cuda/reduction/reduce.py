@@ -24,7 +24,7 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     operand,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
-from caldera.kernels.cuda.reduction.source import Cut, Loop, first_source, second_source
+from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -115,11 +115,9 @@ def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray])
     """The launch that reads everything; it writes results, or the totals of parts."""
     loop, cut = plan.loop, plan.cut
     numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
-    source = first_source(loop, cut, numbers)
-    return Launch(
-        source, "reduce", cut.blocks * cut.parts, (*plan.block, 1),
-        [numbers.argument, *task.inputs, *task.outputs, *places],
-    )  # fmt: skip
+    arrays = [*task.inputs, *task.outputs]
+    source, signature = reduce_source(loop, cut, arrays, places, numbers)
+    return Launch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
 
 
 def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tuple[Loop, int]:
@@ -201,13 +199,11 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
     loop, parts, totals = plan.loop, plan.cut.parts, plan.totals
     lengths = [loop.lengths[axis] for axis in loop.kept]
     numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
-    source = second_source(loop, parts, totals, numbers)
+    pairs = list(zip(places, task.results, strict=True))
+    source, signature = join_source(loop, parts, totals, pairs, numbers)
     width = min(COLUMNS, _above(totals))
     height = max(min(_above(parts), MOST_THREADS // width), 32 // width)
-    arguments = [array for pair in zip(places, task.results, strict=True) for array in pair]
-    return Launch(
-        source, "join", -(-totals // width), (width, height, 1), [numbers.argument, *arguments]
-    )
+    return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 
 # --- what reductions give

@@ -18,6 +18,7 @@ from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.strided import lies_dense
 from caldera.kernels.cuda.convolution.small_channels.source import (
+    ADD_PARTS,
     ADDING_THREADS,
     CORRELATE,
     WEIGH,
@@ -45,6 +46,8 @@ LARGE_FLOPS = 5e9
 on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer than they save."""
 LARGE_IMAGES = 1 << 22
 """Elements from which on libraries are faster for as many channels as these kernels take."""
+PRIORITIES = (12, 9)
+"""Of the ways: before products of 1x1 convolutions, and after cuDNN's second plan."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 """Which of the inputs and the result are filters; the others are images."""
 
@@ -125,8 +128,11 @@ def _bind(rank: int, call: Call) -> Runner:
 def _correlation(shape: Shape, call: Call) -> Launch:
     (out,), (images, filters) = call.outputs, call.inputs
     source = text(CORRELATE, out.dtype.name, shape.constants, shape.least_resident)
-    arguments = (out, images, filters, shape.cover.numbers(out.itemsize))
-    return Launch(source, "correlate_few", shape.grid(), 32 * shape.warps, arguments, shape.shared)
+    signature = CORRELATE.bind(
+        out=out, images=images, filters=filters, cover=shape.cover.numbers(out.itemsize)
+    )
+    threads = 32 * shape.warps
+    return Launch(source, CORRELATE.name, shape.grid(), threads, signature, shape.shared)
 
 
 def _gradient(way: Slopes, call: Call) -> list[Launch]:
@@ -134,15 +140,19 @@ def _gradient(way: Slopes, call: Call) -> list[Launch]:
     dtype = out.dtype.name
     parts = Scratch(call.workspace).array((way.blocks, way.partial), float32)
     first = Launch(
-        text(WEIGH, dtype, way.constants, way.least_resident), "weigh_few",
+        text(WEIGH, dtype, way.constants, way.least_resident), WEIGH.name,
         (way.blocks, way.parts, 1), way.threads,
-        (parts, images, gradient, way.cover.numbers(out.itemsize)), way.shared,
+        WEIGH.bind(parts=parts, images=images, slopes=gradient,
+                   cover=way.cover.numbers(out.itemsize)), way.shared,
     )  # fmt: skip
     results, channels, *taps = out.shape
-    filters = FilterNumbers(results, way.width, way.terms, channels, taps[0] * taps[1])
+    filters = FilterNumbers(
+        results=results, width=way.width, terms=way.terms, channels=channels,
+        taps=taps[0] * taps[1],
+    )  # fmt: skip
     second = Launch(
-        adding_text(dtype), "add_parts", -(-way.partial // 32), ADDING_THREADS,
-        (out, parts, ctypes.c_int(way.blocks), filters),
+        adding_text(dtype), ADD_PARTS.name, -(-way.partial // 32), ADDING_THREADS,
+        ADD_PARTS.bind(out=out, parts=parts, count=way.blocks, filter=filters),
     )  # fmt: skip
     return [first, second]
 
@@ -170,13 +180,13 @@ for _op in FILTERS:
     TABLE.add(
         Kernel(
             _op, "cuda", "few channels", partial(_bind, 0), _is_able_small, partial(_room, 0),
-            priority=11, measured=False,
+            priority=PRIORITIES[0], measured=False,
         )
     )  # fmt: skip
     for _rank in range(RANKS):
         TABLE.add(
             Kernel(
                 _op, "cuda", f"few channels, way {_rank + 1}", partial(_bind, _rank),
-                partial(_is_able_large, _rank), partial(_room, _rank), priority=11 - 2 * _rank,
+                partial(_is_able_large, _rank), partial(_room, _rank), priority=PRIORITIES[_rank],
             )
         )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.parameters import Divider
+from caldera.kernels.cuda.convolution.parameters import Divider, by_axis
 
 MOST_PIXELS = 1024
 FEWEST_PIXELS = 32
@@ -71,13 +71,16 @@ class Cover:
         work, (rows, columns) = self.work, self.sight
         in_chunks = work.channels * itemsize % 16 == 0
         pieces = work.channels * itemsize // 16 if in_chunks else work.channels
+        size = ("height", "width")
         return CoverNumbers(
-            Divider.by(work.target[1] // self.width), Divider.by(work.target[0] // self.height),
-            Divider.by(self.width), Divider.by(self.height * self.width),
-            Divider.by(rows),
-            self.tiles, self.images, self.height, self.pixels,
-            work.batch, *work.source, *work.target, *work.stride, *work.start,
-            columns * pieces, self.pitch, self.seen,
+            across=Divider.by(work.target[1] // self.width),
+            down=Divider.by(work.target[0] // self.height), width=Divider.by(self.width),
+            area=Divider.by(self.height * self.width), height=Divider.by(rows),
+            tiles=self.tiles, tile_images=self.images, tile_height=self.height,
+            pixels=self.pixels, images=work.batch, **by_axis("source_", work.source, size),
+            **by_axis("target_", work.target, size), **by_axis("stride_", work.stride),
+            **by_axis("start_", work.start), pieces=columns * pieces, pitch=self.pitch,
+            seen=self.seen,
         )  # fmt: skip
 
 

@@ -1,29 +1,29 @@
-"""Softmax, its logarithm and cross entropy, with their gradients: see include/classes.cuh.
+"""Softmax, its logarithm and cross entropy, with their gradients: see include/softmax.cuh.
 
 Where the classes of a sample lie side by side, a warp or a block takes a sample. Else neighbouring
-threads take samples that lie side by side, if there are enough of these.
+threads take samples that lie side by side, if there are enough of these. A label that is no class
+gives a loss of nan, as on every device; nothing is read for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int
 from dataclasses import dataclass
 
 from caldera.kernels.common.scratch import compute_dtype
-from caldera.kernels.cuda.codegen.source import kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import Parameter, Signature, const_pointer, i32, pointer
+from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strided import (
     index,
     index_type,
-    indices,
     is_large,
     neighbours,
     strides_of,
     walk,
 )
 from caldera.kernels.cuda.codegen.thread_groups import Team, team_for, thread_team
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
-from caldera.kernels.table import Array, Runner
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
 _FEW_CLASSES, _MANY_SAMPLES = 64, 1 << 15
@@ -31,7 +31,7 @@ _FEW_CLASSES, _MANY_SAMPLES = 64, 1 << 15
 
 
 @dataclass(frozen=True)
-class Operand:
+class _Operand:
     """An array of samples: with classes, or with one number for each sample."""
 
     array: Array
@@ -43,13 +43,13 @@ class Operand:
         own = strides_of(self.array)
         return own if self.has_classes else (*own[:axis], 0, *own[axis:])
 
-    def parameter(self, name: str) -> str:
-        """Its pointer in a kernel's text."""
-        return f"{'' if self.is_written else 'const '}{type_of(self.array)}* {name}"
+    @property
+    def parameter(self) -> Parameter:
+        return pointer(self.array) if self.is_written else const_pointer(self.array)
 
 
-def bind_classes(
-    function: str, axis: int, operands: Sequence[Operand], kept: int, options: str = ""
+def _over_samples(
+    function: str, axis: int, operands: Sequence[_Operand], kept: int, options: str = ""
 ) -> Runner:
     """A function of softmax.cuh on these operands, in the order of its parameters.
 
@@ -76,27 +76,24 @@ def bind_classes(
     team = _team(lead, length, count, rows.inner[0], steps, together, kept)
     large = is_large(*(each.array for each in operands))
     integer = index_type(large)
-    names = [f"a{i}" for i in range(len(operands))]
     places = {i: f"at[{place}]" for place, i in enumerate(order)}
     given = [
-        f"classes_at({name}, {places[i]}, step{i})" if operands[i].has_classes
-        else f"{name} + {places[i]}"
-        for i, name in enumerate(names)
-    ]  # fmt: skip
-    source = kernel_source(
-        "softmax.cuh", f"{function}_samples", team.threads,
-        [*(each.parameter(name) for each, name in zip(operands, names, strict=True)),
-         *(f"{integer} step{i}" for i in range(len(operands))),
-         f"Walk<{rows.rank}, {len(operands)}, {integer}> rows", f"{integer} count", "int length"],
+        f"classes_at(a{i}, {places[i]}, step{i})" if each.has_classes else f"a{i} + {places[i]}"
+        for i, each in enumerate(operands)
+    ]
+    signature = Signature({
+        **{f"a{i}": each.parameter for i, each in enumerate(operands)},
+        **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
+        "rows": rows.parameter(large), "count": index(count, large),
+        "length": i32(length),
+    })  # fmt: skip
+    return CudaRunner([header_launch(
+        "softmax.cuh", f"{function}_samples", team.blocks(count), team.threads, signature,
         f"typedef {team.text} Team;\n"
         f"    {integer} which = blockIdx.x * Team::count() + Team::index(), at[{len(operands)}];\n"
         "    if (which >= count) return;\n    rows.at(which, at);\n"
         f"    {function}<{options}Team>({', '.join(given)}, length);",
-    )  # fmt: skip
-    return CudaRunner([Launch(source, f"{function}_samples", team.blocks(count), team.threads, [
-        *(each.array for each in operands), *(index(step, large) for step in steps),
-        indices(rows.numbers, large), index(count, large), c_int(length),
-    ])])  # fmt: skip
+    )])  # fmt: skip
 
 
 def _team(
@@ -109,3 +106,50 @@ def _team(
         return thread_team()
     registers = 32 // (kept * compute_dtype(lead.dtype).itemsize // 4)
     return team_for(length, together, registers)
+
+
+# --- softmax
+
+_FUNCTIONS = {
+    "softmax": ("softmax", "", 1),
+    "log_softmax": ("log_softmax", "", 2),
+    "softmax_grad": ("softmax_slopes", "false, ", 2),
+    "log_softmax_grad": ("softmax_slopes", "true, ", 2),
+}
+"""By op: the function, its first template arguments, and the numbers it keeps of a class."""
+
+
+def _bind_softmax(call: Call) -> Runner:
+    function, options, kept = _FUNCTIONS[call.node.op.name]
+    given = [_Operand(array) for array in call.inputs]
+    result = _Operand(call.outputs[0], is_written=True)
+    return _over_samples(function, call.node.attrs["axis"], [*given, result], kept, options)
+
+
+# --- cross entropy
+
+_LOSSES = {
+    "cross_entropy": ("cross_entropy", "x1", 1),
+    "cross_entropy_grad": ("cross_entropy_slopes", "1x1", 1),
+    "cross_entropy_probabilities": ("soft_cross_entropy", "xx", 2),
+    "cross_entropy_probabilities_grad": ("soft_cross_entropy_slopes", "1xx", 2),
+}
+"""By op: the function, which inputs have classes ("x") or one number a sample ("1"), and the
+numbers it keeps of a class. A loss has one number a sample, a gradient has classes."""
+
+
+def _bind_loss(call: Call) -> Runner:
+    function, inputs, kept = _LOSSES[call.node.op.name]
+    given = [
+        _Operand(array, has_classes=each == "x")
+        for array, each in zip(call.inputs, inputs, strict=True)
+    ]
+    is_gradient = call.node.op.name.endswith("grad")
+    result = _Operand(call.outputs[0], has_classes=is_gradient, is_written=True)
+    return _over_samples(function, call.node.attrs["axis"], [*given, result], kept)
+
+
+for _op in _FUNCTIONS:
+    TABLE.add(Kernel(_op, "cuda", "rows", _bind_softmax, in_place=lambda node: True))
+for _op in _LOSSES:
+    TABLE.add(Kernel(_op, "cuda", "rows", _bind_loss, in_place=lambda node: True))
