@@ -103,14 +103,14 @@ class EmulatedDriver(Driver):
         key = (source, name)
         if key not in self._loaded:
             check_for_a_card(source)
-            meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
+            barrier = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
             library = ctypes.CDLL(str(_built(source, name)))
             library.run.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int]
-            self._loaded[key] = library, meeting, globals_of(source)
+            self._loaded[key] = library, barrier, globals_of(source)
         return name, *self._loaded[key]
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
-        name, library, meeting, _ = function
+        name, library, barrier, _ = function
         assert 0 < block[0] * block[1] * block[2] <= 1024, f"{name}: {block} threads"
         assert all(n > 0 for n in grid), f"{name}: {grid} blocks"
         assert grid[0] < 2**31, f"{name}: {grid} blocks"
@@ -118,7 +118,7 @@ class EmulatedDriver(Driver):
         assert shared <= self.shared_bytes, f"{name}: {shared} bytes of shared memory"
         self.launches.append(name)
         with _one_at_a_time:
-            library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
+            library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, barrier)
 
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any

@@ -1,4 +1,4 @@
-"""Attention and its gradient: see include/attention.cuh.
+"""Attention and its gradient: see include/attention/.
 
 Heads may share queries, keys, values or masks, in whatever way these broadcast: a gradient is then
 the sum over those that share, which one block takes one after the other.
@@ -26,14 +26,14 @@ from caldera.kernels.cuda.codegen.signature import (
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
+    StridedLayout,
     Strides,
-    Walk,
     index,
     index_type,
     indices,
     is_large,
+    strided_layout,
     strides_of,
-    walk,
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -96,21 +96,23 @@ class _Work:
     def batch(self) -> Shape:
         return tuple(np.broadcast_shapes(*(each.batch for each in self.operands)))
 
-    def _walk(self, *, own: bool) -> Walk:
+    def _strided_layout(self, *, own: bool) -> StridedLayout:
         """Over heads of the target, or over those that share one of them."""
         rank = len(self.batch)
         target = self.operands[self.target].batch
         aligned = (1,) * (rank - len(target)) + target
         axes = [a for a in range(rank) if (aligned[a] == self.batch[a]) == own]
-        return walk(self.batch, axes, [each.batch_strides(rank) for each in self.operands])
+        return strided_layout(
+            self.batch, axes, [each.batch_strides(rank) for each in self.operands]
+        )
 
     @cached_property
-    def heads(self) -> Walk:
-        return self._walk(own=True)
+    def heads(self) -> StridedLayout:
+        return self._strided_layout(own=True)
 
     @cached_property
-    def sharing(self) -> Walk:
-        return self._walk(own=False)
+    def sharing(self) -> StridedLayout:
+        return self._strided_layout(own=False)
 
     # --- types
 
@@ -302,7 +304,7 @@ class _Gradient:
             f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
             f"int top = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
-            f"block_query_slopes<{columns}, {self.causal}>(\n"
+            f"block_query_gradients<{columns}, {self.causal}>(\n"
             f"        of, in, scale, top, left, room, {work.masked}, results);\n    }}\n"
             f"    for (int m = 0; m < Tile<{kind}>::M; m++)\n"
             f"        for (int n = 0; n < {columns}; n++) results[m][n] *= scale;\n"
@@ -310,7 +312,7 @@ class _Gradient:
             "in.depth, results);"
         )
         parts = -(-self.depth // (columns * _SIDE))
-        return work.launch("attention_backward.cuh", "attention_query_slopes",
+        return work.launch("attention_backward.cuh", "attention_query_gradients",
                            work.tiles(self.queries), parts, columns, body)  # fmt: skip
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
@@ -336,17 +338,17 @@ class _Gradient:
             f"{_cleared(kind, columns, 'for_values')}"
             f"int side = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
-            f"block_key_slopes<{columns}, {options}>(\n"
+            f"block_key_gradients<{columns}, {options}>(\n"
             f"        of, in, scale, side, left, room, {work.masked}, for_keys, for_values);\n"
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
-        return work.launch("attention_backward.cuh", "attention_key_slopes",
+        return work.launch("attention_backward.cuh", "attention_key_gradients",
                            work.tiles(self.keys), parts, columns, body)  # fmt: skip
 
     def of_mask(self, added: Array) -> Launch:
         """The gradient of a mask that was added."""
-        result = _Operand("slopes", added, min(added.ndim, 2), is_written=True, is_mask=True)
+        result = _Operand("gradients", added, min(added.ndim, 2), is_written=True, is_mask=True)
         work = self.work(result)
         lengths = (1, 1, *added.shape)[-2:]
         rows, columns = lengths[0] == self.queries, lengths[1] == self.keys
@@ -361,12 +363,14 @@ class _Gradient:
             f"{self.attended(work)}"
             f"for (int t = top; t < {'top + 1' if rows else 'in.queries'}; t += {size_})\n"
             f"    for (int s = side; s < {'side + 1' if columns else 'in.keys'}; s += {size_})\n"
-            f"        block_mask_slopes<{self.causal}>(of, in, scale, t, s, room, {work.masked}, "
-            "results);\n    }\n"
+            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, room, "
+            f"{work.masked}, results);\n    }}\n"
             f"    block_deliver_mask<{flags(rows, columns)}>("
-            f"{work.matrix('slopes', 'own')}, in, top, side, room.tile, results);"
+            f"{work.matrix('gradients', 'own')}, in, top, side, room.tile, results);"
         )
-        return work.launch("attention_backward.cuh", "attention_mask_slopes", down, across, 4, body)
+        return work.launch(
+            "attention_backward.cuh", "attention_mask_gradients", down, across, 4, body
+        )
 
 
 def _room(kind: str) -> str:

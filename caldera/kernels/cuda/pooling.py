@@ -162,13 +162,13 @@ def _bind(function: str, outputs: int, *, adjoint: bool) -> Callable[[Call], Run
     return bind
 
 
-def _bind_ended(call: Call) -> Runner:
+def _bind_epilogue(call: Call) -> Runner:
     image, *biases = call.inputs
     bias = biases[0].reshape(-1, copy=False) if biases else None
     return _launch("max_pool", call.node, [image, *call.outputs], 2, adjoint=False, bias=bias)
 
 
-TABLE.add(Kernel("max_pool2d_epilogue", "cuda", "pixels", _bind_ended))
+TABLE.add(Kernel("max_pool2d_epilogue", "cuda", "pixels", _bind_epilogue))
 for _op, _function, _outputs, _adjoint in (
     ("max_pool2d", "max_pool", 2, False),
     ("pool_gather", "pool_gather", 1, False),

@@ -9,7 +9,7 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     blocks_for,
     element_strides,
     merged,
-    walk,
+    strided_axes,
 )
 from caldera.kernels.cuda.codegen.signature import (
     Signature,
@@ -40,7 +40,7 @@ def _bind(distribution: str, call: Call) -> Runner:
         "out": pointer(out), "state": const_pointer(state),
         "apart": i64(element_strides(state)[0]), "offset": const_pointer(offset),
         "stream": u32(call.node.attrs["stream"]), "count": i64(out.size),
-        "places": walk(places, 1),
+        "places": strided_axes(places, 1),
     })  # fmt: skip
     # One block of words more than it takes: the first number may stand inside one.
     blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS, driver().multiprocessors)

@@ -18,10 +18,10 @@ from caldera.kernels.cuda.codegen.strided import (
     index_type,
     is_large,
     neighbours,
+    strided_layout,
     strides_of,
-    walk,
 )
-from caldera.kernels.cuda.codegen.thread_groups import Team, team_for, thread_team
+from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for, thread_per_row
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
@@ -54,7 +54,7 @@ def _over_samples(
     """A function of softmax.cuh on these operands, in the order of its parameters.
 
     The first with classes decides how threads share the work; of each class a thread keeps `kept`
-    numbers. `options` are template arguments that stand before the team.
+    numbers. `options` are template arguments that stand before the group.
     """
     lead = next(each.array for each in operands if each.has_classes)
     shape, length = lead.shape, lead.shape[axis]
@@ -62,7 +62,7 @@ def _over_samples(
     others = [a for a in range(len(shape)) if a != axis]
     # The array with classes leads the walk: its samples decide which threads are neighbours.
     order = sorted(range(len(operands)), key=lambda i: not operands[i].has_classes)
-    rows = walk(shape, others, [strides[i] for i in order])
+    rows = strided_layout(shape, others, [strides[i] for i in order])
     count = size(rows.sizes)
     if count == 0:
         return CudaRunner([])
@@ -73,7 +73,7 @@ def _over_samples(
     ]  # fmt: skip
     dense = all(step == 1 for step, each in zip(steps, operands, strict=True) if each.has_classes)
     together = neighbours(length, full) if dense else 1
-    team = _team(lead, length, count, rows.inner[0], steps, together, kept)
+    group = _thread_group(lead, length, count, rows.inner[0], steps, together, kept)
     large = is_large(*(each.array for each in operands))
     integer = index_type(large)
     places = {i: f"at[{place}]" for place, i in enumerate(order)}
@@ -88,24 +88,25 @@ def _over_samples(
         "length": i32(length),
     })  # fmt: skip
     return CudaRunner([header_launch(
-        "softmax.cuh", f"{function}_samples", team.blocks(count), team.threads, signature,
-        f"typedef {team.text} Team;\n"
-        f"    {integer} which = blockIdx.x * Team::count() + Team::index(), at[{len(operands)}];\n"
+        "softmax.cuh", f"{function}_samples", group.blocks(count), group.threads, signature,
+        f"typedef {group.text} Group;\n"
+        f"    {integer} which = blockIdx.x * Group::count() + Group::index();\n"
+        f"    {integer} at[{len(operands)}];\n"
         "    if (which >= count) return;\n    rows.at(which, at);\n"
-        f"    {function}<{options}Team>({', '.join(given)}, length);",
+        f"    {function}<{options}Group>({', '.join(given)}, length);",
     )])  # fmt: skip
 
 
-def _team(
+def _thread_group(
     lead: Array, length: int, count: int, beside: int, steps: Sequence[int], together: int,
     kept: int,
-) -> Team:  # fmt: skip
+) -> ThreadGroup:  # fmt: skip
     step = max(abs(each) for each in steps)
     strided = length > 1 and step > 1 and abs(beside) < step
     if strided and (length <= _FEW_CLASSES or count >= _MANY_SAMPLES):
-        return thread_team()
+        return thread_per_row()
     registers = 32 // (kept * compute_dtype(lead.dtype).itemsize // 4)
-    return team_for(length, together, registers)
+    return thread_group_for(length, together, registers)
 
 
 # --- softmax
@@ -113,8 +114,8 @@ def _team(
 _FUNCTIONS = {
     "softmax": ("softmax", "", 1),
     "log_softmax": ("log_softmax", "", 2),
-    "softmax_grad": ("softmax_slopes", "false, ", 2),
-    "log_softmax_grad": ("softmax_slopes", "true, ", 2),
+    "softmax_grad": ("softmax_gradients", "false, ", 2),
+    "log_softmax_grad": ("softmax_gradients", "true, ", 2),
 }
 """By op: the function, its first template arguments, and the numbers it keeps of a class."""
 
@@ -130,9 +131,9 @@ def _bind_softmax(call: Call) -> Runner:
 
 _LOSSES = {
     "cross_entropy": ("cross_entropy", "x1", 1),
-    "cross_entropy_grad": ("cross_entropy_slopes", "1x1", 1),
+    "cross_entropy_grad": ("cross_entropy_gradients", "1x1", 1),
     "cross_entropy_probabilities": ("soft_cross_entropy", "xx", 2),
-    "cross_entropy_probabilities_grad": ("soft_cross_entropy_slopes", "1xx", 2),
+    "cross_entropy_probabilities_grad": ("soft_cross_entropy_gradients", "1xx", 2),
 }
 """By op: the function, which inputs have classes ("x") or one number a sample ("1"), and the
 numbers it keeps of a class. A loss has one number a sample, a gradient has classes."""

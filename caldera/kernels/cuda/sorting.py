@@ -5,7 +5,13 @@ from __future__ import annotations
 from math import prod
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
     Signature,
@@ -110,7 +116,7 @@ def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, P
     step, values_step, positions_step = (i64(each[axis]) for each in strides)
     return {
         "x": const_pointer(x), "values": pointer(values), "positions": pointer(positions),
-        "rows": walk(rows, 3), "step": step, "values_step": values_step,
+        "rows": strided_axes(rows, 3), "step": step, "values_step": values_step,
         "positions_step": positions_step,
     }  # fmt: skip
 

@@ -148,7 +148,7 @@ def is_wide(total: int, operands: Sequence[Operand], lengths: Sequence[int]) -> 
     )
 
 
-class Walk:
+class OffsetEmitter:
     """Splits the number of an item into places along axes, and adds up each operand's offset.
 
     Operands that lie alike share an offset. `lanes` is the text for how many elements of the

@@ -17,7 +17,7 @@ from caldera.errors import DeviceError
 from caldera.kernels.cuda.codegen.signature import Array, Parameter, u32, u64
 
 MOST_AXES = 8
-"""Axes that a walk can have once they are merged."""
+"""Axes that can be left once they are merged."""
 MOST_BLOCKS_EACH = 16
 """Blocks for each multiprocessor from which on threads take several elements instead."""
 
@@ -67,7 +67,7 @@ def merged(axes: Iterable[Axis]) -> list[Axis]:
 
 
 def elements(axes: Iterable[Axis]) -> int:
-    """How many elements a walk meets."""
+    """How many elements there are along these axes."""
     return prod(axis.length for axis in axes)
 
 
@@ -78,10 +78,10 @@ def _structure(arrays: int) -> type[ctypes.Structure]:
         ("stride", ctypes.c_longlong * MOST_AXES * arrays),
         ("rank", ctypes.c_int),
     ]
-    return type(f"Walk{arrays}", (ctypes.Structure,), {"_fields_": fields})
+    return type(f"StridedAxes{arrays}", (ctypes.Structure,), {"_fields_": fields})
 
 
-def walk(axes: Sequence[Axis], arrays: int) -> Parameter:
+def strided_axes(axes: Sequence[Axis], arrays: int) -> Parameter:
     """The parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(
@@ -94,7 +94,7 @@ def walk(axes: Sequence[Axis], arrays: int) -> Parameter:
         result.length[i] = axis.length
         for array, stride in enumerate(axis.strides):
             result.stride[array][i] = stride
-    return Parameter(f"Walk<{arrays}>", result)
+    return Parameter(f"StridedAxes<{arrays}>", result)
 
 
 def blocks_for(count: int, threads: int, multiprocessors: int) -> int:

@@ -77,7 +77,7 @@ def null_pointer(kind: str) -> Parameter:
     return Parameter(f"{kind}*", ctypes.c_longlong(0))
 
 
-_NUMBERS = {
+_NUMBERS: dict[str, type[ctypes.c_int] | type[ctypes.c_uint] | type[ctypes.c_longlong]] = {
     "i32": ctypes.c_int, "u32": ctypes.c_uint, "i64": ctypes.c_longlong, "u64": ctypes.c_longlong,
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ def lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Walk:
+class StridedLayout:
     """Some axes of a shape seen as few: their lengths, the slowest first, and for each of several
     arrays the strides along them."""
 
@@ -49,9 +49,9 @@ class Walk:
         return len(self.sizes)
 
     def parameter(self, large: bool) -> Parameter:
-        """As the Walk of row_primitives.cuh holds it."""
+        """As the StridedLayout of row_primitives.cuh holds it."""
         numbers = [*self.sizes, *(step for each in self.strides for step in each)]
-        kind = f"Walk<{self.rank}, {len(self.strides)}, {index_type(large)}>"
+        kind = f"StridedLayout<{self.rank}, {len(self.strides)}, {index_type(large)}>"
         return indices(kind, numbers, large)
 
     @property
@@ -60,18 +60,18 @@ class Walk:
         return tuple(each[-1] for each in self.strides)
 
 
-def walk(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> Walk:
+def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> StridedLayout:
     """These axes in the order in which they lie in the first array, joined where all arrays go on
     evenly from the one to the other.
 
-    >>> walk((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
-    Walk(sizes=(24,), strides=((1,), (1,)))
-    >>> walk((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
-    Walk(sizes=(2, 4), strides=((12, 1), (0, 1)))
+    >>> strided_layout((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
+    StridedLayout(sizes=(24,), strides=((1,), (1,)))
+    >>> strided_layout((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
+    StridedLayout(sizes=(2, 4), strides=((12, 1), (0, 1)))
     """
     kept = [axis for axis in axes if shape[axis] != 1]
     if any(shape[axis] == 0 for axis in kept):
-        return Walk((0,), ((0,),) * len(strides))
+        return StridedLayout((0,), ((0,),) * len(strides))
     kept.sort(key=lambda axis: [-abs(each[axis]) for each in strides])
     sizes: list[int] = []
     joined: list[list[int]] = [[] for _ in strides]
@@ -86,8 +86,8 @@ def walk(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> Walk:
         for own, each in zip(joined, strides, strict=True):
             own[-1 if steady else len(own) :] = [each[axis]]
     if not sizes:
-        return Walk((1,), ((0,),) * len(strides))
-    return Walk(tuple(sizes), tuple(tuple(own) for own in joined))
+        return StridedLayout((1,), ((0,),) * len(strides))
+    return StridedLayout(tuple(sizes), tuple(tuple(own) for own in joined))
 
 
 def is_large(*arrays: Array) -> bool:

@@ -15,14 +15,14 @@ typedef {computed} S;
 CORRELATE = KernelTemplate("correlate", {
     "out": "{result}*", "image": "const T*", "filters": "const T*", "window": "Window",
     "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "i32",
-    "cut": "Cut",
+    "scheduler": "TileScheduler",
 }, """{{
     typedef {tile} Block;
-    Share mine = cut.of(blockIdx.x, Block::SIDE);
+    WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     Patches<T, true> a = {{image + mine.product * images.group, window, images}};
     FilterLines<T> b = {{filters + mine.product * steps.group, window, steps, results}};
     S sums[Block::PER][Block::PER];
-    block_product<Block, Way<{left}>, Way<{right}>>(a, b, mine.row, mine.column, mine.begin,
+    block_product<Block, Access<{left}>, Access<{right}>>(a, b, mine.row, mine.column, mine.begin,
                                                     mine.end, sums);
     i32 rows = window.pixels, columns = results;
     each_result<Block>(mine, rows, columns, [&](int i, int j, i32 row, i32 column) {{
@@ -33,14 +33,14 @@ CORRELATE = KernelTemplate("correlate", {
 WEIGHT = KernelTemplate("weight", {
     "out": "{result}*", "image": "const T*", "gradient": "const T*", "window": "Window",
     "images": "Images", "outer": "Images", "places": "FilterPlaces", "results": "i32",
-    "cut": "Cut",
+    "scheduler": "TileScheduler",
 }, """{{
     typedef {tile} Block;
-    Share mine = cut.of(blockIdx.x, Block::SIDE);
+    WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     ChannelLines<T> a = {{gradient + mine.product * outer.group, window, outer, results}};
     Patches<T, false> b = {{image + mine.product * images.group, window, images}};
     S sums[Block::PER][Block::PER];
-    block_product<Block, Way<{left}>, Way<{right}>>(a, b, mine.row, mine.column, mine.begin,
+    block_product<Block, Access<{left}>, Access<{right}>>(a, b, mine.row, mine.column, mine.begin,
                                                     mine.end, sums);
     i32 rows = results, columns = window.terms;
     each_result<Block>(mine, rows, columns, [&](int i, int j, i32 row, i32 column) {{
@@ -49,16 +49,16 @@ WEIGHT = KernelTemplate("weight", {
 }}
 """)  # fmt: skip
 WHOLE = "out[places.of(window, mine.product, row, column)] = Stored<T>::from(sums[i][j]);"
-PIECE = """i64 products = gridDim.x / ((u32)cut.across * cut.down * cut.pieces);
-        i64 line = (mine.piece * products + mine.product) * rows + row;
+PARTIAL = """i64 products = gridDim.x / ((u32)scheduler.across * scheduler.down * scheduler.splits);
+        i64 line = (mine.split * products + mine.product) * rows + row;
         out[line * columns + column] = sums[i][j];"""
-ADD_UP = KernelTemplate("add_up", {
-    "out": "T*", "terms": "const S*", "pieces": "i32", "count": "u32", "window": "Window",
+SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
+    "out": "T*", "terms": "const S*", "splits": "i32", "count": "u32", "window": "Window",
     "places": "{places}", "rows": "u32", "columns": "u32",
 }, """{{
-    for (u32 i = first_turn<u32>(); i < count; i += turns_apart<u32>()) {{
+    for (u32 i = grid_index<u32>(); i < count; i += grid_stride<u32>()) {{
         S sum = terms[i];
-        for (i32 piece = 1; piece < pieces; piece++) sum += terms[(i64)piece * count + i];
+        for (i32 split = 1; split < splits; split++) sum += terms[(i64)split * count + i];
         u32 line = i / columns, column = i - line * columns, group = line / rows;
         out[places.of(window, group, line - group * rows, column)] = Stored<T>::from(sum);
     }}
@@ -69,7 +69,7 @@ EACH = KernelTemplate("each", {
     "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "u32",
     "groups": "u32", "tap_rows": "i32", "count": "i64",
 }, """{{
-    i64 index = first_turn<i64>();
+    i64 index = grid_index<i64>();
     if (index >= count) return;
     u32 all = results * groups, area = window.area.divisor, channel, number;
     if ({last}) {{
@@ -90,17 +90,17 @@ EACH_WEIGHT = KernelTemplate("each_weight", {
     "images": "Images", "outer": "Images", "results": "u32", "groups": "u32", "span": "i32",
     "count": "u32",
 }, """{{
-    u32 index = first_turn<u32>();
+    u32 index = grid_index<u32>();
     if (index >= count) return;
     u32 all = results * groups, result = index % all, rest = index / all;
-    u32 number = rest % (u32)window.terms, piece = rest / (u32)window.terms;
+    u32 number = rest % (u32)window.terms, split = rest / (u32)window.terms;
     u32 group = result / results;
     Term term = term_of(window, number);
-    i32 begin = (i32)piece * span;
+    i32 begin = (i32)split * span;
     S sum = gathered<S>(image + group * images.group + term.channel * images.channel,
                         gradient + result * outer.channel, window, images, outer, term, begin,
                         min(begin + span, window.pixels));
-    terms[((i64)piece * all + result) * window.terms + number] = sum;
+    terms[((i64)split * all + result) * window.terms + number] = sum;
 }}
 """)  # fmt: skip
 
@@ -117,7 +117,7 @@ def tiles_text(
     near = [f"{'true' if along else 'false'}, {many}" for along, many in (left, right)]
     return types(dtype) + kernel.source(
         bounds=tile.bounds(computed_type(dtype)), result="T" if whole else "S", tile=tile.text,
-        left=near[0], right=near[1], store=WHOLE if whole else PIECE,
+        left=near[0], right=near[1], store=WHOLE if whole else PARTIAL,
     )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.expression import HEADER, can_apply, element_function, is_known
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
+    OffsetEmitter,
     Operand,
-    Walk,
     is_wide,
     lanes_for,
     lines,
@@ -232,16 +232,16 @@ class LoopText:
         """The function that takes U items of V elements from `first` on, `step` apart."""
         operands, p = self.loop.operands, f"p{self.prefix}"
         count = len(self.loop.loop_body.inputs)
-        walk = Walk(self.numbers, self.loop.lengths, operands, "V")
+        offsets_of = OffsetEmitter(self.numbers, self.loop.lengths, operands, "V")
         steps = [self.numbers.add(each.strides[-1]) for each in operands]
-        split, offsets = walk.statements("item", "a")
+        split, offsets = offsets_of.statements("item", "a")
         read = list(enumerate(operands[:count]))
         written = list(enumerate(operands[count:]))
         kept = [f"Pack<{each.stored}, V> x{k}[U];" for k, each in read]
         kept += [f"Offset at{k}[U];" for k in range(len(offsets))]
         reading = [*split, *(f"at{k}[u] = {each};" for k, each in enumerate(offsets))]
         reading += [
-            f"x{k}[u] = {each.load(f'{p}{k}', f'at{walk.group[k]}[u]', steps[k])};"
+            f"x{k}[u] = {each.load(f'{p}{k}', f'at{offsets_of.group[k]}[u]', steps[k])};"
             for k, each in read
         ]
         values = [f"wide(x{k}[u].v[k])" for k, _ in read] + [f"o{k}" for k, _ in written]
@@ -250,7 +250,7 @@ class LoopText:
         computing += [f"y{k}.v[k] = Stored<{each.stored}>::from(o{k});" for k, each in written]
         writing = [
             each.store(
-                f"{p}{count + k}", f"at{walk.group[count + k]}[u]", f"y{k}", steps[count + k]
+                f"{p}{count + k}", f"at{offsets_of.group[count + k]}[u]", f"y{k}", steps[count + k]
             )
             for k, each in written
         ]

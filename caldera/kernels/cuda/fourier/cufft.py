@@ -27,10 +27,9 @@ from caldera.kernels.cuda.fourier.stockham import (
     signals,
     types,
 )
-from caldera.kernels.cuda.runtime.cupy_arrays import cupy_array
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
-from caldera.kernels.cuda.runtime.libraries import current_card
+from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import PACKAGE, card_count
 from caldera.optional import optional_import

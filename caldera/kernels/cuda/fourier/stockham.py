@@ -12,7 +12,13 @@ from math import prod
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
     Signature,
@@ -24,8 +30,8 @@ from caldera.kernels.cuda.codegen.signature import (
     u64,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
-from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _FEWEST_THREADS, _MOST_THREADS = 32, 256
@@ -93,15 +99,15 @@ def rows_of(node: Node) -> int:
 
 
 def signals(call: Call) -> Signals:
-    """`x`, `out`, the walk over rows in both, and the steps along a row and from real to imaginary
-    part in each."""
+    """`x`, `out`, where rows lie in both, and the steps along a row and from real to imaginary part
+    in each."""
     (out,), (x,) = call.outputs, call.inputs
     name, axis = call.node.op.name, call.node.attrs["axis"]
     given, to = _steps(x, axis, name != "rfft"), _steps(out, axis, name != "irfft")
     beside = [n for i, n in enumerate(x.shape[: _signal_rank(x, name != "rfft")]) if i != axis]
     rows = merged(axes_of(beside, given[0], to[0]))
     return Signals(prod(beside), length_of(call.node), {
-        "x": const_pointer(x), "out": pointer(out), "rows": walk(rows, 2),
+        "x": const_pointer(x), "out": pointer(out), "rows": strided_axes(rows, 2),
         "x_step": i64(given[1]), "x_pair": i64(given[2]), "out_step": i64(to[1]),
         "out_pair": i64(to[2]),
     })  # fmt: skip

@@ -18,7 +18,7 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     elements,
     index_type,
     merged,
-    walk,
+    strided_axes,
 )
 from caldera.kernels.cuda.codegen.signature import (
     Signature,
@@ -86,8 +86,8 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
     kind = _UNITS[unit]
     signature = Signature({
         "out": pointer(out, kind), "x": const_pointer(x, kind),
-        "positions": const_pointer(positions), "lines": walk(scaled, 3), "step": i64(step // scale),
-        "length": i64(x.shape[axis]), "units": counted(index, units),
+        "positions": const_pointer(positions), "lines": strided_axes(scaled, 3),
+        "step": i64(step // scale), "length": i64(x.shape[axis]), "units": counted(index, units),
         "count": counted(index, count), "missing": u32(missing),
     })  # fmt: skip
     return CudaRunner([header_launch(

@@ -28,7 +28,7 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     elements,
     index_type,
     merged,
-    walk,
+    strided_axes,
 )
 from caldera.kernels.cuda.codegen.signature import (
     Signature,
@@ -141,9 +141,9 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     _, x_step, update_step, _, place_step = steps
     signature = Signature({
         "out": pointer(out), "x": const_pointer(shape.x), "updates": const_pointer(shape.updates),
-        "positions": const_pointer(shape.positions), "elements": walk(axes, 5),
+        "positions": const_pointer(shape.positions), "elements": strided_axes(axes, 5),
         "x_step": i64(x_step), "update_step": i64(update_step), "place_step": i64(place_step),
-        "added": walk(shape.added, 2), "additions": u32(elements(shape.added)),
+        "added": strided_axes(shape.added, 2), "additions": u32(elements(shape.added)),
         "length": i64(shape.length), "count": counted(index, count),
     })  # fmt: skip
     kinds = f"{type_of(out)}, {type_of(shape.positions)}, {vector}, {index}"
@@ -213,7 +213,7 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
     signature = Signature({
-        "positions": const_pointer(shape.positions), "added": walk(shape.targets, 2),
+        "positions": const_pointer(shape.positions), "added": strided_axes(shape.targets, 2),
         "in_column": u32(elements(shape.added)), "length": i64(shape.length),
         "items": pointer(items, "Item"), "additions": u32(additions), "width": u32(width),
         "tiles": u32(tiles),
@@ -258,9 +258,10 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     signature = Signature({
         "out": pointer(out), "updates": const_pointer(shape.updates),
         "items": const_pointer(items, "Item"), "heads": pointer(heads, f"{sums}::Sums"),
-        "tails": pointer(tails, f"{sums}::Sums"), "rows": walk(shape.rows, 1),
-        "columns": walk(columns, 2), "added": walk(shape.targets, 2), "additions": u32(additions),
-        "chunk": u32(chunk), "column_count": u32(column_count), "count": counted(index, count),
+        "tails": pointer(tails, f"{sums}::Sums"), "rows": strided_axes(shape.rows, 1),
+        "columns": strided_axes(columns, 2), "added": strided_axes(shape.targets, 2),
+        "additions": u32(additions), "chunk": u32(chunk), "column_count": u32(column_count),
+        "count": counted(index, count),
     })  # fmt: skip
     names = ["sum_chunk", "join_chunks"] if chunks > 1 else ["sum_chunk"]
     # A thread of its own for every part: most of the second launch has nothing to do.
@@ -269,7 +270,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
         "scatter.cuh", name, blocks, _THREADS, signature,
         f"{sums} scatter{{out, updates, items, heads, tails, &rows, &columns, &added, additions, "
         "chunk, column_count};\n"
-        f"    for ({index} i = first_turn<{index}>(); i < count; i += turns_apart<{index}>())\n"
+        f"    for ({index} i = grid_index<{index}>(); i < count; i += grid_stride<{index}>())\n"
         f"        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));",
         bounded=False,
     ) for name in names]  # fmt: skip

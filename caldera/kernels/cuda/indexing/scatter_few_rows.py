@@ -15,7 +15,7 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     element_strides,
     elements,
     merged,
-    walk,
+    strided_axes,
 )
 from caldera.kernels.cuda.codegen.signature import (
     Signature,
@@ -65,8 +65,9 @@ def _bind(call: Call) -> Runner:
     tiles = -(-count // across)
     signature = Signature({
         "out": pointer(out), "x": const_pointer(x), "updates": const_pointer(updates),
-        "positions": const_pointer(positions), "rows": walk(rows, 2), "columns": walk(columns, 3),
-        "added": walk(added, 2), "additions": u32(elements(added)), "length": i64(out.shape[axis]),
+        "positions": const_pointer(positions), "rows": strided_axes(rows, 2),
+        "columns": strided_axes(columns, 3), "added": strided_axes(added, 2),
+        "additions": u32(elements(added)), "length": i64(out.shape[axis]),
         "across": u32(across), "tiles": u32(tiles), "column_count": u32(count),
     })  # fmt: skip
     kinds = f"{type_of(out)}, {type_of(positions)}, {vector}"
@@ -83,7 +84,7 @@ def _sizes(node: Node) -> tuple[int, int]:
     return length * -(-(prod(x.shape) // max(length, 1)) // _ACROSS), prod(positions.shape)
 
 
-def _is_able(node: Node) -> bool:
+def _supports(node: Node) -> bool:
     blocks, additions = _sizes(node)
     return blocks < 2**31 and additions < 2**31
 
@@ -97,6 +98,6 @@ def _seconds(node: Node) -> float:
 
 
 TABLE.add(Kernel(
-    "scatter_add", "cuda", "listing", _bind, _is_able, in_place=may_overwrite, estimate=_seconds,
+    "scatter_add", "cuda", "listing", _bind, _supports, in_place=may_overwrite, estimate=_seconds,
     measured=False,
 ))  # fmt: skip

@@ -12,7 +12,13 @@ from math import prod
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
     Signature,
@@ -24,8 +30,8 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
-from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
@@ -47,7 +53,7 @@ _WORKSPACE_FACTOR = 4
 
 
 def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
-    """The walk over all matrices; arrays are given with how many axes one result of theirs has."""
+    """Where all matrices lie; arrays are given with how many axes one result of theirs has."""
     strides = []
     for array, own in arrays:
         lengths = array.shape[: array.ndim - own]
@@ -55,7 +61,7 @@ def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
         missing = len(shape) - len(lengths)
         repeated = [0 if n == 1 else step for n, step in zip(lengths, steps, strict=True)]
         strides.append((*(0,) * missing, *repeated))
-    return walk(merged(axes_of(shape, *strides)), len(arrays))
+    return strided_axes(merged(axes_of(shape, *strides)), len(arrays))
 
 
 def _steps(prefix: str, array: Array, axes: int = 2) -> dict[str, Parameter]:
@@ -106,7 +112,7 @@ def _launched(
 # --- equations
 
 _SOLVE = """    i64 at[3];
-    walk(batch, blockIdx.x / parts, at);
+    locate(batch, blockIdx.x / parts, at);
     u32 first = blockIdx.x % parts * part;
     block_solve<T, C>(room, {a + at[0], a_down, a_right}, {b ? b + at[1] : b, b_down, b_right},
         {x + at[2], x_down, x_right}, n, first, columns - first < part ? columns - first : part);"""
@@ -144,7 +150,7 @@ def _bind_solve(call: Call) -> Runner:
 
 
 _SLOGDET = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+    locate(batch, blockIdx.x, at);
     block_slogdet<T, C>(room, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
 
 
@@ -168,7 +174,7 @@ def _bind_slogdet(call: Call) -> Runner:
 # --- factors
 
 _CHOLESKY = """    i64 at[2];
-    walk(batch, blockIdx.x, at);
+    locate(batch, blockIdx.x, at);
     block_cholesky<T, C>(
         room, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
 
@@ -185,7 +191,7 @@ def _bind_cholesky(call: Call) -> Runner:
 
 
 _QR = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+    locate(batch, blockIdx.x, at);
     block_qr<T, C>(room, {a + at[0], down, right}, {q + at[1], q_down, q_right},
         {r + at[2], r_down, r_right}, m, n);"""
 
@@ -213,7 +219,7 @@ def _bind_qr(call: Call) -> Runner:
 
 
 _EIGH = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+    locate(batch, blockIdx.x, at);
     block_eigh<T, C>(
         room, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
 
@@ -235,7 +241,7 @@ def _bind_eigh(call: Call) -> Runner:
 
 
 _SVD = """    i64 at[4];
-    walk(batch, blockIdx.x, at);
+    locate(batch, blockIdx.x, at);
     block_svd<T, C>(room, {a + at[0], down, right}, {u + at[1], u_down, u_right}, s + at[2], s_step,
         {v + at[3], v_down, v_right}, m, n, turned);"""
 

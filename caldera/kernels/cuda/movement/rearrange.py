@@ -9,7 +9,13 @@ import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    OffsetEmitter,
+    Operand,
+    is_wide,
+    lines,
+)
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i64, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
@@ -43,8 +49,14 @@ def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
         is_wide(target.size, [place], shape) for place, shape in zip(places, shapes, strict=True)
     )
     numbers = Numbers(wide)
-    walks = [Walk(numbers, shape, [place], "") for place, shape in zip(places, shapes, strict=True)]
-    to, given = (walk.statements("item", prefix) for walk, prefix in zip(walks, "ab", strict=True))
+    emitters = [
+        OffsetEmitter(numbers, shape, [place], "")
+        for place, shape in zip(places, shapes, strict=True)
+    ]
+    to, given = (
+        offsets_of.statements("item", prefix)
+        for offsets_of, prefix in zip(emitters, "ab", strict=True)
+    )
     count = numbers.add(target.size)
     kind = STORED[name]
     signature = Signature({

@@ -1,4 +1,5 @@
-"""All elements of images by factors that the statistics gave: see include/norm_apply.cuh."""
+"""All elements of images by factors that the statistics gave: see
+include/normalisation/norm_apply.cuh."""
 
 from __future__ import annotations
 
@@ -46,5 +47,5 @@ def input_gradient(
         "in": layout.images(0, 1, 2), "factors": const_pointer(factors),
         "apart": layout.number(apart),
     })  # fmt: skip
-    body = f"slopes<{flags(relu)}, {layout.options}>(x, g, dx, in, factors, apart);"
-    return over_elements(layout, "image_slopes", signature, body)
+    body = f"gradients<{flags(relu)}, {layout.options}>(x, g, dx, in, factors, apart);"
+    return over_elements(layout, "image_gradients", signature, body)

@@ -97,13 +97,13 @@ def bind_gradient(call: Call) -> Runner:
     kinds = f"{flags(relu)}, {type_of(scale)}, {type_of(mean)}, {type_of(factors)}"
     calls = [
         gradient_sums(
-            layout, "batch_slope_sums", (x, g), partial, {"eps": real("double", eps), **vectors},
+            layout, "batch_gradient_sums", (x, g), partial, {"eps": real("double", eps), **vectors},
             (mean, "mean, 0, mean_step, 1"), f"eps, {strided('scale', 'shift', 'variance')}",
             relu=relu, resident=RESIDENT,
         ),
         over_channels(
-            layout, "batch_slopes", partial, factors, eps, {**vectors, **results},
-            f"BatchSlopes<{kinds}, {layout.integer}> each = {{channels, count, eps, "
+            layout, "batch_gradients", partial, factors, eps, {**vectors, **results},
+            f"BatchGradients<{kinds}, {layout.integer}> each = {{channels, count, eps, "
             f"{strided('scale', 'shift', 'mean', 'variance', 'for_scale', 'for_shift')}, "
             "factors};",
         ),

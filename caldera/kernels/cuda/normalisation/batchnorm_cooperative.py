@@ -1,7 +1,8 @@
 """Batch normalisation of small images, channels last, and its gradient: one launch each.
 
 Three launches take longer than the work of a small network's layer. Here all blocks are on the card
-at once and keep what they read until they have met, see include/norm_whole.cuh.
+at once and keep what they read until they have met, see
+include/normalisation/batchnorm_cooperative.cuh.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PIECE = 16
 """Bytes that a thread reads at once."""
 _FEWEST = 1 << 10
 """Elements of an image."""
-_MEETINGS = 4096
+_BARRIERS = 4096
 """As in batchnorm_cooperative.cuh."""
 _KNOWN = 16 * 5 * 4
 """Bytes of what is known about up to 16 channels."""
@@ -149,11 +150,11 @@ def _launch(
     assert split is not None
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
-    place = next(_places) * shares.groups % _MEETINGS
+    place = next(_places) * shares.groups % _BARRIERS
     signature = Signature({
         "partial": pointer(partial), **images, "rows": i32(shares.rows),
         "channels": i32(shares.channels), "eps": real("double", node.attrs["eps"]),
-        "meeting": u32(place),
+        "barrier": u32(place),
     })  # fmt: skip
     for each, vector in vectors.items():
         assert isinstance(vector.argument, np.ndarray)
@@ -165,7 +166,7 @@ def _launch(
         f'extern "C" __global__ void __launch_bounds__(S::THREADS, 1) {name}('
         f"{signature.declaration}) {{\n    DYNAMIC_SHARED(char, shared);\n"
         f"    grid_{name}<{flags(*options)}, S>("
-        f"{', '.join(images)}, rows, channels, eps, {strided(*vectors)}, partial, meeting, "
+        f"{', '.join(images)}, rows, channels, eps, {strided(*vectors)}, partial, barrier, "
         "shared);\n}\n"
     )
     # A sum of each thread, and what is known.
@@ -202,12 +203,12 @@ def _bind_gradient(call: Call) -> Runner:
         "for_shift": pointer(for_shift),
     }  # fmt: skip
     images = {"x": pointer(x), "g": pointer(g), "dx": pointer(dx)}
-    return _launch(call, "batch_slopes", images, vectors, [bool(shifts)])
+    return _launch(call, "batch_gradients", images, vectors, [bool(shifts)])
 
 
 for _op in _MOST_KEPT:
     TABLE.add(Kernel(
         _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
         # Two of them beside each other might wait for blocks that find no room.
-        _workspace, priority=1, in_place=in_place, shares=frozenset({"meetings"}),
+        _workspace, priority=1, in_place=in_place, shares=frozenset({"barriers"}),
     ))  # fmt: skip

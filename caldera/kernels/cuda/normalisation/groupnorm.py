@@ -6,8 +6,6 @@ images by a kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from caldera.graph.node import Node, Spec
@@ -20,7 +18,7 @@ from caldera.kernels.cuda.codegen.signature import (
     real,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
-from caldera.kernels.cuda.codegen.strided import strides_of, walk
+from caldera.kernels.cuda.codegen.strided import strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.apply import input_gradient, normalise
 from caldera.kernels.cuda.normalisation.layout import Layout, Sizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
@@ -86,14 +84,14 @@ def _bind_gradient(call: Call) -> Runner:
         sizes = _sizes(call.node, layout, partial)
         calls += [
             gradient_sums(
-                layout, "group_slope_sums", (x, g), partial, {"each": each, **given},
+                layout, "group_gradient_sums", (x, g), partial, {"each": each, **given},
                 (mean, "mean, mean_image, mean_group, each"),
                 f"0.0, {strided('scale', 'scale')}, strided(variance, ({layout.integer})1)",
             ),
             _over_groups(
-                call.node, "group_slopes",
+                call.node, "group_gradients",
                 Signature({**sizes, **given, "factors": pointer(factors)}),
-                "warp_group_slopes(partial, images, chunks, channels, groups, count, eps, "
+                "warp_group_gradients(partial, images, chunks, channels, groups, count, eps, "
                 f"{strided('scale')}, mean, mean_image, mean_group, variance, variance_image, "
                 "variance_group, factors);",
             ),
@@ -101,7 +99,7 @@ def _bind_gradient(call: Call) -> Runner:
     # Images lie `chunks` sums apart.
     calls.append(parameter_gradients(
         partial, layout.sizes.images, layout.chunks * 2 * channels,
-        walk((channels,), (0,), [strides_of(for_scale), strides_of(for_shift)]),
+        strided_layout((channels,), (0,), [strides_of(for_scale), strides_of(for_shift)]),
         for_scale, for_shift, large=layout.large,
     ))  # fmt: skip
     if dx.size:
@@ -122,9 +120,9 @@ def _sizes(node: Node, layout: Layout, partial: Array) -> dict[str, Parameter]:
     }  # fmt: skip
 
 
-def _matrices(layout: Layout, **pointers: Parameter) -> Mapping[str, Parameter]:
+def _matrices(layout: Layout, **pointers: Parameter) -> dict[str, Parameter]:
     """Matrices with a number for each group of each image, with their strides."""
-    found = {}
+    found: dict[str, Parameter] = {}
     for name, each in pointers.items():
         assert isinstance(each.argument, np.ndarray)
         image, group = map(layout.number, strides_of(each.argument))

@@ -21,15 +21,15 @@ from caldera.kernels.cuda.codegen.signature import (
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
+    StridedLayout,
     Strides,
-    Walk,
     index,
     is_large,
     neighbours,
+    strided_layout,
     strides_of,
-    walk,
 )
-from caldera.kernels.cuda.codegen.thread_groups import Team, team_for
+from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -55,18 +55,20 @@ def _spread(array: Array, axes: Axes, rank: int) -> Strides:
 class _Rows:
     """Arrays as rows: the walk over rows, and that inside of one."""
 
-    rows: Walk
-    row: Walk
+    rows: StridedLayout
+    row: StridedLayout
     dense: bool
-    team: Team
+    group: ThreadGroup
     large: bool
 
     @property
     def options(self) -> str:
         """The first template arguments of the functions."""
-        return f"{self.team.text}, {flags(self.dense)}"
+        return f"{self.group.text}, {flags(self.dense)}"
 
-    def parameters(self, row: Walk, count: int, length: int, node: Node) -> dict[str, Parameter]:
+    def parameters(
+        self, row: StridedLayout, count: int, length: int, node: Node
+    ) -> dict[str, Parameter]:
         """So many rows of this length, and eps."""
         return {
             "rows": self.rows.parameter(self.large), "row": row.parameter(self.large),
@@ -83,8 +85,10 @@ def _rows(
     rank = len(shape)
     others = tuple(axis for axis in range(rank) if axis not in axes)
     whole = [strides_of(array) for array in images]
-    rows = walk(shape, others, [*whole, *(_spread(each, others, rank) for each in samples)])
-    row = walk(shape, axes, [*whole, *(_spread(each, axes, rank) for each in parameters)])
+    rows = strided_layout(
+        shape, others, [*whole, *(_spread(each, others, rank) for each in samples)]
+    )
+    row = strided_layout(shape, axes, [*whole, *(_spread(each, axes, rank) for each in parameters)])
     length = size(row.sizes)
     dense = row.rank == 1 and (length <= 1 or all(step == 1 for step in row.inner))
     together = 1
@@ -94,7 +98,7 @@ def _rows(
         together = neighbours(length, [*whole_rows, *((each, ()) for each in parameters)])
     large = is_large(*images)
     kept = most // (compute_dtype(images[0].dtype).itemsize // 4)
-    return _Rows(rows, row, dense, team_for(length, together, kept), large)
+    return _Rows(rows, row, dense, thread_group_for(length, together, kept), large)
 
 
 def _bind(call: Call) -> Runner:
@@ -110,7 +114,7 @@ def _bind(call: Call) -> Runner:
         **seen.parameters(seen.row, mean.size, scale.size, call.node),
     })  # fmt: skip
     return CudaRunner([header_launch(
-        _HEADER, "layer_norm_rows", seen.team.blocks(mean.size), seen.team.threads, signature,
+        _HEADER, "layer_norm_rows", seen.group.blocks(mean.size), seen.group.threads, signature,
         f"layer_norm<{seen.options}>({signature.names});",
     )])  # fmt: skip
 
@@ -126,13 +130,13 @@ def _bind_gradient(call: Call) -> Runner:
         _MOST_KEPT_OF_GRADIENT,
     )  # fmt: skip
     *own, scale_steps, first, second = seen.row.strides
-    row = Walk(seen.row.sizes, (*own, scale_steps))
+    row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    blocks = min(seen.team.blocks(mean.size), len(partial))
+    blocks = min(seen.group.blocks(mean.size), len(partial))
     totals = parameter_gradients(
-        partial, blocks, 2 * length, Walk(seen.row.sizes, (first, second)), for_scale, for_shift,
-        large=seen.large,
+        partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
+        for_shift, large=seen.large,
     )  # fmt: skip
     if mean.size == 0:
         return CudaRunner([totals])
@@ -143,8 +147,8 @@ def _bind_gradient(call: Call) -> Runner:
         **seen.parameters(row, mean.size, length, call.node), "partial": pointer(partial),
     })  # fmt: skip
     main = header_launch(
-        _HEADER, "layer_slopes", blocks, seen.team.threads, signature,
-        f"block_layer_slopes<{seen.options}>({signature.names});",
+        _HEADER, "layer_gradients", blocks, seen.group.threads, signature,
+        f"block_layer_gradients<{seen.options}>({signature.names});",
     )  # fmt: skip
     return CudaRunner([main, totals])
 

@@ -1,5 +1,5 @@
 """How images lie for kernels of normalisation, and how these share them: see
-include/norm_statistics.cuh.
+include/normalisation/norm_statistics.cuh.
 
 How the rows are cut into chunks depends on shapes alone, so sums are the same on every card.
 """
@@ -16,14 +16,14 @@ from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.signature import Parameter
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strided import (
-    Walk,
+    StridedLayout,
     index,
     index_type,
     indices,
     is_large,
     neighbours,
+    strided_layout,
     strides_of,
-    walk,
 )
 from caldera.kernels.cuda.runtime.driver import Size
 from caldera.kernels.table import Array
@@ -76,7 +76,7 @@ class Layout:
     """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
 
     sizes: Sizes
-    rows: Walk
+    rows: StridedLayout
     image: tuple[int, ...]
     channel: tuple[int, ...]
     planes: bool
@@ -157,7 +157,7 @@ class Layout:
 
     def vectors(self, **pointers: Parameter) -> dict[str, Parameter]:
         """Vectors with their strides: `scale` and `scale_step`."""
-        found = {}
+        found: dict[str, Parameter] = {}
         for name, each in pointers.items():
             assert isinstance(each.argument, np.ndarray)
             found |= {name: each, f"{name}_step": self.number(strides_of(each.argument)[0])}
@@ -186,7 +186,7 @@ def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
     shape = arrays[0].shape
     strides = [strides_of(array) for array in arrays]
     rows = [a for a in range(len(shape)) if a != axis and not (by_image and a == 0)]
-    walked = walk(shape, rows, strides)
+    walked = strided_layout(shape, rows, strides)
     image = tuple(each[0] if by_image else 0 for each in strides)
     channel = tuple(each[axis] for each in strides)
     channels, length = shape[axis], size(tuple(shape[a] for a in rows))

@@ -1,4 +1,5 @@
-"""Local response normalisation and its gradient: see include/local_response.cuh."""
+"""Local response normalisation and its gradient: see
+include/normalisation/local_response.cuh."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, real
 from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
-    Walk,
+    StridedLayout,
     index,
     index_type,
     indices,
     is_large,
+    strided_layout,
     strides_of,
-    walk,
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -36,7 +37,7 @@ class _Work:
     """The arrays (x first) as rows by channels."""
 
     arrays: Sequence[Array]
-    rows: Walk
+    rows: StridedLayout
     steps: tuple[int, ...]
     last: bool
     large: bool
@@ -45,7 +46,7 @@ class _Work:
     def of(cls, arrays: Sequence[Array]) -> _Work:
         x = arrays[0]
         strides = [strides_of(array) for array in arrays]
-        rows = walk(x.shape, [a for a in range(x.ndim) if a != 1], strides)
+        rows = strided_layout(x.shape, [a for a in range(x.ndim) if a != 1], strides)
         steps = tuple(own[1] for own in strides)
         last = abs(steps[0]) <= abs(rows.inner[0]) or size(rows.sizes) == 1
         return cls(arrays, rows, steps, last, is_large(*arrays))
@@ -107,8 +108,8 @@ def _bind_gradient(call: Call) -> Runner:
     tiles = -(-size(work.rows.sizes) // rows) * -(-x.shape[1] // channels)
     signature = work.signature(["x", "g", "dx"], call.node, (rows, channels))
     return CudaRunner([header_launch(
-        _HEADER, "local_response_slopes", tiles, _THREADS, signature,
-        f"block_response_slopes<{work.flag}>({signature.names});", shared=rows * width * each,
+        _HEADER, "local_response_gradients", tiles, _THREADS, signature,
+        f"block_response_gradients<{work.flag}>({signature.names});", shared=rows * width * each,
     )])  # fmt: skip
 
 

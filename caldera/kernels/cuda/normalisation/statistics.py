@@ -1,5 +1,6 @@
 """Sums over the rows of images, from which batch and group normalisation have their statistics and
-gradients: see include/norm_statistics.cuh. What becomes of all elements is in apply.py.
+gradients: see include/normalisation/norm_statistics.cuh. What becomes of all elements is in
+apply.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import Walk, index
+from caldera.kernels.cuda.codegen.strided import StridedLayout, index
 from caldera.kernels.cuda.normalisation.layout import (
     THREADS,
     TOTALS_BLOCK,
@@ -66,15 +67,15 @@ def gradient_sums(
     })  # fmt: skip
     body = (
         f"{layout.shared}\n    Means<{type_of(mean)}, {layout.integer}> means = {{{place}}};\n"
-        f"    block_slope_sums<{flags(relu)}, {layout.options}>(x, g, in, means, {vectors}, "
+        f"    block_gradient_sums<{flags(relu)}, {layout.options}>(x, g, in, means, {vectors}, "
         "partial, kept);"
     )
     return over_elements(layout, name, signature, body, resident=resident)
 
 
 def parameter_gradients(
-    partial: Array, parts: int, apart: int, row: Walk, for_scale: Array, for_shift: Array, *,
-    large: bool,
+    partial: Array, parts: int, apart: int, row: StridedLayout, for_scale: Array,
+    for_shift: Array, *, large: bool,
 ) -> Launch:  # fmt: skip
     """The gradients of scale and shift from sums of parts that lie `apart`."""
     channels = size(row.sizes)
@@ -85,8 +86,8 @@ def parameter_gradients(
         "row": row.parameter(large),
     })  # fmt: skip
     return header_launch(
-        HEADER, "parameter_slopes", -(-channels // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
-        f"block_parameter_slopes({signature.names});",
+        HEADER, "parameter_gradients", -(-channels // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
+        f"block_parameter_gradients({signature.names});",
     )  # fmt: skip
 
 

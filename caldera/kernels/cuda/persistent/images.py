@@ -17,15 +17,15 @@ from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
-from caldera.kernels.cuda.persistent.memory_access import Held, Places, unravelled
-from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby
+from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
+from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 from caldera.kernels.native.elementwise.operations import accumulated, neutral
 from caldera.kernels.step_launch import Fresh
 from caldera.tensor.shape import Shape, size
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Epilogue = Callable[[Producer, Places, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
@@ -49,7 +49,7 @@ class ImageWork(Protocol):
         """What is read not only at the place of the own image."""
 
     @property
-    def near(self) -> Sequence[Near]:
+    def near(self) -> Sequence[SharedTile]:
         """What it wants to find in shared memory."""
 
     @property
@@ -60,7 +60,7 @@ class ImageWork(Protocol):
     def load(self) -> int:
         """Multiplications for an image."""
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for a block that does `image`."""
 
 
@@ -74,7 +74,7 @@ def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
 
 
 def each_pixel(
-    places: Nearby, laid: Array, body: Callable[[Nearby, list[str]], list[str]]
+    places: SharedAccess, laid: Array, body: Callable[[SharedAccess, list[str]], list[str]]
 ) -> list[str]:
     """A loop of a block's threads over the elements of one image, in the order of an array.
 
@@ -86,7 +86,7 @@ def each_pixel(
     count = size(laid.shape[1:])
     rounds = units_of(count, THREADS)
     at_once = units_of(rounds, units_of(rounds, AT_ONCE))
-    held = Held(places.beyond, "i")
+    held = RegisterPrefetch(places.beyond, "i")
     ending = body(places.over(held), ["image", *(named[axis] for axis in range(1, laid.ndim))])
     each = [
         "#pragma unroll",
@@ -111,7 +111,7 @@ def each_pixel(
 class Pixelwise(Producer):
     """Elements of images, each made of a few others: `element` gives statements for `value`."""
 
-    element: Callable[[Places, Sequence[str]], list[str]]
+    element: Callable[[Access, Sequence[str]], list[str]]
     also: tuple[Array, ...] = ()
     """What the statements write beside the result."""
     near = ()
@@ -131,10 +131,10 @@ class Pixelwise(Producer):
     @property
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
-        more = [array for loop in self.followers for array in loop.inputs]
+        more = [array for loop in self.epilogues for array in loop.inputs]
         return shared_by_all([*self.given, *more], self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.result,
@@ -171,7 +171,7 @@ class ImageLoop:
         """What is the same for all images."""
         return shared_by_all(self.loop.inputs, self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
@@ -207,11 +207,11 @@ class ImageGather:
         """The table, and what the numbers are found in."""
         return self.reads
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         gather = self.gather
 
-        def body(held: Nearby, here: list[str]) -> list[str]:
+        def body(held: SharedAccess, here: list[str]) -> list[str]:
             value = held.load(gather.table, ["number", *here[1:]])
             return [held.store(gather.output, here, value)]
 
@@ -254,7 +254,7 @@ class ImageSums:
         """What is the same for all images."""
         return shared_by_all(self.given, self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """A warp makes a sum."""
         kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
         results = size(tuple(self.shape[axis] for axis in kept))

@@ -12,7 +12,7 @@ from caldera.kernels.cuda.codegen.expression import is_known
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
     Correlation,
-    FilterSlopes,
+    FilterGradient,
     correlation,
 )
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Product, Reduction
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 Piece = (
     Gather | Loop | Reduction | Product | RowWork
-    | Correlation | FilterSlopes | ImageSums | Pixelwise
+    | Correlation | FilterGradient | ImageSums | Pixelwise
 )  # fmt: skip
 
 
-def copy_piece(call: Call) -> Loop:
+def lower_copy(call: Call) -> Loop:
     """A plain copy of one array, of whatever shape."""
     (given,), (target,) = call.inputs, call.outputs
     if target.shape != given.shape:
@@ -43,7 +43,7 @@ def copy_piece(call: Call) -> Loop:
     return Loop(LoopBody((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
 
 
-def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
+def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
     """What a call is made of, in order; None if a persistent kernel cannot do it.
 
     `fresh` gives memory for what is between the pieces of a call.
@@ -57,7 +57,7 @@ def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
         found = gather(call)
         return None if found is None else [found]
     if node.op.name == "arrange" or (node.op.name == "reshape" and _is_dense(call.outputs[0])):
-        return [copy_piece(call)]
+        return [lower_copy(call)]
     if node.op.name in CONVOLUTIONS:
         return correlation(call, fresh)
     if "pool" in node.op.name:

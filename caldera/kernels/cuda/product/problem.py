@@ -53,12 +53,12 @@ class Accumulation:
 
 @dataclass(frozen=True, eq=False)
 class Multiplication:
-    """out = finish(left right + bias), or out = beta start + alpha left right."""
+    """out = epilogue(left right + bias), or out = beta start + alpha left right."""
 
     left: Array
     right: Array
     out: Array
-    finish: Epilogue = NOTHING
+    epilogue: Epilogue = NOTHING
     bias: Array | None = None
     accumulation: Accumulation | None = None
     compute: str | None = None
@@ -75,7 +75,7 @@ class Multiplication:
             return replace(found, accumulation=Accumulation(start, alpha, beta))
         if node.op.name == "matmul_epilogue":
             biases = [array.reshape(-1, copy=False) for array in call.inputs[2:]]
-            return replace(found, finish=Epilogue.of(node), bias=biases[0] if biases else None)
+            return replace(found, epilogue=Epilogue.of(node), bias=biases[0] if biases else None)
         return found
 
     @property

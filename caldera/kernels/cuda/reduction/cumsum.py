@@ -14,7 +14,13 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction_task import ReductionTask
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    OffsetEmitter,
+    Operand,
+    is_wide,
+    lines,
+)
 from caldera.kernels.cuda.codegen.signature import (
     Signature,
     const_pointer,
@@ -72,13 +78,13 @@ def _scan(
     written = _output(plan, task.results[0], out, task.axes[0])
     both = (given, written)
     numbers = Numbers(is_wide(size(loop.lengths), both, loop.lengths))
-    walk = Walk(
+    offsets_of = OffsetEmitter(
         numbers, [loop.lengths[each] for each in loop.kept],
         [replace(o, strides=tuple(o.strides[e] for e in loop.kept), mode="s") for o in both], "",
     )  # fmt: skip
-    split, offsets = walk.statements("item", "a")
+    split, offsets = offsets_of.statements("item", "a")
     places = _Places(
-        split, (offsets[walk.group[0]], offsets[walk.group[1]]),
+        split, (offsets[offsets_of.group[0]], offsets[offsets_of.group[1]]),
         (numbers.add(given.strides[axis]), numbers.add(written.strides[axis])),
     )  # fmt: skip
     part = cut.chunk * (cut.lanes if loop.along else 1)

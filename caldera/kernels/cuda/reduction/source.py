@@ -1,6 +1,6 @@
 """The source of loops that reduce, besides writing what is computed element by element.
 
-Threads walk over two groups of axes: those that are kept and those that are reduced. `along` means
+Threads go over two groups of axes: those that are kept and those that are reduced. `along` means
 that the innermost axis is reduced, so neighbours add to one total and the threads of a row share
 it; else neighbours have totals of their own, and the threads of a column share each of them. Where
 few totals come from many elements, these are cut into parts whose totals lie in the workspace until
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from caldera.kernels.common.loop_body import LoopBody, Reduction
 from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.expression import element_function
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, lines
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, OffsetEmitter, Operand, lines
 from caldera.kernels.cuda.codegen.signature import (
     Array,
     Parameter,
@@ -85,7 +85,7 @@ def reduce_source(
     """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
-    kept = Walk(
+    kept = OffsetEmitter(
         numbers, loop.axes(loop.kept, cut.lanes),
         [*(_some(each, loop.kept) for each in loop.operands), *loop.results],
         "" if along else "V",
@@ -150,13 +150,13 @@ def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> st
     """The function that takes U reduced items, `step` apart: all are read before one is used, so
     that a thread does not wait for each of them in turn."""
     loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
-    walk = Walk(
+    offsets_of = OffsetEmitter(
         numbers, loop.axes(loop.reduced, cut.lanes),
         [_some(each, loop.reduced) for each in loop.operands], "V" if along else "",
     )  # fmt: skip
     steps = [numbers.add(each.strides[-1]) for each in loop.operands]
-    split, offsets = walk.statements("j", "b")
-    places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, walk.group, strict=False)]
+    split, offsets = offsets_of.statements("j", "b")
+    places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, offsets_of.group, strict=False)]
     read, written = loop.operands[:count], list(enumerate(loop.operands[count:], count))
     kept = [f"Offset r{k}[U];" for k in range(len(offsets))]
     kept += [f"Pack<{each.stored}, V> x{k}[U];" for k, each in enumerate(read)]
@@ -216,7 +216,9 @@ def _results(loop: Loop, arrays: Sequence[Array], *, split: bool) -> dict[str, P
     }
 
 
-def _ending(loop: Loop, kept: Walk, numbers: Numbers, *, split: bool, kept_items: int) -> list[str]:
+def _ending(
+    loop: Loop, kept: OffsetEmitter, numbers: Numbers, *, split: bool, kept_items: int
+) -> list[str]:
     """The statements that write total number w of an item."""
     width = "1" if loop.along else "V"
     if split:
@@ -240,7 +242,7 @@ def join_source(
     loop: Loop, parts: int, totals: int, places: Sequence[tuple[Array, Array]], numbers: Numbers
 ) -> tuple[str, Signature]:
     """The kernel `join`; for each reduction the places of its totals and of its result."""
-    kept = Walk(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
+    kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")
     count, all_parts = map(numbers.add, (totals, parts))
     reductions = list(enumerate(loop.loop_body.reductions))

@@ -13,37 +13,37 @@ struct S {{
     static const int {constants};
 }};
 """
-CORRELATE = KernelTemplate("correlate_few", {
+CORRELATE = KernelTemplate("correlate_small_channels", {
     "out": "T*", "images": "const T* __restrict__", "filters": "const T* __restrict__",
-    "cover": "Cover",
+    "pixel_tiles": "PixelTiles",
 }, """{{
     DYNAMIC_SHARED(char, shared);
-    block_correlate_few<T, S>(shared, out, images, filters, cover);
+    block_correlate_small_channels<T, S>(shared, out, images, filters, pixel_tiles);
 }}
 """)  # fmt: skip
-WEIGH = KernelTemplate("weigh_few", {
-    "parts": "float*", "images": "const T* __restrict__", "slopes": "const T* __restrict__",
-    "cover": "Cover",
+WEIGHT_GRADIENT = KernelTemplate("small_channels_weight_gradient", {
+    "parts": "float*", "images": "const T* __restrict__", "gradients": "const T* __restrict__",
+    "pixel_tiles": "PixelTiles",
 }, """{{
     DYNAMIC_SHARED(char, shared);
-    block_weigh_few<T, S>(shared, parts, images, slopes, cover);
+    block_weight_gradient<T, S>(shared, parts, images, gradients, pixel_tiles);
 }}
 """)  # fmt: skip
-ADD_PARTS = KernelTemplate("add_parts", {
+REDUCE_WEIGHT_GRADIENT = KernelTemplate("reduce_weight_gradient", {
     "out": "T*", "parts": "const float* __restrict__", "count": "i32", "filter": "Filter",
 }, """{{
-    block_add_parts<T, {threads} / 32>(out, parts, count, filter);
+    block_reduce_weight_gradient<T, {threads} / 32>(out, parts, count, filter);
 }}
 """)  # fmt: skip
-_HEADERS = {CORRELATE: "small_channels.cuh", WEIGH: "small_channels_weight_gradient.cuh"}
-ADDING_THREADS = 256
+_HEADERS = {CORRELATE: "small_channels.cuh", WEIGHT_GRADIENT: "small_channels_weight_gradient.cuh"}
+REDUCTION_THREADS = 256
 
 
-def adding_text(dtype: str) -> str:
+def reduction_text(dtype: str) -> str:
     """The kernel that adds up parts of gradients."""
-    bounds, threads = f"__launch_bounds__({ADDING_THREADS})", str(ADDING_THREADS)
-    begin = f'#include "{_HEADERS[WEIGH]}"\ntypedef {STORED[dtype]} T;\n'
-    return begin + ADD_PARTS.source(bounds, threads=threads)
+    bounds, threads = f"__launch_bounds__({REDUCTION_THREADS})", str(REDUCTION_THREADS)
+    begin = f'#include "{_HEADERS[WEIGHT_GRADIENT]}"\ntypedef {STORED[dtype]} T;\n'
+    return begin + REDUCE_WEIGHT_GRADIENT.source(bounds, threads=threads)
 
 
 def text(
