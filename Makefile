@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup tools demo test test-cuda lint docs benchmark clean
+# Hundreds of processes are started: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup tools demo test test-cuda accept-card-sources lint docs benchmark clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
@@ -28,7 +31,7 @@ lint: tools
 	$(RUN)/mypy
 
 test: lint
-	$(RUN)/python -m pytest -n auto
+	$(RUN)/python -m pytest -n auto --durations=25
 
 docs: tools
 	$(RUN)/python -m tools.docs out/docs
@@ -37,6 +40,10 @@ docs: tools
 test-cuda:
 	$(PYTHON) -m pytest tests/card
 
+# After a change of CUDA sources: those that NVRTC accepts need not be shown to it again.
+accept-card-sources: tools
+	$(RUN)/python -m pytest -n auto tests/card --accept-card-sources
+
 benchmark: tools
 	$(RUN)/python benchmarks/overhead.py
 	$(RUN)/python benchmarks/input.py
@@ -44,4 +51,4 @@ benchmark: tools
 	$(RUN)/python benchmarks/progress.py
 
 clean:
-	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .test_cache

@@ -15,7 +15,9 @@ FLOORS = {
         "errors",
         "config",
         "configurable",
+        "file_cache",
         "launchers",
+        "machine",
         "optional",
         "plain_data",
         "registry",
@@ -27,7 +29,7 @@ FLOORS = {
     5: ("plan", "compress"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "dmath", "machine", "planner"),
+    8: ("train", "parallel", "dmath", "planner"),
     9: ("search", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.draw.graph import save
+from caldera.draw.graph import save_graph
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import Order, laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
@@ -163,7 +163,7 @@ class Plan:
         ...     cd.compile([x * x]).draw(Path(folder) / "graph.svg").name
         'graph.svg'
         """
-        return save(path, {"as written": self.original, "as it runs": self.optimised})
+        return save_graph(path, {"as written": self.original, "as it runs": self.optimised})
 
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
         """A table of the steps, to be printed or read: kernels, shapes, bytes, operations, times.

@@ -24,8 +24,7 @@ from caldera.nn.models import mlp
 from caldera.optim import Optimizer, optimizers
 from caldera.sklearn.scale import Scale
 from caldera.train.callbacks import EarlyStopping
-from caldera.train.neural_network import NeuralNetwork
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import NeuralNetwork, load_model
 from caldera.train.tracking.history import History
 
 DTYPES = (np.float64, np.float32)

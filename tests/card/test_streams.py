@@ -146,7 +146,7 @@ def _learnt(
 
     monkeypatch.setattr(LoopbackStream, "has_side_streams", True)
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
-    monkeypatch.setattr(plan, "Faster", lambda stream, forms: forms[1])
+    monkeypatch.setattr(plan, "AutotunedGraph", lambda stream, forms: forms[1])
     generator = np.random.default_rng(0)
     x = generator.normal(size=(16, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(

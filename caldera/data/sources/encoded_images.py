@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.sources.archives import checked_name
-from caldera.data.sources.base import Array, Arrays, Data
-from caldera.data.transforms.scale import SCALE
+from caldera.data.sources.base import SCALE, Array, Arrays, Data
 from caldera.errors import DataError
 from caldera.io.files import file_size, opened
 

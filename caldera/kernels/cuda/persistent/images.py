@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
@@ -20,7 +21,6 @@ from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evalua
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
 from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
-from caldera.kernels.native.elementwise.operations import accumulated, neutral
 from caldera.kernels.step_launch import Fresh
 from caldera.tensor.shape import Shape, size
 

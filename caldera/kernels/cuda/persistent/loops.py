@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.codegen.expression import statements
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of
-from caldera.kernels.native.elementwise.operations import accumulated, neutral
 from caldera.tensor.shape import Shape, size
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     OffsetEmitter,

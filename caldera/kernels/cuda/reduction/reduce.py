@@ -15,7 +15,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     Operand,

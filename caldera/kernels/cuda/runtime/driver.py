@@ -17,9 +17,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from caldera.config import settings
+from caldera.file_cache import FileCache
 from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.filecache import read_kept, write_kept
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import cupy
 
@@ -154,18 +153,16 @@ _STATIC_SHARED = 1
 _MOST_DYNAMIC_SHARED = 8
 
 
+_CUBINS = FileCache("cuda")
+
+
 def compiled(source: str, architecture: str) -> bytes:
     """The machine code of a source: from disk if it is there."""
     made_of = "\n".join(
         [architecture, str(nvrtc.version()), *headers().keys(), *headers().values(), source]
     )
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
-    file = settings.cache_dir / "cuda" / f"{key}.cubin"
-    code = read_kept(file)
-    if code is None:
-        code = nvrtc.compile_source(source, headers(), architecture)
-        write_kept(file, code)
-    return code
+    return _CUBINS.get(key, lambda: nvrtc.compile_source(source, headers(), architecture))
 
 
 _driver: Driver | None = None
