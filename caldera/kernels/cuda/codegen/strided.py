@@ -90,6 +90,15 @@ def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]
     return StridedLayout(tuple(sizes), tuple(tuple(own) for own in joined))
 
 
+def next_power_of_two(count: int) -> int:
+    """The smallest power of 2 that is not less (at least 1).
+
+    >>> next_power_of_two(5), next_power_of_two(8)
+    (8, 8)
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
 def is_large(*arrays: Array) -> bool:
     """Whether places in one of these arrays need 64-bit numbers."""
     return any(_extent(array) >= _FEW for array in arrays)

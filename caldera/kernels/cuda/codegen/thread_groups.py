@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caldera.kernels.cuda.codegen.strided import next_power_of_two
+
 _BLOCK_SIZES = (128, 256, 512, 1024)
 _STREAM_THREADS = 512
 """Threads that share a row too long to be kept."""
@@ -46,11 +48,11 @@ def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
     0
     """
     pieces = -(-length // together)
-    rounds = _power(-(-pieces // 32))
+    rounds = next_power_of_two(-(-pieces // 32))
     if rounds * together <= most:
         return ThreadGroup("warp", rounds, together, 32 * _WARPS)
     for threads in _BLOCK_SIZES:
-        rounds = _power(-(-pieces // threads))
+        rounds = next_power_of_two(-(-pieces // threads))
         if rounds * together <= most:
             return ThreadGroup("block", rounds, together, threads)
     return ThreadGroup("block", 0, together, _STREAM_THREADS)
@@ -59,8 +61,3 @@ def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
 def thread_per_row(threads: int = 128) -> ThreadGroup:
     """A thread for each row, whose neighbours have the rows beside it."""
     return ThreadGroup("thread", 0, 1, threads)
-
-
-def _power(count: int) -> int:
-    """The smallest power of 2 that is not less."""
-    return 1 << max(count - 1, 0).bit_length()

@@ -10,7 +10,7 @@ from typing import Any
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
 from caldera.kernels.cuda.convolution.source import CORRELATE, EACH, text, tiles_text
 from caldera.kernels.cuda.convolution.split_k import (
@@ -23,7 +23,6 @@ from caldera.kernels.cuda.convolution.split_k import (
     split_k_workspace,
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.product.problem import compute_dtype
 from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call

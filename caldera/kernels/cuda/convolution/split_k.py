@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for
 from caldera.kernels.cuda.convolution.parameters import Steps, Window
 from caldera.kernels.cuda.convolution.source import SPLIT_K_REDUCE, text
-from caldera.kernels.cuda.product.problem import compute_dtype
 from caldera.kernels.cuda.product.tiling import Tile, Tiling
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
 from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
 from caldera.kernels.cuda.convolution.split_k import (
@@ -20,7 +20,6 @@ from caldera.kernels.cuda.convolution.split_k import (
     split_k_reduction,
     split_k_workspace,
 )
-from caldera.kernels.cuda.product.problem import compute_dtype
 from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call

@@ -78,7 +78,7 @@ def loop_over(
     *,
     counted: bool = False,
 ) -> Loop:
-    """The loop of a recipe without reductions.
+    """The loop of a loop body without reductions.
 
     With `counted`, the first input (of int64) is not read: its elements are what its strides add
     up to, in elements.
@@ -106,7 +106,7 @@ def loop_calls(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> list[Launch]:
-    """The launches that compute a recipe without reductions."""
+    """The launches that compute a loop body without reductions."""
     if not size(shape) or not outputs:
         return []
     return [launch_of([loop_over(loop_body, shape, inputs, outputs)])]
@@ -133,14 +133,14 @@ def loop_runner(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> Runner:
-    """What computes a recipe without reductions."""
+    """What computes a loop body without reductions."""
     if not size(shape) or not outputs:
         return CudaRunner([])
     return LoopRunner(loop_over(loop_body, shape, inputs, outputs))
 
 
 def launch_of(loops: Sequence[Loop]) -> Launch:
-    """One launch for loops of one recipe that do not depend on each other."""
+    """One launch for loops of one body that do not depend on each other."""
     numbers = Numbers(any(loop.wide for loop in loops))
     unroll = _unroll(loops)
     threads = _threads(max(-(-loop.items // unroll) for loop in loops))

@@ -22,6 +22,7 @@ from caldera.kernels.cuda.codegen.strided import (
     indices,
     is_large,
     neighbours,
+    next_power_of_two,
     strided_layout,
     strides_of,
 )
@@ -93,8 +94,8 @@ class Layout:
         """Threads along channels and rows, or along rows."""
         if self.planes:
             needed = -(-self.sizes.length // self.together)
-            return min(max(_power(needed), 32), THREADS), 1, 1
-        across = min(_power(-(-self.sizes.channels // self.together)), _LANES)
+            return min(max(next_power_of_two(needed), 32), THREADS), 1, 1
+        across = min(next_power_of_two(-(-self.sizes.channels // self.together)), _LANES)
         return across, THREADS // across, 1
 
     @property
@@ -171,11 +172,6 @@ def strided(*names: str) -> str:
     'strided(scale, scale_step), strided(shift, shift_step)'
     """
     return ", ".join(f"strided({name}, {name}_step)" for name in names)
-
-
-def _power(count: int) -> int:
-    """The smallest power of 2 that is not less."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:

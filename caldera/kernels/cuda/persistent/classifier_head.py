@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
 from caldera.kernels.cuda.persistent.memory_access import (
     Access,
@@ -45,7 +44,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.kernels.cuda.persistent.tilings import Tiling
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = WARPS
 """Of a tile: a warp looks at each."""
 MOST_COLUMNS = 32

@@ -10,6 +10,7 @@ import numpy as np
 
 from caldera.kernels.common.epilogue import Epilogue as EpilogueCode
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
 from caldera.kernels.cuda.persistent.memory_access import Access
@@ -26,7 +27,6 @@ from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 
 

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Rows(Protocol):
@@ -28,7 +25,7 @@ class Rows(Protocol):
 
 @dataclass(eq=False)
 class Loop:
-    """Element-wise work on arrays: a recipe without reductions."""
+    """Element-wise work on arrays: a loop body without reductions."""
 
     loop_body: LoopBody
     shape: tuple[int, ...]

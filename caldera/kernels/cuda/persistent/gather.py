@@ -14,6 +14,7 @@ import numpy as np
 
 from caldera.graph.memory_format import dense_strides
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
 from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
 from caldera.kernels.cuda.persistent.phases import meet
@@ -22,7 +23,6 @@ from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 VECTOR = 16
 """Bytes that a thread moves at once where rows allow it."""
 TURNS = 4

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.images import (
@@ -37,7 +38,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""
 _WORKS = (Correlation, FilterGradient, ImageSums, Pixelwise)

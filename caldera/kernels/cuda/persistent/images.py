@@ -15,6 +15,7 @@ import numpy as np
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 from caldera.kernels.step_launch import Fresh
 from caldera.tensor.shape import Shape, size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4

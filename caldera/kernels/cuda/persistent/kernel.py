@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.cuda.codegen.dtypes import computed_type
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.epilogue_fusion import (
     Loop,
@@ -41,7 +39,6 @@ from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.step_launch import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Other = Gather | Loop | Reduction | RowWork | FusedImages
 """What is no product."""
 WAVES = 8

@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.codegen.expression import statements
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of
 from caldera.tensor.shape import Shape, size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 """What makes one of two partial results."""
 LANES = 32
@@ -60,7 +58,7 @@ def evaluated(
     coordinates: Sequence[str],
     known: dict[int, str],
 ) -> tuple[list[str], Any]:
-    """The statements of a recipe for one element, and the names of what they find."""
+    """The statements of a loop body for one element, and the names of what they find."""
     operands = [known.get(index, f"x{index}") for index in range(len(inputs))]
     lines = [
         f"auto x{index} = {places.load(array, aligned_coordinates(array, coordinates))};"

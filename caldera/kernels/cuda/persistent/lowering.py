@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from caldera.graph.body import Body
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.cuda.codegen.expression import is_known
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
     Correlation,
@@ -24,9 +23,6 @@ from caldera.kernels.cuda.persistent.row_ops import BUILDERS, RowWork
 from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
 from caldera.tensor.shape import size
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 Piece = (
     Gather | Loop | Reduction | Product | RowWork

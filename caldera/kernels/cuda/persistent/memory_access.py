@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.phases import meet
 from caldera.memory.device_array import address_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Access:

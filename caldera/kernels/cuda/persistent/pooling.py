@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.images import Pixelwise
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.table import Call
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _is_plain(node: Node) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
 from caldera.kernels.cuda.persistent.shared_memory import Layout
@@ -25,7 +26,6 @@ from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Epilogue = Callable[[Access, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
 LOAD = 64 * 64
@@ -54,8 +54,8 @@ class Operand:
     def type_text(self, side: Side, count: int, depth: int) -> str:
         """The C++ type of so much of it."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
-        flags = ", ".join(map(_truth, (side.along, aligned, self.rows is not None, side.paired)))
-        return f"Staged<{self.lead}, {count}, {flags}, {side.wide}, {depth}>"
+        options = flags(side.along, aligned, self.rows is not None, side.paired)
+        return f"Staged<{self.lead}, {count}, {options}, {side.wide}, {depth}>"
 
 
 def operand(array: Array, transposed: bool) -> Operand | None:
@@ -332,13 +332,9 @@ def each_line(rows: int, columns: int) -> list[str]:
 def tiling_text(tiling: Tiling, exact: bool) -> str:
     """The C++ type of a tiling."""
     shape = (tiling.warp_rows, tiling.warp_columns, tiling.down, tiling.across, tiling.parts)
-    return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {_truth(exact)}>"
+    return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {flags(exact)}>"
 
 
 def apart(wide: int) -> int:
     """How far apart lines of so many elements lie in shared memory: as in CUDA's `apart`."""
     return wide if wide // 8 % 2 else wide + 8
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in
@@ -23,7 +22,6 @@ from caldera.kernels.cuda.persistent.shared_memory import starts
 from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Task, Text
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 STEPS = KernelTemplate("steps", {
     "pointers": "const __grid_constant__ Pointers", "counters": "u32*", "count": "i32",
 }, "{body}")  # fmt: skip

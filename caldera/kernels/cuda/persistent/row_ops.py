@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.tasks import WARPS, Task, plain, units_of
 from caldera.kernels.table import Call
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(eq=False)

@@ -8,16 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.memory_access import Access, DelegatingAccess
 from caldera.kernels.cuda.persistent.tasks import THREADS, units_of
 from caldera.tensor.shape import size
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)

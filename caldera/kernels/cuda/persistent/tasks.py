@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 WARPS = 16
 THREADS = 32 * WARPS

@@ -14,11 +14,10 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.problem import (
     Multiplication,
-    compute_dtype,
     described,
     described_call,
 )

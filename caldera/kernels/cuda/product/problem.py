@@ -15,7 +15,7 @@ from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.product import Product
 from caldera.kernels.cuda.codegen.merged_axes import Axis, axes_of, elements, merged
 from caldera.kernels.table import Array, Call
-from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape
 
 MOST_BATCH_AXES = 4
@@ -23,11 +23,6 @@ MOST_BATCH_AXES = 4
 NOTHING = Epilogue()
 """Neither bias nor activation."""
 FIRST_OPERAND = {"matmul": 0, "matmul_epilogue": 0, "matmul_accumulate": 1}
-
-
-def compute_dtype(dtype: DType) -> DType:
-    """The dtype that sums are kept in."""
-    return float32 if dtype in HALVES else dtype
 
 
 def described(spec: Spec) -> np.ndarray:

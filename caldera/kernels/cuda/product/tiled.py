@@ -10,15 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, index_type
+from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, element_strides, index_type
 from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
     Multiplication,
-    compute_dtype,
     described_call,
 )
 from caldera.kernels.cuda.product.tiling import Tile, Tiling, tiling
@@ -65,14 +64,12 @@ class EpilogueArguments(ctypes.Structure):
     ]
 
 
-def _steps(array: Array) -> tuple[int, ...]:
-    return tuple(stride // array.itemsize for stride in array.strides)
-
-
 def places_of(product: Multiplication) -> Places:
     """Where the elements of the matrices lie."""
     rows, columns, _ = product.extent
-    left, right, out = (_steps(each)[-2:] for each in (product.left, product.right, product.out))
+    left, right, out = (
+        element_strides(each)[-2:] for each in (product.left, product.right, product.out)
+    )
     return Places(
         left_row=left[0], left_step=left[1], right_column=right[1], right_step=right[0],
         out_row=out[0], out_column=out[1], rows=rows, columns=columns,
@@ -94,13 +91,13 @@ def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
     """What the end of a product reads."""
     given: Any = EpilogueArguments()
     if product.bias is not None:
-        given.bias, given.bias_step = address_of(product.bias), _steps(product.bias)[0]
+        given.bias, given.bias_step = address_of(product.bias), element_strides(product.bias)[0]
     if product.accumulation is not None:
         found = product.accumulation
         given.start, given.alpha, given.beta = map(
             address_of, (found.start, found.alpha, found.beta)
         )
-        given.start_row, given.start_column = _steps(found.start)
+        given.start_row, given.start_column = element_strides(found.start)
     given.kept = product
     numbers: EpilogueArguments = given
     return numbers
@@ -112,7 +109,7 @@ def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
 def _access(array: Array, axis: int, tile: Tile) -> tuple[bool, int]:
     """Whether neighbours in memory follow each other along `axis`, which is that of the sum, and
     how many of them are read at once."""
-    steps = _steps(array)
+    steps = element_strides(array)
     other = -3 - axis
     along = array.shape[axis] > 1 and (steps[axis] == 1 or abs(steps[axis]) <= abs(steps[other]))
     near = axis if along else other

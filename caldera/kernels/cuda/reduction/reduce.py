@@ -23,6 +23,7 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lanes_for,
     operand,
 )
+from caldera.kernels.cuda.codegen.strided import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
 from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
@@ -164,23 +165,18 @@ def _below(n: int) -> int:
     return 1 << (max(n, 1).bit_length() - 1)
 
 
-def _above(n: int) -> int:
-    """The smallest power of 2 that is not below n."""
-    return 1 << (max(n, 1) - 1).bit_length()
-
-
 def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
     """The threads of a block: a power of 2 in either direction, whole warps in all."""
     sharing = _below(cut.chunk // 4)
     if cut.kept * cut.parts * sharing < PLENTY:
-        sharing = _above(cut.chunk)
+        sharing = next_power_of_two(cut.chunk)
     if loop.along:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
     if _is_narrow(cut.kept, cut.chunk):
         return NARROW, MOST_THREADS // NARROW
-    width = min(COLUMNS, _above(cut.kept))
+    width = min(COLUMNS, next_power_of_two(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
     return width, max(min(sharing, most // width), 32 // width)
 
@@ -201,8 +197,8 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
     numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
     pairs = list(zip(places, task.results, strict=True))
     source, signature = join_source(loop, parts, totals, pairs, numbers)
-    width = min(COLUMNS, _above(totals))
-    height = max(min(_above(parts), MOST_THREADS // width), 32 // width)
+    width = min(COLUMNS, next_power_of_two(totals))
+    height = max(min(next_power_of_two(parts), MOST_THREADS // width), 32 // width)
     return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 
