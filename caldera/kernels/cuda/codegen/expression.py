@@ -1,7 +1,7 @@
 """Loop bodies as CUDA: what a loop computes for one element, in statements over registers.
 
 Every op is a function `op_<name>` of math.cuh. Values have the computed type of their dtype; what
-is read has to be widened before, what is written narrowed after (`elements.py` says how).
+is read has to be widened before, what is written narrowed after (`dtypes.py` says how).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Work on images, one at a time: pooling, loops, sums, and the images of a batch.
 
 An image is done by one block, so that what follows on the same image need not wait for others; see
-`chains.py`. Images are arrays (N, C, H, W), however they lie.
+`image_fusion.py`. Images are arrays (N, C, H, W), however they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -107,16 +107,21 @@ def each_pixel(
     ]
 
 
+class _FromMemory:
+    """Work that finds nothing in shared memory, and multiplies next to nothing."""
+
+    near: ClassVar[Sequence[SharedTile]] = ()
+    scratch: ClassVar[int] = 0
+    load: ClassVar[int] = 0
+
+
 @dataclass(eq=False)
-class Pixelwise(Producer):
+class Pixelwise(_FromMemory, Producer):
     """Elements of images, each made of a few others: `element` gives statements for `value`."""
 
     element: Callable[[Access, Sequence[str]], list[str]]
     also: tuple[Array, ...] = ()
     """What the statements write beside the result."""
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def images(self) -> int:
@@ -143,13 +148,10 @@ class Pixelwise(Producer):
 
 
 @dataclass(eq=False)
-class ImageLoop:
+class ImageLoop(_FromMemory):
     """A loop over images."""
 
     loop: Loop
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -179,13 +181,10 @@ class ImageLoop:
 
 
 @dataclass(eq=False)
-class ImageGather:
+class ImageGather(_FromMemory):
     """The images of a batch, by their numbers."""
 
     gather: Gather
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -222,7 +221,7 @@ class ImageGather:
 
 
 @dataclass(eq=False)
-class ImageSums:
+class ImageSums(_FromMemory):
     """A reduction over all but some axes of an image; `partial` has a row for each image."""
 
     loop_body: LoopBody
@@ -230,9 +229,6 @@ class ImageSums:
     axes: tuple[int, ...]
     given: tuple[Array, ...]
     partial: Array
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:

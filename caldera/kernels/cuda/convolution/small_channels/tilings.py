@@ -6,10 +6,11 @@ of the memory of the card need at least. Measuring decides between the first few
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
+from typing import Protocol, TypeVar
 
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
@@ -36,6 +37,25 @@ def resident_blocks(shared: int, threads: int, registers: int) -> int:
     """Blocks on one multiprocessor."""
     by_registers = REGISTERS // (threads * registers)
     return min(SHARED // (shared + RESERVED), by_registers, 2048 // threads)
+
+
+class Clocked(Protocol):
+    """A tiling that guesses what it takes."""
+
+    def clocks(self) -> float:
+        """Clocks of a multiprocessor."""
+
+
+T = TypeVar("T", bound=Clocked)
+
+
+def best_tilings(every: Iterable[T], kind: Callable[[T], Hashable]) -> tuple[T, ...]:
+    """The first few guesses that differ in kind, the best first."""
+    chosen: dict[Hashable, T] = {}
+    for each in sorted(every, key=lambda tiling: tiling.clocks()):
+        if len(chosen) < RANKS:
+            chosen.setdefault(kind(each), each)
+    return tuple(chosen.values())
 
 
 # --- correlations
@@ -196,9 +216,10 @@ def correlation_tilings(
     work: Correlation, turned: bool, itemsize: int, processors: int
 ) -> tuple[CorrelationTiling, ...]:
     """The best guesses, the best first."""
-    every = _tilings(work, turned, itemsize, processors)
-    found = sorted(every, key=lambda shape: shape.clocks())
-    return _different(found)
+    return best_tilings(
+        _tilings(work, turned, itemsize, processors),
+        lambda each: (each.pixel_tiles.pixels, each.per, each.across),
+    )
 
 
 def _tilings(
@@ -224,13 +245,3 @@ def _tilings(
                     # A second buffer is for blocks that take several tiles.
                     if shape.resident and (buffers == 1 or shape.grid()[0] < pixel_tiles.tiles):
                         yield shape
-
-
-def _different(found: list[CorrelationTiling]) -> tuple[CorrelationTiling, ...]:
-    """The first few that differ in more than the number of warps or buffers."""
-    chosen: dict[tuple[int, int, int], CorrelationTiling] = {}
-    for shape in found:
-        key = (shape.pixel_tiles.pixels, shape.per, shape.across)
-        if len(chosen) < RANKS and key not in chosen:
-            chosen[key] = shape
-    return tuple(chosen.values())

@@ -11,10 +11,10 @@ from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTil
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     BYTES_A_CLOCK,
     PRODUCT_CLOCKS,
-    RANKS,
     SHARED,
     START_CLOCKS,
     STEP_CLOCKS,
+    best_tilings,
     resident_blocks,
 )
 from caldera.tensor.shape import size
@@ -161,13 +161,10 @@ def weight_gradient_tilings(
     work: Correlation, itemsize: int, processors: int
 ) -> tuple[WeightGradientTiling, ...]:
     """The best guesses, the best first."""
-    found = sorted(_tilings(work, itemsize, processors), key=lambda each: each.clocks())
-    chosen: dict[tuple[int, ...], WeightGradientTiling] = {}
-    for each in found:
-        key = (each.pixel_tiles.pixels, each.tiles, each.parts)
-        if len(chosen) < RANKS and key not in chosen:
-            chosen[key] = each
-    return tuple(chosen.values())
+    return best_tilings(
+        _tilings(work, itemsize, processors),
+        lambda each: (each.pixel_tiles.pixels, each.tiles, each.parts),
+    )
 
 
 def _tilings(work: Correlation, itemsize: int, processors: int) -> Iterator[WeightGradientTiling]:
