@@ -12,15 +12,18 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(VENV)/installed
 tools: $(VENV)/tools
 
-$(VENV)/installed: pyproject.toml
+$(RUN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --editable .
 	touch $@
 
-# What only the tests need is larger than all the rest: the demo does without it.
-$(VENV)/tools: $(VENV)/installed
-	$(RUN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+# What only the tests need is larger than all the rest: the demo does without it. Only some of it is
+# ever imported, and compiled then.
+$(VENV)/tools: pyproject.toml | $(RUN)/python
+	$(RUN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	touch $@ $(VENV)/installed
 
 demo: setup
 	$(RUN)/caldera train --data digits --out out
