@@ -115,7 +115,7 @@ def test_small_batches_with_their_channels_last_take_one_launch(
         check(card, arranged, inputs, ["at once"], layouts=["channels last"])
         if isinstance(using, EmulatedDriver):
             # Checked twice, in case a launch leaves something behind.
-            names = {"batch_norm", "batch_slopes"} & set(using.launches)
+            names = {"batch_norm", "batch_gradients"} & set(using.launches)
             assert len(names) == 1
             assert len(using.launches) == 2
             using.launches.clear()

@@ -10,7 +10,7 @@ const int LISTING_ROUNDS = LISTED / LISTING_THREADS;
 // one of them is not there.
 template <typename Position>
 __device__ __forceinline__ u32 block_listed(
-    const Position* positions, const Walk<2>& added, u32 first, u32 last, i64 row, i64 length,
+    const Position* positions, const StridedAxes<2>& added, u32 first, u32 last, i64 row, i64 length,
     u32* list, bool& missing) {
     __shared__ u32 counts[LISTED / 32];
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, found[LISTING_ROUNDS];
@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 block_listed(
         i64 place = row + 1;
         if (k < last) {
             i64 at[2];
-            walk(added, k, at);
+            locate(added, k, at);
             place = place_of(positions[at[1]], length);
         }
         missing |= place < 0;
@@ -52,8 +52,8 @@ __device__ __forceinline__ u32 block_listed(
 // `rows` leads to a row in out and x, `columns` to V columns in out, updates and x.
 template <typename T, typename Position, int V>
 __device__ __forceinline__ void block_add_listed(
-    T* out, const T* x, const T* updates, const Position* positions, const Walk<2>& rows,
-    const Walk<3>& columns, const Walk<2>& added, u32 additions, i64 length, u32 across,
+    T* out, const T* x, const T* updates, const Position* positions, const StridedAxes<2>& rows,
+    const StridedAxes<3>& columns, const StridedAxes<2>& added, u32 additions, i64 length, u32 across,
     u32 tiles, u32 column_count) {
     typedef typename Sum<T>::type S;
     const int AHEAD = 4;
@@ -62,30 +62,30 @@ __device__ __forceinline__ void block_add_listed(
     __shared__ u32 spoilt[LISTING_WARPS];
     i64 row = blockIdx.x / tiles;
     u32 column = blockIdx.x % tiles * across + threadIdx.x % across;
-    u32 team = threadIdx.x / across, teams = LISTING_THREADS / across;
+    u32 group = threadIdx.x / across, groups = LISTING_THREADS / across;
     bool inside = column < column_count, missing = false;
     i64 beside[3], start[2];
-    walk(columns, inside ? column : 0, beside);
-    walk(rows, row, start);
+    locate(columns, inside ? column : 0, beside);
+    locate(rows, row, start);
     S sums[V];
 #pragma unroll
     for (int v = 0; v < V; v++) sums[v] = (S)0;
     for (u32 first = 0; first < additions; first += LISTED) {
         u32 last = additions - first < LISTED ? additions : first + LISTED;
         u32 all = block_listed(positions, added, first, last, row, length, list, missing);
-        for (u32 k = team; inside && k < all; k += AHEAD * teams) {
+        for (u32 k = group; inside && k < all; k += AHEAD * groups) {
             // Updates are asked for before any is needed.
             Pack<T, V> values[AHEAD];
 #pragma unroll
             for (int j = 0; j < AHEAD; j++) {
                 i64 at[2];
-                if (k + j * teams >= all) continue;
-                walk(added, list[k + j * teams], at);
+                if (k + j * groups >= all) continue;
+                locate(added, list[k + j * groups], at);
                 values[j] = *(const Pack<T, V>*)(updates + beside[1] + at[0]);
             }
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
-                if (k + j * teams < all)
+                if (k + j * groups < all)
 #pragma unroll
                     for (int v = 0; v < V; v++) sums[v] += (S)wide(values[j].each[v]);
         }
@@ -96,14 +96,14 @@ __device__ __forceinline__ void block_add_listed(
 #pragma unroll
     for (int v = 0; v < V; v++) kept[threadIdx.x][v] = sums[v];
     __syncthreads();
-    if (team || !inside) return;
+    if (group || !inside) return;
     bool spoil = false;
     for (int warp = 0; warp < LISTING_WARPS; warp++) spoil |= spoilt[warp] != 0;
     Pack<T, V> old = *(const Pack<T, V>*)(x + start[1] + beside[2]), result;
 #pragma unroll
     for (int v = 0; v < V; v++) {
         S total = (S)wide(old.each[v]);
-        for (u32 other = 0; other < teams; other++)
+        for (u32 other = 0; other < groups; other++)
             total += kept[other * across + threadIdx.x][v];
         if (spoil) Sum<T>::spoil(total);
         result.each[v] = Stored<T>::from(total);

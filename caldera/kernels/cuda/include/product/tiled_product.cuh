@@ -94,13 +94,13 @@ template <typename TILE, typename S, bool ALONG, int NEAR> struct Carrier {
 };
 
 // How operands are read: along the sum or across it, and how many elements at once.
-template <bool ALONG_, int NEAR_> struct Way {
+template <bool ALONG_, int NEAR_> struct Access {
     static const bool ALONG = ALONG_;
     static const int NEAR = NEAR_;
 };
 
 // sums = the tile's part of left x right, from step `begin` of the sum to `end`.
-template <typename TILE, typename LEFT_WAY, typename RIGHT_WAY, typename S, typename LEFT,
+template <typename TILE, typename LEFT_ACCESS, typename RIGHT_ACCESS, typename S, typename LEFT,
           typename RIGHT>
 __device__ __forceinline__ void block_product(const LEFT& left, const RIGHT& right, i32 row,
                                               i32 column, i32 begin, i32 end,
@@ -108,8 +108,8 @@ __device__ __forceinline__ void block_product(const LEFT& left, const RIGHT& rig
     const int PER = TILE::PER;
     __shared__ __align__(16) S rows[2][TILE::DEPTH * TILE::PITCH];
     __shared__ __align__(16) S columns[2][TILE::DEPTH * TILE::PITCH];
-    Carrier<TILE, S, LEFT_WAY::ALONG, LEFT_WAY::NEAR> from_left;
-    Carrier<TILE, S, RIGHT_WAY::ALONG, RIGHT_WAY::NEAR> from_right;
+    Carrier<TILE, S, LEFT_ACCESS::ALONG, LEFT_ACCESS::NEAR> from_left;
+    Carrier<TILE, S, RIGHT_ACCESS::ALONG, RIGHT_ACCESS::NEAR> from_right;
     int down = threadIdx.x / TILE::GRID, across = threadIdx.x % TILE::GRID;
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -154,23 +154,23 @@ __device__ __forceinline__ void block_product(const LEFT& left, const RIGHT& rig
 }
 
 // Which tile of which product a block computes, and which steps of the sum.
-struct Share {
-    i32 row, column, begin, end, piece, product;
+struct WorkTile {
+    i32 row, column, begin, end, split, product;
 };
 
-// A grid over products: `across` x `down` tiles each, every sum cut into `pieces` of `span` steps.
-struct Cut {
-    i32 across, down, pieces, span, length;
+// A grid over products: `across` x `down` tiles each, every sum split into `splits` of `span` steps.
+struct TileScheduler {
+    i32 across, down, splits, span, length;
 
-    __device__ __forceinline__ Share of(u32 block, i32 side) const {
-        Share found;
+    __device__ __forceinline__ WorkTile of(u32 block, i32 side) const {
+        WorkTile found;
         found.row = (i32)(block % (u32)down) * side;
         block /= (u32)down;
         found.column = (i32)(block % (u32)across) * side;
         block /= (u32)across;
-        found.piece = (i32)(block % (u32)pieces);
-        found.product = (i32)(block / (u32)pieces);
-        found.begin = found.piece * span;
+        found.split = (i32)(block % (u32)splits);
+        found.product = (i32)(block / (u32)splits);
+        found.begin = found.split * span;
         found.end = min(found.begin + span, length);
         return found;
     }

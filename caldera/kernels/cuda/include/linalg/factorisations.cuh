@@ -65,36 +65,36 @@ __device__ __forceinline__ void warp_reflect(
 template <typename T, typename C>
 __device__ __forceinline__ void block_qr(
     C* room, const View<const T>& a, const View<T>& out_q, const View<T>& out_r, u32 m, u32 n) {
-    Team team;
+    Group group;
     u32 k = m < n ? m : n;
     // Columns lie end to end: a warp walks down them.
     Matrix<C> r = {room, 1, m}, q = {room + (u64)m * n, 1, m};
     C* factors = room + (u64)m * n + (u64)m * k;
-    for (u32 i = team.warp; i < m; i += team.warps) {
-        for (u32 j = team.lane; j < n; j += 32) r(i, j) = (C)wide(a(i, j));
-        for (u32 j = team.lane; j < k; j += 32) q(i, j) = i == j ? (C)1 : (C)0;
+    for (u32 i = group.warp; i < m; i += group.warps) {
+        for (u32 j = group.lane; j < n; j += 32) r(i, j) = (C)wide(a(i, j));
+        for (u32 j = group.lane; j < k; j += 32) q(i, j) = i == j ? (C)1 : (C)0;
     }
     __syncthreads();
     for (u32 j = 0; j < k; j++) {
-        if (team.warp == 0) {
+        if (group.warp == 0) {
             C factor = warp_reflection(r, m, j);
-            if (team.lane == 0) factors[j] = factor;
+            if (group.lane == 0) factors[j] = factor;
         }
         __syncthreads();
-        for (u32 c = j + 1 + team.warp; c < n; c += team.warps)
+        for (u32 c = j + 1 + group.warp; c < n; c += group.warps)
             warp_reflect(r, c, r, j, factors[j], m);
         __syncthreads();
     }
     for (u32 j = k; j-- > 0;) {
-        for (u32 c = j + team.warp; c < k; c += team.warps)
+        for (u32 c = j + group.warp; c < k; c += group.warps)
             warp_reflect(q, c, r, j, factors[j], m);
         __syncthreads();
     }
-    for (u32 i = team.warp; i < m; i += team.warps)
-        for (u32 j = team.lane; j < k; j += 32)
+    for (u32 i = group.warp; i < m; i += group.warps)
+        for (u32 j = group.lane; j < k; j += 32)
             out_q(i, j) = Stored<T>::from(r(j, j) < 0 ? -q(i, j) : q(i, j));
-    for (u32 i = team.warp; i < k; i += team.warps)
-        for (u32 j = team.lane; j < n; j += 32) {
+    for (u32 i = group.warp; i < k; i += group.warps)
+        for (u32 j = group.lane; j < n; j += 32) {
             C value = r(i, i) < 0 ? -r(i, j) : r(i, j);
             out_r(i, j) = Stored<T>::from(j < i ? (C)0 : value);
         }
@@ -138,13 +138,13 @@ __device__ __forceinline__ void block_eigh(
     C* room, const View<const T>& given, T* values, i64 values_step, const View<T>& vectors,
     u32 n) {
     __shared__ u32 moved;
-    Team team;
+    Group group;
     Matrix<C> a = {room, n, 1}, v = {room + (u64)n * n, 1, n};
     u32 players = n + n % 2;
     C* cosines = room + 2 * (u64)n * n;
     C* sines = cosines + players / 2;
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j < n; j += 32) {
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j < n; j += 32) {
             a(i, j) = ((C)wide(given(i, j)) + (C)wide(given(j, i))) * (C)0.5;
             v(i, j) = i == j ? (C)1 : (C)0;
         }
@@ -168,24 +168,24 @@ __device__ __forceinline__ void block_eigh(
                 moved = 1;
             }
             __syncthreads();
-            for (u32 t = team.warp; t < players / 2; t += team.warps) {
+            for (u32 t = group.warp; t < players / 2; t += group.warps) {
                 if (sines[t] == 0) continue;
                 u32 p, q;
                 meeting(players, round, t, p, q);
-                for (u32 j = team.lane; j < n; j += 32)
+                for (u32 j = group.lane; j < n; j += 32)
                     rotate(a(p, j), a(q, j), cosines[t], sines[t]);
             }
             __syncthreads();
-            for (u32 t = team.warp; t < players / 2; t += team.warps) {
+            for (u32 t = group.warp; t < players / 2; t += group.warps) {
                 if (sines[t] == 0) continue;
                 u32 p, q;
                 meeting(players, round, t, p, q);
-                for (u32 i = team.lane; i < n; i += 32) {
+                for (u32 i = group.lane; i < n; i += 32) {
                     rotate(a(i, p), a(i, q), cosines[t], sines[t]);
                     rotate(v(i, p), v(i, q), cosines[t], sines[t]);
                 }
                 __syncwarp();
-                if (team.lane == 0) a(p, q) = a(q, p) = 0;
+                if (group.lane == 0) a(p, q) = a(q, p) = 0;
             }
             __syncthreads();
         }
@@ -193,17 +193,17 @@ __device__ __forceinline__ void block_eigh(
         __syncthreads();
         if (done) break;
     }
-    for (u32 j = team.warp; j < n; j += team.warps) {
+    for (u32 j = group.warp; j < n; j += group.warps) {
         C mine = a(j, j);
         u32 place = 0;
-        for (u32 i = team.lane; i < n; i += 32)
+        for (u32 i = group.lane; i < n; i += 32)
             place += a(i, i) < mine || (a(i, i) == mine && i < j);
         place = finite ? warp_total(place) : j;
         C sign = warp_sign(v, n, j);
-        if (team.lane == 0)
+        if (group.lane == 0)
             values[(i64)place * values_step] =
                 Stored<T>::from(finite ? mine * scale : Limits<C>::nan());
-        for (u32 i = team.lane; i < n; i += 32)
+        for (u32 i = group.lane; i < n; i += 32)
             vectors(i, place) = Stored<T>::from(finite ? sign * v(i, j) : Limits<C>::nan());
     }
 }
@@ -258,11 +258,11 @@ __device__ __forceinline__ void block_svd(
     C* room, const View<const T>& given, const View<T>& out_u, T* values, i64 values_step,
     const View<T>& out_v, u32 m, u32 n, bool turned) {
     __shared__ u32 moved;
-    Team team;
+    Group group;
     Matrix<C> u = {room, 1, m}, v = {room + (u64)m * n, 1, n};
     C* sizes = room + (u64)m * n + (u64)n * n;
-    for (u32 i = team.warp; i < m; i += team.warps)
-        for (u32 j = team.lane; j < n; j += 32) {
+    for (u32 i = group.warp; i < m; i += group.warps)
+        for (u32 j = group.lane; j < n; j += 32) {
             u(i, j) = (C)wide(given(i, j));
             if (i < n) v(i, j) = i == j ? (C)1 : (C)0;
         }
@@ -278,12 +278,12 @@ __device__ __forceinline__ void block_svd(
         if (threadIdx.x == 0) moved = 0;
         __syncthreads();
         for (u32 round = 0; round + 1 < players; round++) {
-            for (u32 t = team.warp; t < players / 2; t += team.warps) {
+            for (u32 t = group.warp; t < players / 2; t += group.warps) {
                 u32 p, q;
                 meeting(players, round, t, p, q);
                 if (q >= n) continue;
                 C first = 0, second = 0, between = 0;
-                for (u32 i = team.lane; i < m; i += 32) {
+                for (u32 i = group.lane; i < m; i += 32) {
                     first += u(i, p) * u(i, p);
                     second += u(i, q) * u(i, q);
                     between += u(i, p) * u(i, q);
@@ -295,9 +295,9 @@ __device__ __forceinline__ void block_svd(
                 if (!(size_of(between) > tolerance * both)) continue;
                 C cosine, sine;
                 rotation(first, second, between, cosine, sine);
-                for (u32 i = team.lane; i < m; i += 32) rotate(u(i, p), u(i, q), cosine, sine);
-                for (u32 i = team.lane; i < n; i += 32) rotate(v(i, p), v(i, q), cosine, sine);
-                if (team.lane == 0) moved = 1;
+                for (u32 i = group.lane; i < m; i += 32) rotate(u(i, p), u(i, q), cosine, sine);
+                for (u32 i = group.lane; i < n; i += 32) rotate(v(i, p), v(i, q), cosine, sine);
+                if (group.lane == 0) moved = 1;
             }
             __syncthreads();
         }
@@ -305,28 +305,28 @@ __device__ __forceinline__ void block_svd(
         __syncthreads();
         if (done) break;
     }
-    for (u32 j = team.warp; j < n; j += team.warps) {
+    for (u32 j = group.warp; j < n; j += group.warps) {
         C size = 0;
-        for (u32 i = team.lane; i < m; i += 32) size += u(i, j) * u(i, j);
+        for (u32 i = group.lane; i < m; i += 32) size += u(i, j) * u(i, j);
         size = square_root(warp_total(size));
         if (size < Limits<C>::tiny()) size = 0;
-        for (u32 i = team.lane; i < m && size > 0; i += 32) u(i, j) /= size;
-        if (team.lane == 0) sizes[j] = size;
+        for (u32 i = group.lane; i < m && size > 0; i += 32) u(i, j) /= size;
+        if (group.lane == 0) sizes[j] = size;
     }
     __syncthreads();
-    if (team.warp == 0 && finite) warp_complete(u, sizes, m, n);
+    if (group.warp == 0 && finite) warp_complete(u, sizes, m, n);
     __syncthreads();
-    for (u32 j = team.warp; j < n; j += team.warps) {
+    for (u32 j = group.warp; j < n; j += group.warps) {
         C mine = sizes[j];
         u32 place = 0;
-        for (u32 i = team.lane; i < n; i += 32)
+        for (u32 i = group.lane; i < n; i += 32)
             place += sizes[i] > mine || (sizes[i] == mine && i < j);
         place = finite ? warp_total(place) : j;
         C sign = turned ? warp_sign(v, n, j) : warp_sign(u, m, j);
         if (!finite) sign = Limits<C>::nan();
-        if (team.lane == 0)
+        if (group.lane == 0)
             values[(i64)place * values_step] = Stored<T>::from(finite ? mine * scale : sign);
-        for (u32 i = team.lane; i < m; i += 32) out_u(i, place) = Stored<T>::from(sign * u(i, j));
-        for (u32 i = team.lane; i < n; i += 32) out_v(i, place) = Stored<T>::from(sign * v(i, j));
+        for (u32 i = group.lane; i < m; i += 32) out_u(i, place) = Stored<T>::from(sign * u(i, j));
+        for (u32 i = group.lane; i < n; i += 32) out_v(i, place) = Stored<T>::from(sign * v(i, j));
     }
 }

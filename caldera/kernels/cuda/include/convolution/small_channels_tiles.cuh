@@ -35,7 +35,7 @@ template <> struct Core<bfloat_t> {
 };
 
 // Tiles of output pixels: some rows and columns of some images.
-struct Cover {
+struct PixelTiles {
     Divider across, down;   // tiles of an image: from a tile's number to its place
     Divider width, area;    // of a tile: from a pixel's number to its row and its image
     Divider height;         // rows of an image that a tile sees
@@ -49,31 +49,31 @@ struct Cover {
 struct Corner { i32 image, y, x; };
 
 // The first output pixel of a tile.
-__device__ __forceinline__ Corner corner_of(const Cover& cover, i32 tile) {
-    i32 row = cover.across.quotient(tile), group = cover.down.quotient(row);
+__device__ __forceinline__ Corner corner_of(const PixelTiles& tiling, i32 tile) {
+    i32 row = tiling.across.quotient(tile), group = tiling.down.quotient(row);
     Corner found;
-    found.x = (tile - row * (i32)cover.across.divisor) * (i32)cover.width.divisor;
-    found.y = (row - group * (i32)cover.down.divisor) * cover.tile_height;
-    found.image = group * cover.tile_images;
+    found.x = (tile - row * (i32)tiling.across.divisor) * (i32)tiling.width.divisor;
+    found.y = (row - group * (i32)tiling.down.divisor) * tiling.tile_height;
+    found.image = group * tiling.tile_images;
     return found;
 }
 
 // Which pixel of a tile has a number, from its corner.
-__device__ __forceinline__ Corner pixel_of(const Cover& cover, i32 number) {
+__device__ __forceinline__ Corner pixel_of(const PixelTiles& tiling, i32 number) {
     Corner found;
-    found.image = cover.area.quotient(number);
-    i32 rest = number - found.image * (i32)cover.area.divisor;
-    found.y = cover.width.quotient(rest);
-    found.x = rest - found.y * (i32)cover.width.divisor;
+    found.image = tiling.area.quotient(number);
+    i32 rest = number - found.image * (i32)tiling.area.divisor;
+    found.y = tiling.width.quotient(rest);
+    found.x = rest - found.y * (i32)tiling.width.divisor;
     return found;
 }
 
 // Where the first of what an output pixel sees lies, PIXEL bytes from one image pixel to the next.
 template <int PIXEL>
-__device__ __forceinline__ i32 seen_from(const Cover& cover, i32 number) {
-    Corner pixel = pixel_of(cover, number);
-    i32 row = pixel.image * (i32)cover.height.divisor + pixel.y * cover.stride_y;
-    return row * cover.pitch + pixel.x * cover.stride_x * PIXEL;
+__device__ __forceinline__ i32 seen_from(const PixelTiles& tiling, i32 number) {
+    Corner pixel = pixel_of(tiling, number);
+    i32 row = pixel.image * (i32)tiling.height.divisor + pixel.y * tiling.stride_y;
+    return row * tiling.pitch + pixel.x * tiling.stride_x * PIXEL;
 }
 
 // `store(i, load(i))` for i = first, first + STEP... below `end`, AT_ONCE of them on their way
@@ -122,28 +122,28 @@ template <typename T> __device__ __forceinline__ void put(char* to, T x) {
 
 // What a tile sees of the images, zeros beyond their edges: a warp for each row.
 template <typename T, int CHANNELS, int PIXEL, int THREADS>
-__device__ __forceinline__ void block_see(char* stage, const T* images, const Cover& cover,
+__device__ __forceinline__ void block_see(char* stage, const T* images, const PixelTiles& tiling,
                                           Corner corner) {
     const int SIZE = sizeof(T);
-    i32 left = corner.x * cover.stride_x + cover.start_x, height = cover.height.divisor;
-    i32 lane = threadIdx.x % 32, pieces = cover.pieces;
-    for (i32 row = threadIdx.x / 32; row < cover.tile_images * height; row += THREADS / 32) {
-        i32 number = cover.height.quotient(row), image = corner.image + number;
-        i32 y = corner.y * cover.stride_y + cover.start_y + row - number * height;
-        bool is_row = image < cover.images && (u32)y < (u32)cover.source_height;
-        char* line = stage + row * cover.pitch;
-        const T* begin = images + ((i64)(image * cover.source_height + y) * cover.source_width +
+    i32 left = corner.x * tiling.stride_x + tiling.start_x, height = tiling.height.divisor;
+    i32 lane = threadIdx.x % 32, pieces = tiling.pieces;
+    for (i32 row = threadIdx.x / 32; row < tiling.tile_images * height; row += THREADS / 32) {
+        i32 number = tiling.height.quotient(row), image = corner.image + number;
+        i32 y = corner.y * tiling.stride_y + tiling.start_y + row - number * height;
+        bool is_row = image < tiling.images && (u32)y < (u32)tiling.source_height;
+        char* line = stage + row * tiling.pitch;
+        const T* begin = images + ((i64)(image * tiling.source_height + y) * tiling.source_width +
                                    left) * CHANNELS;
         if constexpr (CHANNELS * SIZE % 16 == 0) {
             const int MANY = CHANNELS * SIZE / 16;
             carry_chunks(
                 lane, pieces, images,
-                [&](i32 i) { return is_row && (u32)(left + i / MANY) < (u32)cover.source_width; },
+                [&](i32 i) { return is_row && (u32)(left + i / MANY) < (u32)tiling.source_width; },
                 [&](i32 i) { return begin + i * (16 / SIZE); },
                 [&](i32 i) { return line + i / MANY * PIXEL + i % MANY * 16; });
         } else {
             i32 before = left * CHANNELS;
-            u32 length = cover.source_width * CHANNELS;
+            u32 length = tiling.source_width * CHANNELS;
             carry<32, 8, T>(
                 lane, pieces,
                 [&](i32 i) {

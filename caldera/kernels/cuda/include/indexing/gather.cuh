@@ -25,15 +25,15 @@ __device__ __forceinline__ i64 place_of(Position position, i64 length) {
 template <typename Unit, typename Position, typename Index>
 __device__ __forceinline__ void gather_lines(
     Unit* __restrict__ out, const Unit* __restrict__ x, const Position* __restrict__ positions,
-    const Walk<3>& lines, i64 step, i64 length, Index units, Index count, u32 missing_byte) {
+    const StridedAxes<3>& lines, i64 step, i64 length, Index units, Index count, u32 missing_byte) {
     Unit missing;
     repeat(missing, missing_byte);
 #pragma unroll 4
-    for (Index i = first_turn<Index>(); i < count; i += turns_apart<Index>()) {
+    for (Index i = grid_index<Index>(); i < count; i += grid_stride<Index>()) {
         Index line = i / units;
         Index unit = i - line * units;
         i64 at[3];
-        walk(lines, line, at);
+        locate(lines, line, at);
         i64 place = place_of(positions[at[2]], length);
         Unit value = missing;
         if (place >= 0) value = x[at[1] + place * step + (i64)unit];

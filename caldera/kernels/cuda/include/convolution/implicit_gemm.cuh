@@ -122,7 +122,8 @@ struct FilterPlaces {
 
 // `visit(i, j, row, column)` for each result that a thread of a tile has.
 template <typename TILE, typename Visit>
-__device__ __forceinline__ void each_result(const Share& mine, i32 rows, i32 columns, Visit visit) {
+__device__ __forceinline__ void each_result(
+    const WorkTile& mine, i32 rows, i32 columns, Visit visit) {
     int down = threadIdx.x / TILE::GRID, across = threadIdx.x % TILE::GRID;
 #pragma unroll
     for (int i = 0; i < TILE::PER; i++) {

@@ -42,7 +42,7 @@ __device__ __forceinline__ void split(I index, I rows, I channels, I& row, I& ch
 
 template <bool LAST, typename T, int R, typename A, typename I>
 __device__ __forceinline__ void respond(
-    const T* x, T* y, const Walk<R, 2, I>& rows, I x_step, I y_step, Response<I> in, A alpha,
+    const T* x, T* y, const StridedLayout<R, 2, I>& rows, I x_step, I y_step, Response<I> in, A alpha,
     A beta, A k) {
     I index = (I)blockIdx.x * blockDim.x + threadIdx.x, row, channel, places[2];
     if (index >= in.rows * in.channels) return;
@@ -67,8 +67,8 @@ __device__ __forceinline__ Parts<A> parts_of(
 
 // Dynamic shared memory has both parts of a tile with its neighbours on both sides.
 template <bool LAST, typename T, int R, typename A, typename I>
-__device__ __forceinline__ void block_response_slopes(
-    const T* x, const T* g, T* dx, const Walk<R, 3, I>& rows, I x_step, I g_step, I dx_step,
+__device__ __forceinline__ void block_response_gradients(
+    const T* x, const T* g, T* dx, const StridedLayout<R, 3, I>& rows, I x_step, I g_step, I dx_step,
     Response<I> in, A alpha, A beta, A k) {
     DYNAMIC_SHARED(A, kept);
     I tiles = (in.channels + in.tile_channels - 1) / in.tile_channels;

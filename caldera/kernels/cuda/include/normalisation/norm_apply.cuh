@@ -121,7 +121,7 @@ template <typename M, typename I> struct Means {
 // where what the relu was given was positive: that is computed again.
 template <bool RELU, bool PLANES, int V, typename T, typename G, typename P, typename M, int R,
           typename I>
-__device__ __forceinline__ void block_slope_sums(
+__device__ __forceinline__ void block_gradient_sums(
     const T* x, const G* g, const Images<R, 2, I>& in, Means<M, I> means, double eps,
     Strided<const P, I> scale, Strided<const P, I> shift, Strided<const M, I> variance,
     double* partial, double* kept) {
@@ -141,23 +141,23 @@ __device__ __forceinline__ void block_slope_sums(
     }
     block_sums<A, PLANES, V>(here, partial, kept, [&](I row, A* one, A* two) {
         I places[2];
-        A slope[V], centred[V];
+        A gradient[V], centred[V];
         here.places(row, places);
         load<V>(x + places[0], centred);
-        load<V>(g + places[1], slope);
+        load<V>(g + places[1], gradient);
 #pragma unroll
         for (int v = 0; v < V; v++) {
             centred[v] -= mean[v];
-            if (RELU && !(fma(centred[v], factor[v], offset[v]) > (A)0)) slope[v] = (A)0;
-            one[v] += slope[v];
-            two[v] += slope[v] * centred[v];
+            if (RELU && !(fma(centred[v], factor[v], offset[v]) > (A)0)) gradient[v] = (A)0;
+            one[v] += gradient[v];
+            two[v] += gradient[v] * centred[v];
         }
     });
 }
 
 // dx = f * g - a - (x - mean) * b.
 template <bool RELU, bool PLANES, int V, typename T, typename G, typename A, int R, typename I>
-__device__ __forceinline__ void slopes(
+__device__ __forceinline__ void gradients(
     const T* x, const G* g, T* dx, const Images<R, 3, I>& in, const A* factors, I apart) {
     Share<PLANES, V, R, 3, I> here(in);
     const A* own = factors + (i64)here.image * apart;
@@ -176,9 +176,9 @@ __device__ __forceinline__ void slopes(
         [&](const I* places, A* values) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                A centred = values[v] - mean[v], slope = values[V + v];
-                if (RELU && !(fma(centred, f[v], offset[v]) > (A)0)) slope = (A)0;
-                values[v] = fma(slope, f[v], -fma(centred, b[v], a[v]));
+                A centred = values[v] - mean[v], gradient = values[V + v];
+                if (RELU && !(fma(centred, f[v], offset[v]) > (A)0)) gradient = (A)0;
+                values[v] = fma(gradient, f[v], -fma(centred, b[v], a[v]));
             }
             store<V>(dx + places[2], values);
         });

@@ -6,19 +6,19 @@
 // `units` units of code number `body`, done in `phase` by `span` blocks from number `first` on; its
 // arrays are those from number `base` on. `soon`: what it brings ahead of its phase may be brought
 // while the phase before is still at work, because it goes where nobody is.
-struct Part {
+struct Task {
     i32 body, phase, first, span, units, base, soon;
 };
 
 // The first unit of a part that this block does, or -1. It goes on in steps of `span`.
-__device__ __forceinline__ i32 first_unit(const Part& part) {
+__device__ __forceinline__ i32 first_unit(const Task& part) {
     i32 place = (i32)blockIdx.x - part.first;
     if (place < 0) place += gridDim.x;
     return place < part.span ? place : -1;
 }
 
 // A bit for each part that this block has units of.
-__device__ __forceinline__ void block_parts(u32* masks, const Part* parts, i32 count) {
+__device__ __forceinline__ void block_tasks(u32* masks, const Task* parts, i32 count) {
     i32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (i32 word = warp; word * 32 < count; word += blockDim.x >> 5) {
         i32 part = word * 32 + lane;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void block_parts(u32* masks, const Part* parts, i32 c
 }
 
 // The first such part from `part` on, or `count`.
-__device__ __forceinline__ i32 next_part(const u32* masks, i32 part, i32 count) {
+__device__ __forceinline__ i32 next_task(const u32* masks, i32 part, i32 count) {
     while (part < count) {
         u32 rest = masks[part >> 5] >> (part & 31);
         if (rest) return part + __ffs(rest) - 1;
@@ -65,8 +65,8 @@ __device__ __forceinline__ float below(float x, float largest) {
 }
 
 // Where a block is, and what it does next.
-struct Walk {
-    const Part* parts;
+struct PhaseScheduler {
+    const Task* parts;
     i32 count, phases, steps;
     const u32* masks;
     u32* counters;
@@ -78,18 +78,18 @@ struct Walk {
     // Whether this block has still to wait for the others.
     bool waits;
 
-    __device__ __forceinline__ Walk(const Part* parts, i32 count, i32 phases, i32 steps, u32* masks,
-                                    u32* counters)
+    __device__ __forceinline__ PhaseScheduler(
+        const Task* parts, i32 count, i32 phases, i32 steps, u32* masks, u32* counters)
         : parts(parts), count(count), phases(phases), steps(steps), masks(masks),
           counters(counters), step(0), phase(0), part(0), unit(0), span(0), units(0), met(0),
           waits(false) {
-        block_parts(masks, parts, count);
+        block_tasks(masks, parts, count);
         __syncthreads();
         look(0);
     }
 
     __device__ __forceinline__ void look(i32 from) {
-        next = next_part(masks, from, count);
+        next = next_task(masks, from, count);
         to = next < count ? parts[next].phase : phases;
     }
 

@@ -13,17 +13,17 @@ template <typename T, typename W, typename I> struct Attended {
 
 // A tile's probabilities, and the gradients of its scores.
 template <bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
-__device__ __forceinline__ void block_tile_slopes(
+__device__ __forceinline__ void block_tile_gradients(
     const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int side, A* first,
     A* second, Masked masked, A (&shares)[Tile<A>::M][Tile<A>::M],
-    A (&slopes)[Tile<A>::M][Tile<A>::M]) {
+    A (&gradients)[Tile<A>::M][Tile<A>::M]) {
     const int M = Tile<A>::M;
     int past = in.keys - in.queries;
     block_scores(
         of.q, top, in.queries, of.key, side, in.keys, in.depth, scale, false, first, second,
         shares);
     block_scores(
-        of.g, top, in.queries, of.v, side, in.keys, in.width, (A)1, false, first, second, slopes);
+        of.g, top, in.queries, of.v, side, in.keys, in.width, (A)1, false, first, second, gradients);
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int query = top + tile_row() * M + m;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void block_tile_slopes(
             bool seen = inside && (!CAUSAL || at <= query + past);
             A score = seen ? masked(query, at, shares[m][n]) : -infinity_like((A)0);
             shares[m][n] = inside ? op_exp(score - level) : (A)0;
-            slopes[m][n] = inside ? shares[m][n] * (slopes[m][n] - common) : (A)0;
+            gradients[m][n] = inside ? shares[m][n] * (gradients[m][n] - common) : (A)0;
         }
     }
 }
@@ -54,17 +54,17 @@ template <typename A> __device__ __forceinline__ Places<A> places_in(A* shared) 
 
 // N * SIDE columns of the gradients of a tile of queries, for one head.
 template <int N, bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
-__device__ __forceinline__ void block_query_slopes(
+__device__ __forceinline__ void block_query_gradients(
     const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int left, Places<A> room,
     Masked masked, A (&results)[Tile<A>::M][N]) {
     const int M = Tile<A>::M, SIZE = Tile<A>::SIZE, WIDTH = N * SIDE;
     int past = in.keys - in.queries, end = in.keys;
     if (CAUSAL && top + SIZE + past < end) end = top + SIZE + past;
     for (int side = 0; side < end; side += SIZE) {
-        A shares[M][M], slopes[M][M];
-        block_tile_slopes<CAUSAL>(
-            of, in, scale, top, side, room.first, room.second, masked, shares, slopes);
-        keep<true>(room.tile, slopes);
+        A shares[M][M], gradients[M][M];
+        block_tile_gradients<CAUSAL>(
+            of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
+        keep<true>(room.tile, gradients);
         stage<false, WIDTH>(room.other, WIDTH, of.key, side, in.keys, left, in.depth, (A)1);
         __syncthreads();
         multiply<N>(room.tile, room.other, WIDTH, SIZE, results);
@@ -75,16 +75,16 @@ __device__ __forceinline__ void block_query_slopes(
 // The same for a tile of keys (KEYS) and of values (VALUES).
 template <int N, bool KEYS, bool VALUES, bool CAUSAL, typename A, typename T, typename W,
           typename I, typename Masked>
-__device__ __forceinline__ void block_key_slopes(
+__device__ __forceinline__ void block_key_gradients(
     const Attended<T, W, I>& of, AttentionSizes in, A scale, int side, int left, Places<A> room,
     Masked masked, A (&for_keys)[Tile<A>::M][N], A (&for_values)[Tile<A>::M][N]) {
     const int M = Tile<A>::M, SIZE = Tile<A>::SIZE, WIDTH = N * SIDE;
     int past = in.keys - in.queries;
     int begin = CAUSAL && side - past > 0 ? (side - past) / SIZE * SIZE : 0;
     for (int top = begin; top < in.queries; top += SIZE) {
-        A shares[M][M], slopes[M][M];
-        block_tile_slopes<CAUSAL>(
-            of, in, scale, top, side, room.first, room.second, masked, shares, slopes);
+        A shares[M][M], gradients[M][M];
+        block_tile_gradients<CAUSAL>(
+            of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
         if constexpr (VALUES) {
             keep<false>(room.tile, shares);
             stage<false, WIDTH>(room.other, WIDTH, of.g, top, in.queries, left, in.width, (A)1);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void block_key_slopes(
             __syncthreads();
         }
         if constexpr (KEYS) {
-            keep<false>(room.tile, slopes);
+            keep<false>(room.tile, gradients);
             stage<false, WIDTH>(room.other, WIDTH, of.q, top, in.queries, left, in.depth, scale);
             __syncthreads();
             multiply<N>(room.tile, room.other, WIDTH, SIZE, for_keys);
@@ -104,17 +104,17 @@ __device__ __forceinline__ void block_key_slopes(
 
 // A tile of the gradients of scores, added to what other heads and tiles gave.
 template <bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
-__device__ __forceinline__ void block_mask_slopes(
+__device__ __forceinline__ void block_mask_gradients(
     const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int side, Places<A> room,
     Masked masked, A (&results)[Tile<A>::M][Tile<A>::M]) {
     const int M = Tile<A>::M;
-    A shares[M][M], slopes[M][M];
-    block_tile_slopes<CAUSAL>(
-        of, in, scale, top, side, room.first, room.second, masked, shares, slopes);
+    A shares[M][M], gradients[M][M];
+    block_tile_gradients<CAUSAL>(
+        of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int n = 0; n < M; n++) results[m][n] += slopes[m][n];
+        for (int n = 0; n < M; n++) results[m][n] += gradients[m][n];
 }
 
 // Sums of a tile over the axes that a mask does not have, to where the mask has its gradient.

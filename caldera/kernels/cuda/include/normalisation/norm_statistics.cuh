@@ -6,7 +6,7 @@
 #include "row_primitives.cuh"
 
 template <int R, int A, typename I> struct Images {
-    Walk<R, A, I> rows;
+    StridedLayout<R, A, I> rows;
     I image[A], channel[A];  // strides
     I channels, length, chunk, chunks;
 };
@@ -206,7 +206,7 @@ template <typename T, typename P, typename A, typename I> struct BatchStatistics
 
 // The gradients of scale and shift, and the factors f, a, b and the mean of
 // dx = f * g - a - (x - mean) * b; with RELU also the shift that its mask depends on.
-template <bool RELU, typename P, typename M, typename A, typename I> struct BatchSlopes {
+template <bool RELU, typename P, typename M, typename A, typename I> struct BatchGradients {
     I channels;
     double count, eps;
     Strided<const P, I> scale, shift;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void warp_group_statistics(
 // The factors of the gradient of a group, as for a batch. Where the first sums of a channel are,
 // its part of the gradients of shift and scale is left.
 template <typename P, typename M, typename A, typename I>
-__device__ __forceinline__ void warp_group_slopes(
+__device__ __forceinline__ void warp_group_gradients(
     double* partial, I images, I chunks, I channels, I groups, double count, double eps,
     Strided<const P, I> scale, const M* mean, I mean_image, I mean_group,
     const M* variance, I variance_image, I variance_group, A* factors) {
@@ -325,9 +325,9 @@ __device__ __forceinline__ void warp_group_slopes(
 // The gradients of scale and shift from sums of parts, plain ones before those of products; `row`
 // leads to the elements of both.
 template <typename S, typename P, int R, typename I>
-__device__ __forceinline__ void block_parameter_slopes(
+__device__ __forceinline__ void block_parameter_gradients(
     const S* partial, I parts, I apart, I channels, P* for_scale, P* for_shift,
-    const Walk<R, 2, I>& row) {
+    const StridedLayout<R, 2, I>& row) {
     I channel = blockIdx.x * blockDim.x + threadIdx.x, places[2];
     double both[2];
     block_totals(partial, parts, apart, channels, channel, both);

@@ -46,9 +46,9 @@ template <typename T> struct View {
 };
 
 // A thread as one of a warp that shares out rows or columns with the others.
-struct Team {
+struct Group {
     u32 warp, warps, lane;
-    __device__ __forceinline__ Team()
+    __device__ __forceinline__ Group()
         : warp(threadIdx.x / 32), warps(blockDim.x / 32), lane(threadIdx.x % 32) {}
 };
 
@@ -70,17 +70,17 @@ template <typename C> __device__ __forceinline__ C warp_largest(C value) {
 template <typename C>
 __device__ __forceinline__ C block_largest(const Matrix<C>& a, u32 rows, u32 columns) {
     __shared__ C found[32];
-    Team team;
+    Group group;
     C largest = 0;
-    for (u32 i = team.warp; i < rows; i += team.warps)
-        for (u32 j = team.lane; j < columns; j += 32) {
+    for (u32 i = group.warp; i < rows; i += group.warps)
+        for (u32 j = group.lane; j < columns; j += 32) {
             C value = size_of(a(i, j));
             if (value > largest || value != value) largest = value;
         }
     largest = warp_largest(largest);
-    if (team.lane == 0) found[team.warp] = largest;
+    if (group.lane == 0) found[group.warp] = largest;
     __syncthreads();
-    for (u32 i = 0; i < team.warps; i++)
+    for (u32 i = 0; i < group.warps; i++)
         if (found[i] > largest || found[i] != found[i]) largest = found[i];
     __syncthreads();
     return largest;
@@ -120,12 +120,12 @@ template <typename C>
 __device__ __forceinline__ Elimination block_eliminate(const Matrix<C>& a, u32 n, u32 columns) {
     __shared__ u32 pivot_row;
     __shared__ C pivot;
-    Team team;
+    Group group;
     Elimination result = {false, 0};
     for (u32 k = 0; k < n; k++) {
-        if (team.warp == 0) {
+        if (group.warp == 0) {
             u32 row = warp_pivot(a, n, k);
-            if (team.lane == 0) {
+            if (group.lane == 0) {
                 pivot_row = row;
                 pivot = a(row, k);
             }
@@ -148,9 +148,9 @@ __device__ __forceinline__ Elimination block_eliminate(const Matrix<C>& a, u32 n
         }
         for (u32 i = k + 1 + threadIdx.x; i < n; i += blockDim.x) a(i, k) /= divisor;
         __syncthreads();
-        for (u32 i = k + 1 + team.warp; i < n; i += team.warps) {
+        for (u32 i = k + 1 + group.warp; i < n; i += group.warps) {
             C factor = a(i, k);
-            for (u32 j = k + 1 + team.lane; j < columns; j += 32) a(i, j) -= factor * a(k, j);
+            for (u32 j = k + 1 + group.lane; j < columns; j += 32) a(i, j) -= factor * a(k, j);
         }
         __syncthreads();
     }
@@ -161,14 +161,14 @@ __device__ __forceinline__ Elimination block_eliminate(const Matrix<C>& a, u32 n
 // Solve with the upper triangle in the first n columns; the right sides stand behind it.
 template <typename C>
 __device__ __forceinline__ void block_substitute(const Matrix<C>& a, u32 n, u32 columns) {
-    Team team;
+    Group group;
     for (u32 k = n; k-- > 0;) {
         C divisor = a(k, k);
         for (u32 j = n + threadIdx.x; j < columns; j += blockDim.x) a(k, j) /= divisor;
         __syncthreads();
-        for (u32 i = team.warp; i < k; i += team.warps) {
+        for (u32 i = group.warp; i < k; i += group.warps) {
             C factor = a(i, k);
-            for (u32 j = n + team.lane; j < columns; j += 32) a(i, j) -= factor * a(k, j);
+            for (u32 j = n + group.lane; j < columns; j += 32) a(i, j) -= factor * a(k, j);
         }
         __syncthreads();
     }
@@ -179,11 +179,11 @@ template <typename T, typename C>
 __device__ __forceinline__ void block_solve(
     C* room, const View<const T>& a, const View<const T>& b, const View<T>& x, u32 n, u32 first,
     u32 count) {
-    Team team;
+    Group group;
     u32 columns = n + count;
     Matrix<C> both = {room, columns, 1};
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j < columns; j += 32) {
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j < columns; j += 32) {
             if (j < n) both(i, j) = (C)wide(a(i, j));
             else if (b.start) both(i, j) = (C)wide(b(i, first + j - n));
             else both(i, j) = i == first + j - n ? (C)1 : (C)0;
@@ -191,31 +191,31 @@ __device__ __forceinline__ void block_solve(
     __syncthreads();
     bool singular = block_eliminate(both, n, columns).singular;
     if (!singular) block_substitute(both, n, columns);
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j < count; j += 32)
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j < count; j += 32)
             x(i, first + j) = Stored<T>::from(singular ? Limits<C>::nan() : both(i, n + j));
 }
 
 template <typename T, typename C>
 __device__ __forceinline__ void block_slogdet(
     C* room, const View<const T>& a, T* sign, T* log_size, u32 n) {
-    Team team;
+    Group group;
     Matrix<C> matrix = {room, n, 1};
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j < n; j += 32) matrix(i, j) = (C)wide(a(i, j));
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j < n; j += 32) matrix(i, j) = (C)wide(a(i, j));
     __syncthreads();
     Elimination done = block_eliminate(matrix, n, n);
-    if (team.warp > 0) return;
+    if (group.warp > 0) return;
     C total = 0;
     u32 negative = 0;
-    for (u32 i = team.lane; i < n && !done.singular; i += 32) {
+    for (u32 i = group.lane; i < n && !done.singular; i += 32) {
         C value = matrix(i, i);
         total += logarithm(size_of(value));
         negative += value < 0;
     }
     total = warp_total(total);
     negative = warp_total(negative) + done.exchanges;
-    if (team.lane > 0) return;
+    if (group.lane > 0) return;
     C direction = negative % 2 ? (C)-1 : (C)1;
     *sign = Stored<T>::from(done.singular ? (C)0 : direction);
     *log_size = Stored<T>::from(done.singular ? -Limits<C>::infinity() : total);
@@ -225,10 +225,10 @@ __device__ __forceinline__ void block_slogdet(
 template <typename T, typename C>
 __device__ __forceinline__ void block_cholesky(
     C* room, const View<const T>& a, const View<T>& out, u32 n) {
-    Team team;
+    Group group;
     Matrix<C> l = {room, n, 1};
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j <= i; j += 32)
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j <= i; j += 32)
             l(i, j) = ((C)wide(a(i, j)) + (C)wide(a(j, i))) * (C)0.5;
     __syncthreads();
     bool failed = false;
@@ -239,14 +239,14 @@ __device__ __forceinline__ void block_cholesky(
         __syncthreads();
         for (u32 i = k + threadIdx.x; i < n; i += blockDim.x) l(i, k) = i == k ? root : l(i, k) / root;
         __syncthreads();
-        for (u32 i = k + 1 + team.warp; i < n; i += team.warps) {
+        for (u32 i = k + 1 + group.warp; i < n; i += group.warps) {
             C factor = l(i, k);
-            for (u32 j = k + 1 + team.lane; j <= i; j += 32) l(i, j) -= factor * l(j, k);
+            for (u32 j = k + 1 + group.lane; j <= i; j += 32) l(i, j) -= factor * l(j, k);
         }
         __syncthreads();
     }
-    for (u32 i = team.warp; i < n; i += team.warps)
-        for (u32 j = team.lane; j < n; j += 32) {
+    for (u32 i = group.warp; i < n; i += group.warps)
+        for (u32 j = group.lane; j < n; j += 32) {
             C value = j <= i ? l(i, j) : (C)0;
             out(i, j) = Stored<T>::from(failed ? Limits<C>::nan() : value);
         }

@@ -7,16 +7,16 @@
 #pragma once
 #include "norm_statistics.cuh"
 
-// --- meeting
+// --- barriers
 
 // Where blocks meet: every launch that may run beside others has a place of its own.
-const int MEETINGS = 4096;
-__device__ u32 meetings[MEETINGS];
+const int BARRIERS = 4096;
+__device__ u32 barriers[BARRIERS];
 
 // All blocks with these channels meet. The highest bit turns over when the last one has come, so
 // nothing has to be set back.
-__device__ __forceinline__ void grid_meet(u32 place) {
-    u32* count = meetings + (place + blockIdx.y) % MEETINGS;
+__device__ __forceinline__ void grid_barrier(u32 place) {
+    u32* count = barriers + (place + blockIdx.y) % BARRIERS;
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -170,7 +170,7 @@ template <bool RELU, bool ADDED, typename S, typename T, typename P>
 __device__ __forceinline__ void grid_batch_norm(
     const T* x, T* y, const T* more, i32 rows, i32 channels, double eps,
     Strided<const P, i32> scale, Strided<const P, i32> shift, Strided<float, i32> mean,
-    Strided<float, i32> variance, float* partial, u32 meeting, char* shared) {
+    Strided<float, i32> variance, float* partial, u32 barrier, char* shared) {
     const int MANY = 16 / sizeof(T), OWN = MANY * S::ACROSS;
     double* kept = (double*)shared;
     Known<3>* known = (Known<3>*)(kept + S::THREADS);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void grid_batch_norm(
         *place_of<OWN>(partial, own) = make_float2(
             (float)((double)known[own].at[0] + level), (float)(both[1] - both[0] * level));
     }
-    grid_meet(meeting);
+    grid_barrier(barrier);
     block_add_all<T, S>(partial, kept, both, [&](int which, float2 found, i32 block) {
         double count = (double)rows_of<S>(block, rows), middle = (double)found.x;
         return which ? (double)found.y + count * middle * middle : count * middle;
@@ -235,20 +235,20 @@ __device__ __forceinline__ void grid_batch_norm(
 
 // dx = f * g - a - (x - mean) * b, see norm_statistics.cuh.
 template <bool RELU, typename S, typename T, typename P>
-__device__ __forceinline__ void grid_batch_slopes(
+__device__ __forceinline__ void grid_batch_gradients(
     const T* x, const T* g, T* dx, i32 rows, i32 channels, double eps,
     Strided<const P, i32> scale, Strided<const P, i32> shift, Strided<const float, i32> mean,
     Strided<const float, i32> variance, Strided<P, i32> for_scale, Strided<P, i32> for_shift,
-    float* partial, u32 meeting, char* shared) {
+    float* partial, u32 barrier, char* shared) {
     const int MANY = 16 / sizeof(T), OWN = MANY * S::ACROSS;
     double* kept = (double*)shared;
     Known<5>* known = (Known<5>*)(kept + S::THREADS);
     Chunk<T, S> chunk(rows, channels / MANY);
     int own = threadIdx.x;
     i32 channel = (i32)blockIdx.y * OWN + own;
-    Pack<T, MANY> held[S::KEPT], slopes[S::KEPT];
+    Pack<T, MANY> held[S::KEPT], gradients[S::KEPT];
     chunk.read(x, held);
-    chunk.read(g, slopes);
+    chunk.read(g, gradients);
     double inverse = 0.0, gain = 0.0;
     if (own < OWN) {
         // The gradients may be written over these: all blocks have read them when they meet.
@@ -264,19 +264,19 @@ __device__ __forceinline__ void grid_batch_slopes(
     of_piece(known, 1, factor, S::ACROSS);
     of_piece(known, 2, offset, S::ACROSS);
     auto centred = [&](int k, int v) { return (float)wide(held[k].at[v]) - middle[v]; };
-    auto slope = [&](int k, int v, float away) {
-        float found = (float)wide(slopes[k].at[v]);
+    auto gradient = [&](int k, int v, float away) {
+        float found = (float)wide(gradients[k].at[v]);
         return RELU && !(fma(away, factor[v], offset[v]) > 0.0f) ? 0.0f : found;
     };
     chunk.sum(sums, [&](int k, int v, float& first, float& second) {
-        float away = centred(k, v), found = slope(k, v, away);
+        float away = centred(k, v), found = gradient(k, v, away);
         first += found;
         second += found * away;
     });
     double both[2];
     block_add_up<T, S>(sums, (float*)kept, both);
     if (own < OWN) *place_of<OWN>(partial, own) = make_float2((float)both[0], (float)both[1]);
-    grid_meet(meeting);
+    grid_barrier(barrier);
     block_add_all<T, S>(partial, kept, both, [&](int which, float2 found, i32 block) {
         return (double)(which ? found.y : found.x);
     });
@@ -295,6 +295,6 @@ __device__ __forceinline__ void grid_batch_slopes(
     of_piece(known, 4, slant, S::ACROSS);
     chunk.write(dx, [&](int k, int v) {
         float away = centred(k, v);
-        return fma(slope(k, v, away), factor[v], -fma(away, slant[v], level[v]));
+        return fma(gradient(k, v, away), factor[v], -fma(away, slant[v], level[v]));
     });
 }

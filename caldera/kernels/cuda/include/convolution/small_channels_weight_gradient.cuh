@@ -7,24 +7,24 @@
 
 // A tile of gradients, a line for each pixel, zeros beyond the last image, channel and pixel.
 template <typename T, typename S>
-__device__ __forceinline__ void block_bring_slopes(char* stage, const T* slopes, const Cover& cover,
-                                                   Corner corner, i32 lines) {
+__device__ __forceinline__ void block_bring_gradients(
+    char* stage, const T* gradients, const PixelTiles& tiling, Corner corner, i32 lines) {
     const int SIZE = sizeof(T), WIDE = S::ROWS * 16;
-    i32 lane = threadIdx.x % 32, width = cover.width.divisor, rows = cover.tile_images *
-                                                                     cover.tile_height;
+    i32 lane = threadIdx.x % 32, width = tiling.width.divisor, rows = tiling.tile_images *
+                                                                     tiling.tile_height;
     for (i32 row = threadIdx.x / 32; row < rows; row += S::THREADS / 32) {
-        i32 number = row / cover.tile_height, y = corner.y + row - number * cover.tile_height;
+        i32 number = row / tiling.tile_height, y = corner.y + row - number * tiling.tile_height;
         i32 image = corner.image + number;
-        bool is_row = image < cover.images;
-        char* line = stage + row * width * S::SLOPE_PITCH;
-        const T* begin = slopes + ((i64)(image * cover.target_height + y) * cover.target_width +
+        bool is_row = image < tiling.images;
+        char* line = stage + row * width * S::GRADIENT_PITCH;
+        const T* begin = gradients + ((i64)(image * tiling.target_height + y) * tiling.target_width +
                                    corner.x) * S::RESULTS;
         if constexpr (S::RESULTS * SIZE % 16 == 0) {
             const int MANY = WIDE * SIZE / 16, REAL = S::RESULTS * SIZE / 16;
             carry_chunks(
-                lane, width * MANY, slopes, [&](i32 i) { return is_row && i % MANY < REAL; },
+                lane, width * MANY, gradients, [&](i32 i) { return is_row && i % MANY < REAL; },
                 [&](i32 i) { return begin + (i / MANY * REAL + i % MANY) * (16 / SIZE); },
-                [&](i32 i) { return line + i / MANY * S::SLOPE_PITCH + i % MANY * 16; });
+                [&](i32 i) { return line + i / MANY * S::GRADIENT_PITCH + i % MANY * 16; });
         } else {
             carry<32, 8, T>(
                 lane, width * WIDE,
@@ -33,13 +33,13 @@ __device__ __forceinline__ void block_bring_slopes(char* stage, const T* slopes,
                     return is_row && i % WIDE < S::RESULTS ? begin[i / WIDE * S::RESULTS + i % WIDE]
                                                            : none;
                 },
-                [&](i32 i, T x) { put(line + i / WIDE * S::SLOPE_PITCH + i % WIDE * SIZE, x); });
+                [&](i32 i, T x) { put(line + i / WIDE * S::GRADIENT_PITCH + i % WIDE * SIZE, x); });
         }
     }
     // Pixels that only fill the last step.
     const int WORDS = WIDE * SIZE / 4;
-    for (i32 i = threadIdx.x; i < (lines - cover.pixels) * WORDS; i += S::THREADS)
-        ((u32*)(stage + (cover.pixels + i / WORDS) * S::SLOPE_PITCH))[i % WORDS] = 0;
+    for (i32 i = threadIdx.x; i < (lines - tiling.pixels) * WORDS; i += S::THREADS)
+        ((u32*)(stage + (tiling.pixels + i / WORDS) * S::GRADIENT_PITCH))[i % WORDS] = 0;
 }
 
 // Where a term lies from the first that a pixel sees.
@@ -50,16 +50,16 @@ template <typename T, typename S> __device__ __forceinline__ i32 term_place(i32 
     return row * pitch + rest / S::CHANNELS * S::PIXEL + rest % S::CHANNELS * (int)sizeof(T);
 }
 
-// sums += slopes x images over DEPTH pixels. Numbers of 16 bits in channels by eights: a warp reads
-// rows of 16 bytes, turned.
+// sums += gradients x images over DEPTH pixels. Numbers of 16 bits in channels by eights: a warp
+// reads rows of 16 bytes, turned.
 template <typename T, typename S>
 __device__ __forceinline__ void warp_turned_step(float (&sums)[S::ROWS][S::TILES][4],
-                                                 const char* slopes, const char* seen,
+                                                 const char* gradients, const char* seen,
                                                  const i32* places, const i32* terms, i32 first,
                                                  int lane) {
     u32 left[S::ROWS][4], right[4];
     i32 pixel = first + lane % 8 + lane / 16 * 8;
-    SharedPlace line = shared_place(slopes) + pixel * S::SLOPE_PITCH + lane / 8 % 2 * 16;
+    SharedPlace line = shared_place(gradients) + pixel * S::GRADIENT_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int m = 0; m < S::ROWS; m++) mma_columns(left[m], line + m * 32);
     SharedPlace from = shared_place(seen) + places[first + lane % 16];
@@ -77,12 +77,12 @@ __device__ __forceinline__ void warp_turned_step(float (&sums)[S::ROWS][S::TILES
 // The same of numbers of 16 bits in any channels: terms are read one by one.
 template <typename T, typename S>
 __device__ __forceinline__ void warp_listed_step(float (&sums)[S::ROWS][S::TILES][4],
-                                                 const char* slopes, const char* seen,
+                                                 const char* gradients, const char* seen,
                                                  const i32* places, const i32* terms, i32 first,
                                                  int lane) {
     u32 left[S::ROWS][4];
     i32 pixel = first + lane % 8 + lane / 16 * 8;
-    SharedPlace line = shared_place(slopes) + pixel * S::SLOPE_PITCH + lane / 8 % 2 * 16;
+    SharedPlace line = shared_place(gradients) + pixel * S::GRADIENT_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int m = 0; m < S::ROWS; m++) mma_columns(left[m], line + m * 32);
     const char* from[4];
@@ -104,7 +104,7 @@ __device__ __forceinline__ void warp_listed_step(float (&sums)[S::ROWS][S::TILES
 // The same of floats.
 template <typename T, typename S>
 __device__ __forceinline__ void warp_float_step(float (&sums)[S::ROWS][S::TILES][4],
-                                                const char* slopes, const char* seen,
+                                                const char* gradients, const char* seen,
                                                 const i32* places, const i32* terms, i32 first,
                                                 int lane) {
     u32 left[S::ROWS][4];
@@ -112,7 +112,7 @@ __device__ __forceinline__ void warp_float_step(float (&sums)[S::ROWS][S::TILES]
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i32 pixel = first + lane % 4 + h * 4;
-        const u32* line = (const u32*)(slopes + pixel * S::SLOPE_PITCH) + lane / 4;
+        const u32* line = (const u32*)(gradients + pixel * S::GRADIENT_PITCH) + lane / 4;
         from[h] = seen + places[pixel];
 #pragma unroll
         for (int m = 0; m < S::ROWS; m++) {
@@ -142,26 +142,26 @@ __device__ __forceinline__ void each_pair(i32 tile, int lane, Visit visit) {
 
 // What block (x, y) found goes to parts[x]: RESULTS x WIDTH sums, from term y SHARE TILES 8 on.
 template <typename T, typename S>
-__device__ __forceinline__ void block_weigh_few(char* shared, float* parts, const T* images,
-                                                const T* slopes, const Cover& cover) {
-    i32 lines = (cover.pixels + S::DEPTH - 1) / S::DEPTH * S::DEPTH;
+__device__ __forceinline__ void block_weight_gradient(char* shared, float* parts, const T* images,
+                                                const T* gradients, const PixelTiles& tiling) {
+    i32 lines = (tiling.pixels + S::DEPTH - 1) / S::DEPTH * S::DEPTH;
     i32* places = (i32*)shared;
     char* stage = shared + (lines * 4 + 15) / 16 * 16;
-    i32 both = lines * S::SLOPE_PITCH + cover.seen;
+    i32 both = lines * S::GRADIENT_PITCH + tiling.seen;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int share = warp % S::SHARE, split = warp / S::SHARE;
     i32 tile_of_terms = ((i32)blockIdx.y * S::SHARE + share) * S::TILES;
     auto bring = [&](i32 tile, int buffer) {
-        Corner corner = corner_of(cover, tile);
+        Corner corner = corner_of(tiling, tile);
         char* begin = stage + buffer * both;
-        block_bring_slopes<T, S>(begin, slopes, cover, corner, lines);
-        block_see<T, S::CHANNELS, S::PIXEL, S::THREADS>(begin + lines * S::SLOPE_PITCH, images,
-                                                        cover, corner);
+        block_bring_gradients<T, S>(begin, gradients, tiling, corner, lines);
+        block_see<T, S::CHANNELS, S::PIXEL, S::THREADS>(begin + lines * S::GRADIENT_PITCH, images,
+                                                        tiling, corner);
         copies_begun();
     };
     bring(blockIdx.x, 0);
     for (i32 i = threadIdx.x; i < lines; i += S::THREADS)
-        places[i] = i < cover.pixels ? seen_from<S::PIXEL>(cover, i) : 0;
+        places[i] = i < tiling.pixels ? seen_from<S::PIXEL>(tiling, i) : 0;
     // A pair of tiles that a warp reads together: the second half of its lanes says the second.
     const int LISTED = S::IS_TURNED ? (S::TILES + 1) / 2 : S::TILES;
     i32 terms[LISTED];
@@ -169,15 +169,15 @@ __device__ __forceinline__ void block_weigh_few(char* shared, float* parts, cons
     for (int j = 0; j < LISTED; j++) {
         i32 tile = S::IS_TURNED ? tile_of_terms + min(2 * j + lane / 16, S::TILES - 1)
                                 : tile_of_terms + j;
-        terms[j] = term_place<T, S>(tile * 8 + (S::IS_TURNED ? 0 : lane / 4), cover.pitch);
+        terms[j] = term_place<T, S>(tile * 8 + (S::IS_TURNED ? 0 : lane / 4), tiling.pitch);
     }
     float sums[S::ROWS][S::TILES][4];
 #pragma unroll
     for (int i = 0; i < S::ROWS * S::TILES * 4; i++)
         sums[i / 4 / S::TILES][i / 4 % S::TILES][i % 4] = 0.0f;
     int now = 0;
-    for (i32 tile = blockIdx.x; tile < cover.tiles; tile += gridDim.x) {
-        bool more = tile + (i32)gridDim.x < cover.tiles;
+    for (i32 tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
+        bool more = tile + (i32)gridDim.x < tiling.tiles;
         if (S::BUFFERS == 2 && more) {
             bring(tile + gridDim.x, 1 - now);
             copies_done<1>();
@@ -186,7 +186,7 @@ __device__ __forceinline__ void block_weigh_few(char* shared, float* parts, cons
         }
         __syncthreads();
         const char* begin = stage + now * both;
-        const char* seen = begin + lines * S::SLOPE_PITCH;
+        const char* seen = begin + lines * S::GRADIENT_PITCH;
         for (i32 first = split * S::DEPTH; first < lines; first += S::SPLIT * S::DEPTH) {
             if constexpr (S::IS_TURNED)
                 warp_turned_step<T, S>(sums, begin, seen, places, terms, first, lane);
@@ -227,7 +227,7 @@ struct Filter { i32 results, width, terms, channels, taps; };
 
 // 32 results of a block: each warp adds up some of the parts, then all warps are added.
 template <typename T, int WARPS>
-__device__ __forceinline__ void block_add_parts(T* out, const float* parts, i32 count,
+__device__ __forceinline__ void block_reduce_weight_gradient(T* out, const float* parts, i32 count,
                                                 Filter filter) {
     __shared__ float sums[WARPS][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -130,13 +130,13 @@ __device__ __forceinline__ void mma_step(float (&sums)[S::PER][S::ACROSS][4],
 template <typename T, typename S>
 __device__ __forceinline__ void warp_whole_steps(float (&sums)[S::PER][S::ACROSS][4],
                                                  const char* stage, const u32* ordered,
-                                                 const Cover& cover, i32 first, int lane) {
+                                                 const PixelTiles& tiling, i32 first, int lane) {
     const int STEPS = S::CHANNELS * (int)sizeof(T) / 32;
     SharedPlace from[S::PER];
 #pragma unroll
     for (int m = 0; m < S::PER; m++) {
-        i32 number = min(first + m * 16 + lane % 16, cover.pixels - 1);
-        from[m] = shared_place(stage) + seen_from<S::PIXEL>(cover, number) + lane / 16 * 16;
+        i32 number = min(first + m * 16 + lane % 16, tiling.pixels - 1);
+        from[m] = shared_place(stage) + seen_from<S::PIXEL>(tiling, number) + lane / 16 * 16;
     }
 #pragma unroll(S::STEPS <= 18 ? S::TAPS_Y : 1)
     for (int row = 0; row < S::TAPS_Y; row++) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void warp_whole_steps(float (&sums)[S::PER][S::ACROSS
             u32 terms[S::PER][4];
 #pragma unroll
             for (int m = 0; m < S::PER; m++)
-                mma_rows(terms[m], from[m] + row * cover.pitch + i / STEPS * S::PIXEL +
+                mma_rows(terms[m], from[m] + row * tiling.pitch + i / STEPS * S::PIXEL +
                                        i % STEPS * 32);
             mma_step<T, S>(sums, terms, ordered, row * S::TAPS_X * STEPS + i, lane);
         }
@@ -161,15 +161,15 @@ template <typename S> __device__ __forceinline__ u32 word_at(const char* place) 
 template <typename T, typename S>
 __device__ __forceinline__ void warp_listed_steps(float (&sums)[S::PER][S::ACROSS][4],
                                                   const char* stage, const u32* ordered,
-                                                  const uint2* words, const Cover& cover,
+                                                  const uint2* words, const PixelTiles& tiling,
                                                   i32 first, int lane) {
     const char* from[S::PER][2];
 #pragma unroll
     for (int m = 0; m < S::PER; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            i32 number = min(first + m * 16 + h * 8 + lane / 4, cover.pixels - 1);
-            from[m][h] = stage + seen_from<S::PIXEL>(cover, number);
+            i32 number = min(first + m * 16 + h * 8 + lane / 4, tiling.pixels - 1);
+            from[m][h] = stage + seen_from<S::PIXEL>(tiling, number);
         }
 #pragma unroll(S::STEPS <= 12 ? S::STEPS : 4)
     for (int step = 0; step < S::STEPS; step++) {
@@ -189,18 +189,19 @@ __device__ __forceinline__ void warp_listed_steps(float (&sums)[S::PER][S::ACROS
 // Sums of PER x 16 pixels to the results.
 template <typename T, typename S>
 __device__ __forceinline__ void store_sums(const float (&sums)[S::PER][S::ACROSS][4], T* out,
-                                           const Cover& cover, Corner corner, i32 first, i32 result,
+                                           const PixelTiles& tiling, Corner corner, i32 first,
+                                           i32 result,
                                            int lane) {
 #pragma unroll
     for (int m = 0; m < S::PER; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             i32 number = first + m * 16 + h * 8 + lane / 4;
-            Corner pixel = pixel_of(cover, number);
+            Corner pixel = pixel_of(tiling, number);
             i32 image = corner.image + pixel.image;
-            if (number >= cover.pixels || image >= cover.images) continue;
-            i64 row = (i64)image * cover.target_height + corner.y + pixel.y;
-            T* to = out + (row * cover.target_width + corner.x + pixel.x) * S::RESULTS + result;
+            if (number >= tiling.pixels || image >= tiling.images) continue;
+            i64 row = (i64)image * tiling.target_height + corner.y + pixel.y;
+            T* to = out + (row * tiling.target_width + corner.x + pixel.x) * S::RESULTS + result;
 #pragma unroll
             for (int j = 0; j < S::ACROSS; j += S::SIDE) {
                 const int SIZE = sizeof(T), MANY = 4 / SIZE;
@@ -225,11 +226,11 @@ __device__ __forceinline__ void store_sums(const float (&sums)[S::PER][S::ACROSS
         }
 }
 
-// A correlation of stride and start as the cover says: block (x, y) takes tiles x, x + gridDim.x...
+// A correlation of stride and start as `tiling` says: block (x, y) takes tiles x, x + gridDim.x...
 // and results from y ACROSS 8 on.
 template <typename T, typename S>
-__device__ __forceinline__ void block_correlate_few(char* shared, T* out, const T* images,
-                                                    const T* filters, const Cover& cover) {
+__device__ __forceinline__ void block_correlate_small_channels(
+    char* shared, T* out, const T* images, const T* filters, const PixelTiles& tiling) {
     u32* ordered = (u32*)shared;
     uint2* words = (uint2*)(shared + S::ORDERED_BYTES);
     char* raw = shared + S::ORDERED_BYTES + S::LIST_BYTES;
@@ -237,20 +238,20 @@ __device__ __forceinline__ void block_correlate_few(char* shared, T* out, const 
     i32 result = (i32)blockIdx.y * S::ACROSS * 8;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     auto see = [&](i32 tile, int buffer) {
-        block_see<T, S::CHANNELS, S::PIXEL, S::THREADS>(stage + buffer * cover.seen, images, cover,
-                                                        corner_of(cover, tile));
+        block_see<T, S::CHANNELS, S::PIXEL, S::THREADS>(stage + buffer * tiling.seen, images, tiling,
+                                                        corner_of(tiling, tile));
         copies_begun();
     };
     block_bring_filters<T, S>(raw, filters, result);
     copies_begun();
     see(blockIdx.x, 0);
-    if constexpr (S::LIST_BYTES > 0) block_list_words<T, S>(words, cover.pitch);
+    if constexpr (S::LIST_BYTES > 0) block_list_words<T, S>(words, tiling.pitch);
     copies_done<1>();
     __syncthreads();
     block_order_filters<T, S>(ordered, raw, result);
     int now = 0;
-    for (i32 tile = blockIdx.x; tile < cover.tiles; tile += gridDim.x) {
-        bool more = tile + (i32)gridDim.x < cover.tiles;
+    for (i32 tile = blockIdx.x; tile < tiling.tiles; tile += gridDim.x) {
+        bool more = tile + (i32)gridDim.x < tiling.tiles;
         if (S::BUFFERS == 2 && more) {
             see(tile + gridDim.x, 1 - now);
             copies_done<1>();
@@ -258,19 +259,19 @@ __device__ __forceinline__ void block_correlate_few(char* shared, T* out, const 
             copies_done<0>();
         }
         __syncthreads();
-        const char* seen = stage + now * cover.seen;
-        Corner corner = corner_of(cover, tile);
-        for (i32 first = warp * S::PER * 16; first < cover.pixels;
+        const char* seen = stage + now * tiling.seen;
+        Corner corner = corner_of(tiling, tile);
+        for (i32 first = warp * S::PER * 16; first < tiling.pixels;
              first += S::THREADS / 32 * S::PER * 16) {
             float sums[S::PER][S::ACROSS][4];
 #pragma unroll
             for (int i = 0; i < S::PER * S::ACROSS * 4; i++)
                 sums[i / 4 / S::ACROSS][i / 4 % S::ACROSS][i % 4] = 0.0f;
             if constexpr (S::LIST_BYTES > 0)
-                warp_listed_steps<T, S>(sums, seen, ordered, words, cover, first, lane);
+                warp_listed_steps<T, S>(sums, seen, ordered, words, tiling, first, lane);
             else
-                warp_whole_steps<T, S>(sums, seen, ordered, cover, first, lane);
-            store_sums<T, S>(sums, out, cover, corner, first, result, lane);
+                warp_whole_steps<T, S>(sums, seen, ordered, tiling, first, lane);
+            store_sums<T, S>(sums, out, tiling, corner, first, result, lane);
         }
         if (more) {
             __syncthreads();

@@ -31,19 +31,19 @@ template <> struct Sum<bfloat_t> : Sum<float> {};
 // the steps lead from one of the V to the next. `added` walks the updates of a column.
 template <typename T, typename Position, int V, typename Index>
 __device__ __forceinline__ void scatter_scanning(
-    T* out, const T* x, const T* updates, const Position* positions, const Walk<5>& elements,
-    i64 x_step, i64 update_step, i64 place_step, const Walk<2>& added, u32 additions, i64 length,
-    Index count) {
+    T* out, const T* x, const T* updates, const Position* positions, const StridedAxes<5>& elements,
+    i64 x_step, i64 update_step, i64 place_step, const StridedAxes<2>& added, u32 additions,
+    i64 length, Index count) {
     typedef typename Sum<T>::type S;
-    for (Index i = first_turn<Index>(); i < count; i += turns_apart<Index>()) {
+    for (Index i = grid_index<Index>(); i < count; i += grid_stride<Index>()) {
         i64 at[5];
-        walk(elements, i, at);
+        locate(elements, i, at);
         S sums[V];
 #pragma unroll
         for (int v = 0; v < V; v++) sums[v] = (S)wide(x[at[1] + v * x_step]);
         for (u32 k = 0; k < additions; k++) {
             i64 from[2];
-            walk(added, k, from);
+            locate(added, k, from);
             i64 place = place_of(positions[at[3] + from[1]], length);
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -68,12 +68,12 @@ __device__ __forceinline__ u32 row_of(Item item) { return (u32)(item >> 32); }
 // The item of update k: `in_column` updates belong to each column of `length` rows.
 template <typename Position> struct Targets {
     const Position* positions;
-    const Walk<2>* added;
+    const StridedAxes<2>* added;
     u32 in_column;
     i64 length;
     __device__ __forceinline__ Item operator()(u32, u32 k) const {
         i64 at[2];
-        walk(*added, k, at);
+        locate(*added, k, at);
         i64 place = place_of(positions[at[1]], length);
         Item item;
         set_item(item, place < 0 ? NOWHERE : (u32)(k / in_column * length + place), k);
@@ -90,9 +90,9 @@ template <typename T, int V> struct Scatter {
     // Of each chunk: the sum of a row that began before it, and of one that goes on behind it.
     Sums* heads;
     Sums* tails;
-    const Walk<1>* rows;     // a row in out
-    const Walk<2>* columns;  // V columns in out and updates
-    const Walk<2>* added;    // an update in updates and positions
+    const StridedAxes<1>* rows;     // a row in out
+    const StridedAxes<2>* columns;  // V columns in out and updates
+    const StridedAxes<2>* added;    // an update in updates and positions
     u32 additions, chunk, column_count;
 
     __device__ __forceinline__ static void add(Sums& sums, const Sums& more) {
@@ -102,7 +102,7 @@ template <typename T, int V> struct Scatter {
 
     __device__ __forceinline__ void add_to_row(u32 row, i64 column, Sums sums) const {
         i64 at[1];
-        walk(*rows, row, at);
+        locate(*rows, row, at);
         Pack<T, V>* place = (Pack<T, V>*)(out + at[0] + column);
         bool spoilt = row_of(items[additions - 1]) == NOWHERE;
         Pack<T, V> old = *place, result;
@@ -121,7 +121,7 @@ template <typename T, int V> struct Scatter {
         u32 begin = number * chunk;
         u32 end = additions - begin < chunk ? additions : begin + chunk;
         i64 beside[2];
-        walk(*columns, column, beside);
+        locate(*columns, column, beside);
         u32 row = row_of(items[begin]);
         bool began_before = begin > 0 && row_of(items[begin - 1]) == row;
         u64 mine = (u64)number * column_count + column;
@@ -138,7 +138,7 @@ template <typename T, int V> struct Scatter {
                 targets[j] = row_of(item);
                 if (targets[j] == NOWHERE) continue;
                 i64 at[2];
-                walk(*added, position_of(item), at);
+                locate(*added, position_of(item), at);
                 values[j] = *(const Pack<T, V>*)(updates + beside[1] + at[0]);
             }
 #pragma unroll
@@ -182,7 +182,7 @@ template <typename T, int V> struct Scatter {
         for (u32 other = number + 1; other <= last; other++)
             add(sums, heads[(u64)other * column_count + column]);
         i64 beside[2];
-        walk(*columns, column, beside);
+        locate(*columns, column, beside);
         add_to_row(row, beside[0], sums);
     }
 };
