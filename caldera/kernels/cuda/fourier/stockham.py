@@ -30,11 +30,11 @@ from caldera.kernels.cuda.codegen.signature import (
     u64,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
 from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _ENOUGH = 1024
 """Numbers that a block works on at once, at least, where there are enough rows."""
 _MOST_BLOCKS = 264
@@ -173,9 +173,7 @@ def _bind(call: Call) -> Runner:
     room = _room(node)
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room.rows_at_once * found.length:
-        threads *= 2
+    threads = threads_for(room.rows_at_once * found.length)
     signature = Signature({
         **found.parameters,
         "spare": null_pointer(kind) if room.in_shared else pointer(call.workspace, kind),

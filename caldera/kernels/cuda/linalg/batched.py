@@ -30,12 +30,12 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
 from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _COLUMNS = 64
 """Right sides that one block solves for; further ones are another block's."""
 _LARGE = 256
@@ -90,10 +90,6 @@ def _launched(
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = room * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    # A warp for every few numbers: those that wait for each other in vain cost time.
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room:
-        threads *= 2
     signature = Signature({
         **given,
         "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
@@ -104,7 +100,7 @@ def _launched(
         "    C* room = spare ? spare + (u64)blockIdx.x * size : shared;\n"
     )
     return CudaRunner([header_launch(
-        header, name, blocks, threads, signature, begin + body, bounded=False,
+        header, name, blocks, threads_for(room), signature, begin + body, bounded=False,
         shared=nbytes if shared else 0,
     )])  # fmt: skip
 
