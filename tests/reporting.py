@@ -1,9 +1,14 @@
-"""What a run of the tests says at its end: what was skipped and why, and which sources of the card
-NVIDIA's compiler had to look at. With several workers, what each has seen is put together."""
+"""What a run of the tests says at its end, and when it ends.
+
+At its end it says what was skipped and why, and which sources of the card NVIDIA's compiler had to
+look at. With several workers, what each has seen is put together. A run may also be given a time:
+what it does not reach in it is skipped.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,19 +17,29 @@ import pytest
 from tests import object_cache
 
 ACCEPT = "--accept-card-sources"
+SECONDS = "--for-seconds"
 _sources: set[str] = set()
 """The card's sources of the workers that have ended."""
+_started = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         ACCEPT, action="store_true", help="list what NVRTC accepts in tests/card/accepted.txt"
     )
+    parser.addoption(SECONDS, type=float, help="skip what is not reached in this time")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_started] = time.monotonic()
     if not hasattr(session.config, "workerinput"):
         object_cache.evict()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit = item.config.getoption(SECONDS)
+    if limit is not None and time.monotonic() - item.config.stash[_started] > limit:
+        pytest.skip(f"not reached in {limit:g} s: `make test` runs it")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import caldera
@@ -36,9 +37,15 @@ FLOORS = {
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported when the file is loaded) for each import of Caldera."""
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     checked_only = {
         id(child)
         for node in ast.walk(tree)
@@ -106,7 +113,7 @@ def test_only_some_rooms_know_the_optional_libraries() -> None:
     }
     for path in _files():
         name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             modules += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for library, rooms in allowed.items():

@@ -21,7 +21,6 @@ from tests.object_cache import CACHE, cached_file
 LIST = Path(__file__).parent / "accepted.txt"
 ARCHITECTURE = "sm_90"
 _INCLUDE = re.compile(r'#include "([^"]+)"')
-_COMMENT = re.compile(r"//[^\n]*|^\s+|\s+$", re.MULTILINE)
 
 needed: set[str] = set()
 """The digests of all sources that this process has asked for."""
@@ -45,7 +44,8 @@ def included(source: str) -> dict[str, str]:
 
 @cache
 def _code(text: str) -> str:
-    return _COMMENT.sub("", text)
+    lines = (line.split("//")[0].strip() for line in text.split("\n"))
+    return "\n".join(filter(None, lines))
 
 
 @cache

@@ -103,7 +103,7 @@ def globals_of(source: str) -> frozenset[str]:
 # --- compiling
 
 
-_OPTIONS = ("-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+_OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
             "-U_FORTIFY_SOURCE", "-nostdinc++")  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _built(source: str, name: str) -> Path:
     return cached_file(
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
-            "-O1", f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
+            f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
             "-x", "none", str(machine), "-lgcc", text=text,
         ),
     )  # fmt: skip
@@ -137,7 +137,7 @@ def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
     cached_file(
         folder / "headers.cuh.gch",
         lambda file: _compile(
-            "-O1", f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
+            f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
         ),
     )  # fmt: skip
     return folder

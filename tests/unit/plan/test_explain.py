@@ -54,7 +54,7 @@ def test_orders_in_memory_are_shown() -> None:
     plan.run({"x": fed})
     # Unless it is told otherwise, it runs on what the plan was fed before.
     row = plan.explain().rows[0]
-    lying = plan._inputs.fed()["x"].transpose(0, 2, 3, 1)
+    lying = plan._operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
     assert lying.flags.c_contiguous
     np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [

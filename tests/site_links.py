@@ -31,8 +31,11 @@ class _Page(HTMLParser):
 
 
 def broken(site: Path) -> list[str]:
-    """What is wrong: links to what is not there, and anchors that are there twice."""
-    pages = {path: _Page(path) for path in sorted(site.rglob("*.html"))}
+    """What is wrong: links to what is not there, and anchors that are there twice.
+
+    (Not those of the page for what is not found: it stands for any address.)
+    """
+    pages = {path: _Page(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
     wrong = []
     for path, page in pages.items():
         name = path.relative_to(site)
