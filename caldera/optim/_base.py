@@ -27,7 +27,7 @@ from caldera.tensor.dtype import float32, promote
 
 Rate = float | Schedule | EpochRule
 State = Mapping[str, Expr]
-"""What is kept for a parameter between steps, by name."""
+"""What an optimizer keeps for one parameter, by name."""
 
 
 @dataclass(frozen=True)
