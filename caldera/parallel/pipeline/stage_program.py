@@ -21,6 +21,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes
 from caldera.graph.ops.base import full
 from caldera.graph.ops.collective import (
+    GATHERING,
     Message,
     all_sum,
     cut,
@@ -30,7 +31,6 @@ from caldera.graph.ops.collective import (
     turn,
 )
 from caldera.graph.ops.elementwise import add
-from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
 from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
