@@ -342,10 +342,19 @@ def _whole(samples: int) -> Share:
     return Share.of(0, samples, samples)
 
 
-def trace_network(model: Model, count: int, *, several_ranks: bool = False) -> Context:
-    """The trace of a training pass over so many samples, whichever these are: to be looked at."""
+def trace_network(
+    model: Model,
+    count: int,
+    *,
+    several_ranks: bool = False,
+    samples: Callable[[Expr], Expr] = lambda value: value,
+) -> Context:
+    """The trace of a training pass over so many samples, whichever these are: to be looked at.
+
+    `samples` makes those that the network reads of those that a rank has.
+    """
     inputs = [
-        op.input(f"x{i}", (count, *shape), dtype)
+        samples(op.input(f"x{i}", (count, *shape), dtype))
         for i, (shape, dtype) in enumerate(model.signature.inputs)
     ]
     random = op.var("random state", (2,), dtype="int64", device=model.device)

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from caldera import op
 from caldera.errors import ConfigError
-from caldera.graph.body import rebuilt, topological
+from caldera.graph.body import rebuilt
 from caldera.graph.differentiate import accumulate
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes
@@ -36,6 +36,7 @@ from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
     Stages,
     boundary_values,
+    readers,
     stages_of,
     with_gradients,
 )
@@ -102,14 +103,7 @@ class StageProgram:
 
     def used_by(self) -> dict[Node, set[int]]:
         """The stages that read each variable."""
-        first = self.parts[0]
-        found: dict[Node, set[int]] = {}
-        for node in reversed(topological(first.network.roots)):
-            here = {first.stages[node]} if node in first.stages else found.get(node, set())
-            for given in node.inputs:
-                if given not in first.stages:
-                    found.setdefault(given, set()).update(here)
-        return found
+        return readers(self.parts[0].network, self.parts[0].stages)
 
     def stage_of_state(self, variable: Node) -> int:
         """The stage that changes a variable."""
@@ -122,15 +116,13 @@ class StageProgram:
 
     def boundary_values(self, part: Part, cut: int) -> list[Node]:
         """The values of a part that go from stage `cut - 1` to the next."""
-        return self._boundary_values[id(part), cut]
+        return self._boundary_values[id(part)][cut - 1]
 
     @cached_property
-    def _boundary_values(self) -> dict[tuple[int, int], list[Node]]:
-        cuts = {self.stage, self.stage + 1} & set(range(1, self.stages))
+    def _boundary_values(self) -> dict[int, list[list[Node]]]:
         return {
-            (id(part), each): boundary_values(part.network, part.stages, each)
+            id(part): boundary_values(part.network, part.stages, self.stages - 1)
             for part in self.parts
-            for each in cuts
         }
 
     def _with_gradients(self, part: Part, cut: int) -> list[Node]:
