@@ -15,7 +15,7 @@ from caldera.onnx.reading.files import LARGEST_FILE
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
-from caldera.train.step import named_outputs
+from caldera.train.step_graph import named_outputs
 
 _IR_VERSION = 8
 """The oldest form of the file that has all of these operators."""

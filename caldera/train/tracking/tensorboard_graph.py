@@ -11,7 +11,7 @@ from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.io.events import GraphNode
 from caldera.nn.tracing import trace
-from caldera.train.step import named_outputs
+from caldera.train.step_graph import named_outputs
 from caldera.train.tracking.work_depth import layer_nodes
 
 if TYPE_CHECKING:
