@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import caldera
@@ -15,7 +16,9 @@ FLOORS = {
         "errors",
         "config",
         "configurable",
+        "file_cache",
         "launchers",
+        "machine",
         "optional",
         "plain_data",
         "registry",
@@ -27,16 +30,22 @@ FLOORS = {
     5: ("plan", "compress"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "machine"),
+    8: ("train", "parallel"),
     9: ("planner", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """(module, whether it is imported when the file is loaded) for each import of Caldera."""
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     checked_only = {
         id(child)
         for node in ast.walk(tree)
@@ -81,7 +90,7 @@ def test_training_and_strategies_meet_in_their_protocols_alone() -> None:
     """Neither names the other, not even for its types: `strategy.py` is below both."""
     for room, other in (("train", "parallel"), ("parallel", "train")):
         for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(_tree(path)):
                 if isinstance(node, ast.ImportFrom) and node.module:
                     assert not node.module.startswith(f"caldera.{other}"), path
 
@@ -118,7 +127,7 @@ def test_only_some_rooms_know_the_optional_libraries() -> None:
     }
     for path in _files():
         name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             modules += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for library, rooms in allowed.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,19 +15,18 @@ from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
 from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.batch_source import BatchSource, HostSource
-from caldera.train.callbacks import Callback
+from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.debug.nonfinite import StopAtNonFinite
-from caldera.train.hyperparameters import training_config
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, Validation, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
-from caldera.train.saving.snapshot import assign_all, model_variables
-from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
+from caldera.train.saving.snapshot import reinitialise
 from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets
 from caldera.train.tracking.history import History
+from caldera.train.tracking.summary import training_config
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -244,38 +242,3 @@ def _checked(parallel: Strategy) -> Strategy:
             hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
         )  # fmt: skip
     return parallel
-
-
-# The seed that parameters are drawn from belongs to the process.
-_one_at_a_time = threading.Lock()
-
-
-def reinitialise(model: Model) -> None:
-    """Give a model the parameters and states that a new one with its seed would have.
-
-    >>> import numpy as np
-    >>> import caldera as cd
-    >>> from caldera import nn
-    >>> from caldera.train.fit import reinitialise
-    >>> def made(seed):
-    ...     return cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)], seed=seed)
-    >>> model = made(seed=1)
-    >>> model.seed = 5
-    >>> reinitialise(model)
-    >>> np.array_equal(model.parameters()[0].numpy(), made(seed=5).parameters()[0].numpy())
-    True
-    """
-    variables = model_variables(model)
-    books = [(layer, dict(vars(layer))) for layer in model.walk()]
-    with _one_at_a_time:
-        try:
-            for layer, _ in books:
-                layer.forget()
-            model.build_again()
-            values = {name: each.numpy() for name, each in model_variables(model).items()}
-        finally:
-            # The variables stay, with all who know them; only their values are new.
-            for layer, kept in books:
-                vars(layer).clear()
-                vars(layer).update(kept)
-    assign_all(variables, values, "reinitialise")

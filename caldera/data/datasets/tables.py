@@ -12,8 +12,7 @@ import numpy as np
 
 from caldera import io
 from caldera.data.datasets.dataset import Dataset, arrays
-from caldera.data.sources.array_data import SCALE
-from caldera.data.sources.base import Array
+from caldera.data.sources.base import SCALE, Array
 from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, named, opened
 from caldera.registry import nearest

@@ -1,3 +1,1 @@
-"""What kernels for the CPU share: the BLAS that NumPy brought along, and cutting up workspaces."""
-
-from __future__ import annotations
+"""What kernels of every device share: geometry, operands, loop bodies, workspaces, messages."""

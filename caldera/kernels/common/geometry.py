@@ -7,24 +7,13 @@ from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
-from llvmlite import ir
 
 from caldera.graph.node import Node
-from caldera.kernels.native.codegen.emitter import F32, F64
-from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.kernels.common.scratch import compute_dtype
+from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
 
 Pair = tuple[int, int]
-
-
-def compute_dtype(dtype: DType) -> DType:
-    """The dtype that arithmetic on values of this dtype uses."""
-    return float32 if dtype in HALVES else dtype
-
-
-def kind_of(name: str) -> ir.Type:
-    """LLVM's type of float32 or float64."""
-    return F64 if name == "float64" else F32
 
 
 @dataclass(frozen=True)

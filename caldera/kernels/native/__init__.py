@@ -4,7 +4,15 @@
 
 from __future__ import annotations
 
-from caldera.kernels.native import attention, convolution, indexing, movement, pooling, random
+from caldera.kernels.native import (
+    attention,
+    collective,
+    convolution,
+    indexing,
+    movement,
+    pooling,
+    random,
+)
 from caldera.kernels.native.convolution import fourier, winograd
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response

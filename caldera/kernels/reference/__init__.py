@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from caldera.kernels.reference import (
+    attention,
     collective,
-    composite,
-    control,
+    convolution,
     elementwise,
     fourier,
     indexing,
@@ -15,7 +15,10 @@ from caldera.kernels.reference import (
     movement,
     pooling,
     product,
+    random,
+    recurrent,
     reduction,
+    sorting,
 )
 from caldera.kernels.reference.registry import FUNCTIONS, evaluate, interpret, reference
 

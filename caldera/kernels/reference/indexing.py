@@ -1,4 +1,4 @@
-"""Reading and adding at computed positions, and sorting, in NumPy."""
+"""Reading and adding at computed positions in NumPy."""
 
 from __future__ import annotations
 
@@ -55,12 +55,3 @@ def _put_along_axis_add(
     places[axis] = indices
     np.add.at(result, tuple(places), updates)
     return result
-
-
-@reference("sort")
-def _sort(x: np.ndarray, *, axis: int, descending: bool) -> tuple[np.ndarray, np.ndarray]:
-    # Negated keys keep equal elements in order and NaN last, which reversing the result would not;
-    # for integers the complement also reverses the order, and cannot overflow.
-    ascending = x if not descending else -x if x.dtype.kind == "f" else ~x
-    indices = np.argsort(ascending, axis=axis, kind="stable")
-    return np.take_along_axis(x, indices, axis), indices

@@ -80,3 +80,8 @@ def _concat(*parts: np.ndarray, axis: int) -> np.ndarray:
 @reference("split")
 def _split(x: np.ndarray, *, sizes: tuple[int, ...], axis: int) -> tuple[np.ndarray, ...]:
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+@reference("assign")
+def _assign(target: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.ops.pooling import index_dtype
-from caldera.kernels.reference.product import Padding, Pair, padded, positions
+from caldera.kernels.reference.convolution import Padding, Pair, padded, positions
 from caldera.kernels.reference.registry import reference
 from caldera.tensor.shape import Shape
 

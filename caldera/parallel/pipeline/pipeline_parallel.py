@@ -29,7 +29,12 @@ from caldera.parallel.options import check_counts
 from caldera.parallel.pipeline.batch_sums import early_sums, is_vote, late_sums, stand_in, zero
 from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
-from caldera.parallel.pipeline.stage_partition import Costs, check_starts, stage_starts
+from caldera.parallel.pipeline.stage_partition import (
+    Costs,
+    check_starts,
+    stage_starts,
+    traced_samples,
+)
 from caldera.parallel.pipeline.stage_profile import unit_seconds
 from caldera.parallel.pipeline.stage_program import AXIS, MicroBatch, StageProgram
 from caldera.parallel.pipeline.stage_update import StageUpdate
@@ -294,8 +299,9 @@ class PipelineParallel(Strategy):
         self._stage_of = {}
         layers = self._layers
         layers.clear()
-        samples = setup.batch_size // (self.mesh.shape[DATA] * self.micro_batches)
-        traced = setup.trace(max(samples, layers.ranks))
+        traced = setup.trace(traced_samples(
+            setup.batch_size, self.mesh.shape[DATA], self.micro_batches, layers.ranks
+        ))  # fmt: skip
         network = rank_network(
             setup.model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
             least=layers.least,

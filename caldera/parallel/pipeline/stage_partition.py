@@ -87,11 +87,30 @@ def stage_starts(
     if not isinstance(wanted, int):
         return [_called(own.calls, name) for name in wanted]
     starts = unit_starts(own.calls, wanted)
-    units = stages_of(own, starts[1:])
-    cuts = range(1, len(starts))
-    sizes = [sum(node.spec.nbytes for node in boundary_values(own, units, cut)) for cut in cuts]
+    sizes = [sum(node.spec.nbytes for node in cut) for cut in unit_boundaries(own, starts[1:])]
     dear = unit_flops(own, network.trained, starts[1:]) if costs is None else costs(starts[1:])
     return [starts[place] for place in balanced_cuts(dear, sizes, wanted)]
+
+
+def traced_samples(batch_size: int, pipelines: int, micro_batches: int, ranks: int) -> int:
+    """The samples of the network by which stages are cut: a micro-batch, or one for each of the
+    ranks that share layers if that is more."""
+    return max(batch_size // (pipelines * micro_batches), ranks)
+
+
+def unit_boundaries(network: TracedNetwork, starts: Sequence[int]) -> list[list[Node]]:
+    """The values that cross each cut between units, which begin with these calls."""
+    units = stages_of(network, starts)
+    return [boundary_values(network, units, cut) for cut in range(1, len(starts) + 1)]
+
+
+def with_gradients(roots: Sequence[Node], trained: Collection[Node]) -> set[Node]:
+    """The nodes that depend on parameters that are trained, and these."""
+    found: set[Node] = set()
+    for node in topological(roots):
+        if node in trained or not found.isdisjoint(node.inputs):
+            found.add(node)
+    return found
 
 
 def unit_flops(
@@ -102,11 +121,8 @@ def unit_flops(
     Backward a product takes as many again for each of its factors that has a gradient: the first
     layer's input has none, nor has anything before the first layer that is trained.
     """
-    order = topological([*network.roots, *(e.node for call in network.calls for e in call.outputs)])
-    differentiable: set[Node] = set()
-    for node in order:
-        if node in trained or not differentiable.isdisjoint(node.inputs):
-            differentiable.add(node)
+    outputs = [each.node for call in network.calls for each in call.outputs]
+    differentiable = with_gradients([*network.roots, *outputs], trained)
     flops = [0] * (len(starts) + 1)
     for node, unit in stages_of(network, starts).items():
         if node.op is not ITEM:

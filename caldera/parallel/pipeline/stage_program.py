@@ -21,6 +21,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes
 from caldera.graph.ops.base import full
 from caldera.graph.ops.collective import (
+    GATHERING,
     Message,
     all_sum,
     cut,
@@ -30,13 +31,13 @@ from caldera.graph.ops.collective import (
     turn,
 )
 from caldera.graph.ops.elementwise import add
-from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
 from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
     Stages,
     boundary_values,
     stages_of,
+    with_gradients,
 )
 from caldera.parallel.tensor.rank_network import TracedNetwork
 from caldera.tensor.dtype import is_float
@@ -143,10 +144,7 @@ class StageProgram:
 
     def _with_gradients(self, part: MicroBatch, cut: int) -> list[Node]:
         """Those of them whose gradients come back."""
-        active: set[Node] = set()
-        for node in topological(part.network.roots):
-            if node in self._trained or any(given in active for given in node.inputs):
-                active.add(node)
+        active = with_gradients(part.network.roots, self._trained)
         return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
 
     def _check(self) -> None:

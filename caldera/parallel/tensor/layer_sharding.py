@@ -115,11 +115,29 @@ def chosen_layers(
 
 
 def _amounts(layer: Layer) -> str:
+    return "there are " + " and ".join(f"{n} {what}" for what, n in _divisible(layer).items())
+
+
+def _divisible(layer: Layer) -> dict[str, int]:
+    """What a layer that can be split has for ranks to share, and how many of each."""
     if isinstance(layer, nn.MultiHeadAttention):
-        return f"there are {layer.heads} heads"
+        return {"heads": layer.heads}
     weight = layer.variables()["weight"]
     outputs, inputs = (1, 0) if isinstance(layer, nn.Dense) else (0, 1)
-    return f"there are {weight.shape[outputs]} outputs and {weight.shape[inputs]} inputs"
+    return {"outputs": weight.shape[outputs], "inputs": weight.shape[inputs]}
+
+
+def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
+    """Over how many ranks each layer can be split at the most that is large enough to be.
+
+    >>> from caldera import nn, op
+    >>> network = nn.Sequential([nn.Dense(256), nn.Dense(3)])
+    >>> _ = network(op.input("x", (2, 512)))
+    >>> list(most_ranks(network).values())
+    [512]
+    """
+    large = [each.layer for each in candidates(model, 1) if each.weight.size >= least]
+    return {layer: max(_divisible(layer).values()) for layer in large}
 
 
 def splits_of(

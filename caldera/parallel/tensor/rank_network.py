@@ -51,12 +51,14 @@ def rewritten_network(
 class RankNetwork:
     """What one rank computes: `own`, of the network that one process would compute, `whole`.
 
-    `trained` are the nodes of the parameters that are trained, and of the rank's parts of them.
+    `trained` are the nodes of the parameters that are trained, and of the rank's parts of them;
+    `parts` has what stands for its part of each parameter that is split.
     """
 
     whole: TracedNetwork
     own: TracedNetwork
     trained: frozenset[Node]
+    parts: Mapping[Variable, Variable]
 
 
 def rank_network(
@@ -86,4 +88,5 @@ def rank_network(
         network({}, ShardingPropagation(rank, ranks, {})),
         network(parts, ShardingPropagation(rank, ranks, leaves)),
         frozenset(trained),
+        parts,
     )

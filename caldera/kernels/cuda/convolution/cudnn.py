@@ -63,7 +63,7 @@ class Question:
     dilation: tuple[int, int]
     compute: str | None
     accuracy: str
-    finish: Epilogue = NOTHING
+    epilogue: Epilogue = NOTHING
 
     @classmethod
     def of(cls, node: Node) -> Question:
@@ -155,11 +155,11 @@ class Graph:
             found = graph.conv_dgrad(loss=one, filter=other, **how)
         else:
             found = graph.conv_wgrad(image=one, loss=other, **how)
-        if question.finish.bias:
+        if question.epilogue.bias:
             bias = _tensor(graph, question.spec(BIAS), BIAS, kind)
             found = graph.bias(input=found, bias=bias)
-        if question.finish.activation is not None:
-            found = _activated(graph, found, question.finish)
+        if question.epilogue.activation is not None:
+            found = _activated(graph, found, question.epilogue)
         spec = question.spec(result)
         found.set_output(True)
         found.set_uid(result)
@@ -205,10 +205,10 @@ def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
     return found
 
 
-def _activated(graph: Any, values: Any, finish: Epilogue) -> Any:
-    if finish.activation == "leaky_relu":
-        return graph.relu(input=values, negative_slope=dict(finish.attributes)["slope"])
-    return getattr(graph, str(finish.activation))(input=values)
+def _activated(graph: Any, values: Any, epilogue: Epilogue) -> Any:
+    if epilogue.activation == "leaky_relu":
+        return graph.relu(input=values, negative_slope=dict(epilogue.attributes)["slope"])
+    return getattr(graph, str(epilogue.activation))(input=values)
 
 
 def _refused(notes: Any, question: Question) -> list[Any]:
@@ -315,7 +315,7 @@ def _is_rearranged(node: Node) -> bool:
     return not same_memory(filters.shape, filters.order, wanted.order)
 
 
-def _is_able(rank: int, node: Node) -> bool:
+def _supports(rank: int, node: Node) -> bool:
     if libraries.cudnn() is None or (rank and not libraries.may_measure()):
         return False
     if node.attrs.get("activation") not in (None, *ACTIVATIONS):
@@ -329,7 +329,7 @@ def _is_able(rank: int, node: Node) -> bool:
     return graph is not None and graph.plan(rank) is not None
 
 
-def _room(rank: int, node: Node) -> int:
+def _workspace(rank: int, node: Node) -> int:
     graph = graph_of(Question.of(node), libraries.current_card())
     assert graph is not None
     packed = workspace_bytes(_filters_of(node)) if _is_rearranged(node) else 0
@@ -342,6 +342,6 @@ for _rank in range(RANKS):
         TABLE.add(
             Kernel(
                 _op, "cuda", _name + (f" {_rank + 1}" if _rank else ""), partial(_bind, _rank),
-                partial(_is_able, _rank), partial(_room, _rank), priority=10 - _rank,
+                partial(_supports, _rank), partial(_workspace, _rank), priority=10 - _rank,
             )
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from caldera.graph.body import Body
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import loop_body_of, loop_shape, without_outputs
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.expression import is_known
 from caldera.kernels.cuda.elementwise.loop import loop_runner
 from caldera.kernels.cuda.reduction.reduce import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from caldera.kernels.common.matrices import TYPES
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
 from caldera.kernels.native.codegen.emitter import (
     I8,
     I32,
@@ -21,7 +21,6 @@ from caldera.kernels.native.codegen.emitter import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.float_pointer import computed
 from caldera.kernels.native.codegen.half import load_wide, store_narrow
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.product.microkernel import Matrix
@@ -32,7 +31,7 @@ BLOCK = 32
 """Queries that are worked on at once."""
 TOGETHER = 4
 """Vectors that one step of a loop over keys takes."""
-MASK_TYPES = {"bool": I8, **TYPES}
+MASK_TYPES = {"bool": I8, **MEMORY_TYPES}
 """How the elements of a mask lie in memory."""
 
 
@@ -47,7 +46,7 @@ def computed_name(dtype: str) -> str:
 def _distance(length: int, dtype: DType) -> int:
     """Between the rows of a padded matrix: an odd number of cache lines, or rows one below the
     other would compete for the same few places in the cache."""
-    step = TOGETHER * natural_lanes(computed(dtype.name))
+    step = TOGETHER * natural_lanes(computed_type(dtype.name))
     lines = -(-(-(-length // step) * step * dtype.itemsize) // CACHE_LINE)
     return (lines | 1) * CACHE_LINE // dtype.itemsize
 
@@ -101,7 +100,7 @@ class Arguments:
         return [self.k.integer(slot) for slot in range(self.slot - count, self.slot)]
 
     def matrix(self, dtype: str) -> Matrix:
-        pointer = self.pointer(TYPES[dtype])
+        pointer = self.pointer(MEMORY_TYPES[dtype])
         return Matrix(pointer, *self.integers(2))
 
 
@@ -162,7 +161,7 @@ def _call_copy(
     k: Emitter, name: str, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
     scale: Number,
 ) -> None:  # fmt: skip
-    kind = computed(dtype)
+    kind = computed_type(dtype)
     pads = name == "lay_out"
     function = k.inner(
         f"{name}_{dtype}",
@@ -180,7 +179,7 @@ def _call_copy(
 
 def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
     to, down, right, start, source_down, source_right, rows, columns, scale = given
-    own, other = computed(dtype), TYPES[dtype]
+    own, other = computed_type(dtype), MEMORY_TYPES[dtype]
     target = Matrix(Pointer(k, to.raw, own if pads else other), down, right)
     source = Matrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
     read, written = (dtype, computed_name(dtype)) if pads else (computed_name(dtype), dtype)

@@ -20,6 +20,7 @@ from caldera.kernels.native.attention.head import (
     write,
 )
 from caldera.kernels.native.codegen import math
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
@@ -29,14 +30,13 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.float_pointer import computed
 from caldera.kernels.native.product.microkernel import Matrix, multiply
 
 # --- forward
 
 
 def forward(k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool) -> None:
-    kind = computed(dtype)
+    kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
     given = Arguments(k)
     table, memory, logarithms = given.pointer(I64), given.pointer(kind), given.pointer(kind)
@@ -123,7 +123,7 @@ def backward(
     k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool, keeps_scores: bool
 ) -> None:
     """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
-    kind = computed(dtype)
+    kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
     given = Arguments(k)
     table, memory = given.pointer(I64), given.pointer(kind)

@@ -6,6 +6,8 @@ rounded at once, so that it does not depend on which ops were fused.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from llvmlite import ir
 
 from caldera.kernels.native.codegen.emitter import (
@@ -17,25 +19,27 @@ from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
     Emitter,
+    Number,
+    Pointer,
     Value,
     element,
     is_floating,
     vector,
 )
-from caldera.kernels.native.codegen.half import HALF_NAMES, narrow, widen
+from caldera.kernels.native.codegen.half import HALF_NAMES, load_wide, narrow, store_narrow, widen
 
-IN_MEMORY: dict[str, ir.Type] = {
+MEMORY_TYPES: dict[str, ir.Type] = {
     "bool": I8, "uint8": I8, "int8": I8, "int16": I16, "int32": I32, "int64": I64,
     "float16": I16, "bfloat16": I16, "float32": F32, "float64": F64,
 }  # fmt: skip
 UNSIGNED = ("bool", "uint8")
 
 
-def computed(name: str) -> ir.Type:
+def computed_type(name: str) -> ir.Type:
     """The type that arithmetic on values of a dtype uses."""
     if name in HALF_NAMES:
         return F32
-    return I1 if name == "bool" else IN_MEMORY[name]
+    return I1 if name == "bool" else MEMORY_TYPES[name]
 
 
 def from_memory(k: Emitter, raw: Value, name: str) -> Value:
@@ -59,7 +63,7 @@ def rounded(k: Emitter, value: Value, name: str) -> Value:
 
 def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
     """A value of one dtype in another, as NumPy does it."""
-    wanted = computed(target)
+    wanted = computed_type(target)
     if target == "bool":
         return value if source == "bool" else value.differs(0)
     if is_floating(value.type) and not is_floating(wanted):
@@ -76,4 +80,30 @@ def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
 
 def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> Value:
     """A constant of a dtype in all lanes."""
-    return k.constant(value, vector(computed(name), lanes))
+    return k.constant(value, vector(computed_type(name), lanes))
+
+
+@dataclass(frozen=True)
+class FloatPointer:
+    """An address of elements of a floating-point dtype, read and written in the wide type."""
+
+    k: Emitter
+    place: Pointer
+    name: str
+
+    def at(self, index: Number) -> FloatPointer:
+        """The address of the element with this index."""
+        return FloatPointer(self.k, self.place.at(index), self.name)
+
+    def load(self, index: Number = 0, count: int = 1) -> Value:
+        """The element with this index, or a vector of `count` from it on."""
+        return load_wide(self.k, self.place, index, count, self.name)
+
+    def store(self, index: Number, value: Value) -> None:
+        """Write an element, or as many as the vector has lanes."""
+        store_narrow(self.k, self.place, index, value, self.name)
+
+
+def stored(k: Emitter, slot: int, name: str) -> FloatPointer:
+    """The operand of this dtype whose address is in a slot."""
+    return FloatPointer(k, k.pointer(slot, MEMORY_TYPES[name]), name)

@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.common.geometry import Correlation, kind_of, steps
+from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.program import NativeCall, native_call
 from caldera.kernels.native.convolution.microkernel import Tile, best_shape, depthwise_shape
@@ -64,7 +65,7 @@ class Packing:
     @property
     def lanes(self) -> int:
         """Numbers in a vector."""
-        return natural_lanes(kind_of(self.dtype.name))
+        return natural_lanes(computed_type(self.dtype.name))
 
     @cached_property
     def tile(self) -> tuple[int, int]:
@@ -213,7 +214,7 @@ def correlate(
 def _correlate(
     k: Emitter, kind: str, pixels: int, vectors: int, depthwise: bool, length: int
 ) -> None:
-    wide = kind_of(kind)
+    wide = computed_type(kind)
     source, filters, target, scratch = (k.pointer(slot, wide) for slot in range(4))
     source_places, target_places = k.pointer(4, I64), k.pointer(5, I64)
     n = Integers(k, 6, _NAMES)

@@ -12,8 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from caldera.kernels.common.geometry import Correlation, kind_of, steps
+from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
@@ -48,7 +49,7 @@ class DepthwiseGradient:
     @cached_property
     def tile(self) -> tuple[int, int]:
         """Taps and vectors of channels that are summed at once."""
-        lanes = natural_lanes(kind_of(self.dtype.name))
+        lanes = natural_lanes(computed_type(self.dtype.name))
         room = 12 if machine().registers >= 32 else 6
         vectors = min(4 if room > 6 else 2, -(-self.channels // lanes))
         taps = self.work.taps[0] * self.work.taps[1]
@@ -60,7 +61,7 @@ class DepthwiseGradient:
     @property
     def width(self) -> int:
         """Channels of a block."""
-        return self.tile[1] * natural_lanes(kind_of(self.dtype.name))
+        return self.tile[1] * natural_lanes(computed_type(self.dtype.name))
 
     @property
     def taps(self) -> int:
@@ -163,7 +164,7 @@ def _sum_call(
 
 
 def _sum(k: Emitter, kind: str, together: int, vectors: int) -> None:
-    wide = kind_of(kind)
+    wide = computed_type(kind)
     x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
     places, taps = k.pointer(5, I64), k.pointer(6, I64)
     n = Integers(k, 7, _NAMES)

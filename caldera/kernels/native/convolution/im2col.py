@@ -13,9 +13,10 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node
-from caldera.kernels.common.geometry import Geometry, kind_of, steps
+from caldera.kernels.common.geometry import Geometry, steps
 from caldera.kernels.native.codegen.blas import blas, gemm
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
 from caldera.kernels.native.codegen.program import NativeCall, native_call
 from caldera.kernels.native.convolution.packing import ONCE, Loop, gather, scatter
@@ -159,7 +160,7 @@ def _call(
     }  # fmt: skip
     address = compiled(build, kind=kind, in_place=columns.in_place)
     return native_call(
-        address, image, filters, output, scratch, known.gemm(kind_of(kind)),
+        address, image, filters, output, scratch, known.gemm(computed_type(kind)),
         *in_order(values, _NAMES), parts=columns.parts,
     )  # fmt: skip
 
@@ -179,7 +180,7 @@ class _Kernel:
     """What the three kernels below share."""
 
     def __init__(self, k: Emitter, kind: str) -> None:
-        wide = kind_of(kind)
+        wide = computed_type(kind)
         self.k = k
         self.image, self.filters, self.output, scratch = (k.pointer(i, wide) for i in range(4))
         self.gemm = k.integer(4)
@@ -333,7 +334,7 @@ def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[N
     geometry = columns.geometry
     (rows, taps), channels = geometry.taps, geometry.channels
     of_output, of_input, of_row, of_column = steps(filters)
-    width = natural_lanes(kind_of(geometry.dtype.name))
+    width = natural_lanes(computed_type(geometry.dtype.name))
     loops = (
         Loop(geometry.filters[0], of_output, geometry.terms), ONCE,
         Loop(rows, of_row, taps * channels), Loop(taps, of_column, channels),

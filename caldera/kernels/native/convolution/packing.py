@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.common.geometry import kind_of
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I16,
     Emitter,
@@ -88,7 +88,7 @@ def gather(
 
 
 def _gather(k: Emitter, stored: str, kind: str, width: int, dense: bool) -> None:
-    wide = kind_of(kind)
+    wide = computed_type(kind)
     source = k.pointer(0, I16 if stored in HALF_NAMES else wide)
     target = k.pointer(1, wide)
     n = Integers(k, 2, _GATHER)
@@ -152,7 +152,7 @@ def scatter(
 
 
 def _scatter(k: Emitter, kind: str, stored: str) -> None:
-    wide = kind_of(kind)
+    wide = computed_type(kind)
     source = k.pointer(0, wide)
     target = k.pointer(1, I16 if stored in HALF_NAMES else wide)
     n = Integers(k, 2, _SCATTER)

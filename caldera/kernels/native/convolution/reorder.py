@@ -11,8 +11,9 @@ import numpy as np
 
 from caldera.graph.memory_format import NHWC, laid_out, same_memory
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.geometry import compute_dtype, kind_of, steps
-from caldera.kernels.common.scratch import ALIGNMENT, Scratch, workspace_bytes
+from caldera.kernels.common.geometry import steps
+from caldera.kernels.common.scratch import ALIGNMENT, Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.program import NativeCall, NativeRunner
 from caldera.kernels.native.convolution.packing import Loop, gather, scatter
@@ -128,7 +129,7 @@ def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[Loop, Loop, Loop]:
 def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     """Images (N, C, H, W), however they lie, as images channels last."""
     image, row, column = _image_loops(source, target)
-    width = natural_lanes(kind_of(target.dtype.name))
+    width = natural_lanes(computed_type(target.dtype.name))
     return gather(
         source, target, (image, Loop(1, 0, 0), row, column), length=source.shape[1],
         neighbour=steps(source)[1], width=width, block_step=width, padded=False,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from caldera.config import settings
-from caldera.kernels.common.geometry import Correlation, kind_of
+from caldera.kernels.common.geometry import Correlation
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.target import machine
 from caldera.kernels.native.convolution.blocked_strips import Blocks
@@ -37,7 +38,7 @@ class Gradient:
     @property
     def lanes(self) -> int:
         """Numbers in a vector."""
-        return natural_lanes(kind_of(self.dtype.name))
+        return natural_lanes(computed_type(self.dtype.name))
 
     @property
     def inputs(self) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.kernels.common.geometry import kind_of, steps
+from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
@@ -130,7 +131,7 @@ def _sum(
     vectors_left: int,
     joined: int,
 ) -> None:
-    wide = kind_of(kind)
+    wide = computed_type(kind)
     x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
     places = k.pointer(5, I64)
     n = Integers(k, 6, _NAMES)

@@ -7,7 +7,7 @@ import numpy as np
 from caldera.graph.body import Body
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import loop_body_of, loop_shape, without_outputs
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, in_sequence
 from caldera.kernels.native.elementwise.body import is_known
 from caldera.kernels.native.elementwise.loop import loop_calls

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import IN_MEMORY, from_memory, to_memory
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, from_memory, to_memory
 from caldera.kernels.native.codegen.emitter import I32, Emitter, Number, Pointer, Value, vector
 
 
@@ -83,7 +83,7 @@ class Slots:
         """Operands: their addresses, then their steps along the innermost axis."""
         places = []
         for dtype in dtypes:
-            places.append(self.k.pointer(self.next, IN_MEMORY[dtype]))
+            places.append(self.k.pointer(self.next, MEMORY_TYPES[dtype]))
             self.next += 1
         steps = self.integers(len(dtypes))
         return [Operand(self.k, *each) for each in zip(places, dtypes, modes, steps, strict=True)]

@@ -196,21 +196,3 @@ def combine(k: Emitter, op: str, dtype: str, a: Value, b: Value) -> Value:
     name = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[op]
     operation = _UNSIGNED.get(name) if dtype in UNSIGNED else None
     return (operation or _OPERATIONS[name])(k, a, b)
-
-
-def neutral(op: str, dtype: str) -> bool | int | float:
-    """The number that changes nothing in a reduction."""
-    if op in ("sum", "prod"):
-        return 1 if op == "prod" else 0
-    if dtype.startswith(("float", "bfloat")):
-        return -math.inf if op == "max" else math.inf
-    bits = {"bool": 1, "uint8": 8, "int8": 7, "int16": 15, "int32": 31, "int64": 63}[dtype]
-    lowest = 0 if dtype in UNSIGNED else -(1 << bits)
-    return lowest if op == "max" else (1 << bits) - 1
-
-
-def accumulated(op: str, dtype: str) -> str:
-    """The dtype of partial results: sums and products of floats are kept in float64."""
-    if op in ("sum", "prod") and dtype.startswith(("float", "bfloat")):
-        return "float64"
-    return "float32" if dtype in ("float16", "bfloat16") else dtype

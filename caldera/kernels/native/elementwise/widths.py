@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldera.config import settings
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.native.codegen.dtypes import computed
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import itemsize
 from caldera.kernels.native.codegen.target import machine
 
@@ -16,8 +16,8 @@ MANY_STEPS = 24
 
 def vector_lanes(loop_body: LoopBody) -> int:
     """Elements in a register of the widest type that is computed with."""
-    kinds = [computed(dtype) for dtype in loop_body.inputs]
-    kinds += [computed(dtype) for _, dtype, *_ in loop_body.steps]
+    kinds = [computed_type(dtype) for dtype in loop_body.inputs]
+    kinds += [computed_type(dtype) for _, dtype, *_ in loop_body.steps]
     widest = max((itemsize(kind) for kind in kinds), default=4)
     return machine().lanes(max(widest, 4))
 

@@ -5,8 +5,8 @@ One call, a channel at a time, whose second reading of the data comes from the c
 
 from __future__ import annotations
 
+from caldera.kernels.native.codegen.dtypes import computed_type, stored
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Value
-from caldera.kernels.native.codegen.float_pointer import computed, stored
 from caldera.kernels.native.normalisation.batchnorm_nhwc import (
     factor_of,
     finished,
@@ -25,7 +25,7 @@ from caldera.kernels.native.normalisation.statistics import (
 
 def build_planes(k: Emitter, name: str, parameters: str, added: bool, relu: bool) -> None:
     """Mean, variance, and y = (x - mean) * factor + shift, and what follows."""
-    kind = computed(name)
+    kind = computed_type(name)
     x, x_image, x_channel = stored(k, 0, name), k.integer(1), k.integer(2)
     y, y_image, y_channel = stored(k, 3, name), k.integer(4), k.integer(5)
     images, channels, pixels, eps = k.integer(6), k.integer(7), k.integer(8), k.number(9)
@@ -68,7 +68,7 @@ def build_planes(k: Emitter, name: str, parameters: str, added: bool, relu: bool
 
 def build_given_planes(k: Emitter, name: str, added: bool, relu: bool) -> None:
     """The same with factors that are known already."""
-    kind = computed(name)
+    kind = computed_type(name)
     x, x_image, x_channel = stored(k, 0, name), k.integer(1), k.integer(2)
     y, y_image, y_channel = stored(k, 3, name), k.integer(4), k.integer(5)
     images, channels, pixels = k.integer(6), k.integer(7), k.integer(8)
@@ -91,7 +91,7 @@ def build_given_planes(k: Emitter, name: str, added: bool, relu: bool) -> None:
 
 def build_gradient_planes(k: Emitter, name: str, parameters: str, relu: bool) -> None:
     """The gradients of x, scale and shift."""
-    kind = computed(name)
+    kind = computed_type(name)
     g, g_image, g_channel = stored(k, 0, name), k.integer(1), k.integer(2)
     x, x_image, x_channel = stored(k, 3, name), k.integer(4), k.integer(5)
     dx, dx_image, dx_channel = stored(k, 6, name), k.integer(7), k.integer(8)
@@ -124,8 +124,8 @@ def build_gradient_planes(k: Emitter, name: str, parameters: str, relu: bool) ->
         gain = k.convert(scale.load(channel * scale_stride), F64)
         inverse = inverse_deviation(k, variances.load(channel), eps)
         total, along = one.value, two.value
-        for_scale.store(channel, k.convert(along * inverse, computed(parameters)))
-        for_shift.store(channel, k.convert(total, computed(parameters)))
+        for_scale.store(channel, k.convert(along * inverse, computed_type(parameters)))
+        for_shift.store(channel, k.convert(total, computed_type(parameters)))
         wide = gradient_factors(total, along, gain, inverse, share)
         f, a, b = (k.convert(value, kind) for value in wide)
         with k.loop(0, images) as image:

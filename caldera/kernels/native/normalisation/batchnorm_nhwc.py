@@ -7,8 +7,8 @@ deviation costs no accuracy.
 
 from __future__ import annotations
 
+from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.float_pointer import FloatPointer, computed, stored
 from caldera.kernels.native.codegen.math import at_least
 from caldera.kernels.native.normalisation.statistics import (
     BLOCK_ROWS,
@@ -34,7 +34,7 @@ FACTORS = 4
 def build_sums(k: Emitter, name: str) -> None:
     """Of x less its first row, and of the squares of that."""
     x, stride = stored(k, 0, name), k.integer(1)
-    rows, channels, partial = k.integer(2), k.integer(3), k.pointer(4, computed(name))
+    rows, channels, partial = k.integer(2), k.integer(3), k.pointer(4, computed_type(name))
 
     def terms(channel: Value, count: int) -> OfRow:
         pivot = finite_or_zero(k, x.load(channel, count))
@@ -52,9 +52,9 @@ def build_gradient_sums(k: Emitter, name: str, relu: bool) -> None:
     """Of the gradient, and of its product with x less the mean."""
     g, g_stride = stored(k, 0, name), k.integer(1)
     x, x_stride = stored(k, 2, name), k.integer(3)
-    rows, channels, partial = k.integer(4), k.integer(5), k.pointer(6, computed(name))
-    means = k.pointer(7, computed(name))
-    given = k.pointer(8, computed(name)) if relu else None
+    rows, channels, partial = k.integer(4), k.integer(5), k.pointer(6, computed_type(name))
+    means = k.pointer(7, computed_type(name))
+    given = k.pointer(8, computed_type(name)) if relu else None
 
     def terms(channel: Value, count: int) -> OfRow:
         mean = means.load(channel, count)
@@ -111,7 +111,7 @@ def _total_blocks(
 
 def build_statistics(k: Emitter, name: str, parameters: str) -> None:
     """Mean, variance, and the factors of y = (x - mean) * factor + shift."""
-    kind = computed(name)
+    kind = computed_type(name)
     x, rows, channels = stored(k, 0, name), k.integer(1), k.integer(2)
     partial, totals, eps = k.pointer(3, kind), k.pointer(4, F64), k.number(5)
     scale, scale_stride = stored(k, 6, parameters), k.integer(7)
@@ -138,7 +138,7 @@ def factor_of(k: Emitter, scale: Value, variance: Value, eps: Value) -> Value:
 
 def build_given_statistics(k: Emitter, name: str, parameters: str, statistics: str) -> None:
     """The factors from a given mean and variance."""
-    kind = computed(name)
+    kind = computed_type(name)
     channels, eps, factors = k.integer(0), k.number(1), k.pointer(2, kind)
     places = [*(stored(k, slot, parameters) for slot in (3, 5)),
               *(stored(k, slot, statistics) for slot in (7, 9))]  # fmt: skip
@@ -154,7 +154,7 @@ def build_given_statistics(k: Emitter, name: str, parameters: str, statistics: s
 
 def build_gradient_statistics(k: Emitter, name: str, parameters: str) -> None:
     """The gradients of scale and shift, and the factors of that of x."""
-    kind = computed(name)
+    kind = computed_type(name)
     rows, channels = k.integer(0), k.integer(1)
     partial, totals = k.pointer(2, kind), k.pointer(3, F64)
     eps, scale, scale_stride = k.number(4), stored(k, 5, parameters), k.integer(6)
@@ -171,8 +171,8 @@ def build_gradient_statistics(k: Emitter, name: str, parameters: str) -> None:
         factors.store(channel + channels * 3, means.load(channel))
         for index, value in enumerate(gradient_factors(one, two, gain, inverse, share)):
             factors.store(channel + channels * index, k.convert(value, kind))
-        for_scale.store(channel, k.convert(two * inverse, computed(parameters)))
-        for_shift.store(channel, k.convert(one, computed(parameters)))
+        for_scale.store(channel, k.convert(two * inverse, computed_type(parameters)))
+        for_shift.store(channel, k.convert(one, computed_type(parameters)))
 
 
 def gradient_factors(
@@ -197,7 +197,7 @@ def build_rows(k: Emitter, name: str, added: bool, relu: bool) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
     x, x_stride = stored(k, 0, name), k.integer(1)
     y, y_stride = stored(k, 2, name), k.integer(3)
-    rows, channels, factors = k.integer(4), k.integer(5), k.pointer(6, computed(name))
+    rows, channels, factors = k.integer(4), k.integer(5), k.pointer(6, computed_type(name))
     more = stored(k, 7, name) if added else None
     more_stride = k.integer(8) if added else x_stride
 
@@ -208,7 +208,7 @@ def build_rows(k: Emitter, name: str, added: bool, relu: bool) -> None:
         result = finished(k, value, more, row * more_stride + channel, relu)
         y.store(row * y_stride + channel, result)
 
-    over_rows(k, k.share(rows), channels, computed(name), visit)
+    over_rows(k, k.share(rows), channels, computed_type(name), visit)
 
 
 def build_gradient_rows(k: Emitter, name: str, relu: bool) -> None:
@@ -216,8 +216,8 @@ def build_gradient_rows(k: Emitter, name: str, relu: bool) -> None:
     g, g_stride = stored(k, 0, name), k.integer(1)
     x, x_stride = stored(k, 2, name), k.integer(3)
     dx, dx_stride = stored(k, 4, name), k.integer(5)
-    rows, channels, factors = k.integer(6), k.integer(7), k.pointer(8, computed(name))
-    given = k.pointer(9, computed(name)) if relu else None
+    rows, channels, factors = k.integer(6), k.integer(7), k.pointer(8, computed_type(name))
+    given = k.pointer(9, computed_type(name)) if relu else None
 
     def visit(row: Value, channel: Value, count: int) -> None:
         f, a, b, mean = (factors.load(channel + channels * i, count) for i in range(FACTORS))
@@ -227,4 +227,4 @@ def build_gradient_rows(k: Emitter, name: str, relu: bool) -> None:
             slope = masked(k, slope, centred, f, given.load(channel + channels * 2, count))
         dx.store(row * dx_stride + channel, k.fma(slope, f, -k.fma(centred, b, a)))
 
-    over_rows(k, k.share(rows), channels, computed(name), visit)
+    over_rows(k, k.share(rows), channels, computed_type(name), visit)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
-from caldera.kernels.native.codegen.float_pointer import FloatPointer, computed, stored
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.codegen.strides import (
     Strides,
@@ -66,7 +66,7 @@ def _image_sums(
 
 
 def _build_last(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     x, x_image, x_row = stored(k, 0, name), k.integer(1), k.integer(2)
     y, y_image, y_row = stored(k, 3, name), k.integer(4), k.integer(5)
     images, channels, pixels, groups = (k.integer(slot) for slot in (6, 7, 8, 9))
@@ -130,7 +130,7 @@ def _build_last(k: Emitter, name: str, parameters: str) -> None:
 
 
 def _build_gradient_last(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     g, g_image, g_row = stored(k, 0, name), k.integer(1), k.integer(2)
     x, x_image, x_row = stored(k, 3, name), k.integer(4), k.integer(5)
     dx, dx_image, dx_row = stored(k, 6, name), k.integer(7), k.integer(8)
@@ -203,7 +203,7 @@ def _group_terms(
 
 
 def _build_first(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     x, x_image, x_channel = stored(k, 0, name), k.integer(1), k.integer(2)
     y, y_image, y_channel = stored(k, 3, name), k.integer(4), k.integer(5)
     images, channels, pixels, groups = (k.integer(slot) for slot in (6, 7, 8, 9))
@@ -245,7 +245,7 @@ def _build_first(k: Emitter, name: str, parameters: str) -> None:
 
 
 def _build_gradient_first(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     g, g_image, g_channel = stored(k, 0, name), k.integer(1), k.integer(2)
     x, x_image, x_channel = stored(k, 3, name), k.integer(4), k.integer(5)
     dx, dx_image, dx_channel = stored(k, 6, name), k.integer(7), k.integer(8)

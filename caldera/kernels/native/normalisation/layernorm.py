@@ -12,6 +12,7 @@ from caldera.graph.memory_format import Order
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type, stored
 from caldera.kernels.native.codegen.emitter import (
     F64,
     Emitter,
@@ -21,7 +22,6 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.float_pointer import computed, stored
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
 from caldera.kernels.native.normalisation.statistics import (
@@ -46,7 +46,7 @@ _BLOCK = 64
 
 
 def _build(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     x, x_stride = stored(k, 0, name), k.integer(1)
     y, y_stride = stored(k, 2, name), k.integer(3)
     rows, length, eps = k.integer(4), k.integer(5), k.number(6)
@@ -76,7 +76,7 @@ def _build(k: Emitter, name: str, parameters: str) -> None:
 
 
 def _build_gradient(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     g, g_stride = stored(k, 0, name), k.integer(1)
     x, x_stride = stored(k, 2, name), k.integer(3)
     dx, dx_stride = stored(k, 4, name), k.integer(5)

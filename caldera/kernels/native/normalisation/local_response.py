@@ -16,8 +16,8 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
-from caldera.kernels.native.codegen.float_pointer import FloatPointer, computed, stored
 from caldera.kernels.native.codegen.math import exp, log, sqrt
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
@@ -138,7 +138,7 @@ class _Writer:
 
 
 def _build_last(k: Emitter, name: str, operands: int, window: int, beta: float) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     writer = _Writer(k, kind, 1, window, beta)
     places = [(stored(k, 5 + 2 * i, name), k.integer(6 + 2 * i)) for i in range(operands)]
 
@@ -150,7 +150,7 @@ def _build_last(k: Emitter, name: str, operands: int, window: int, beta: float) 
 
 
 def _build_first(k: Emitter, name: str, operands: int, window: int, beta: float) -> None:
-    kind = computed(name)
+    kind = computed_type(name)
     unit = line(kind)
     writer = _Writer(k, kind, unit, window, beta)
     images, pixels = k.integer(4), k.integer(5)
@@ -180,7 +180,7 @@ def _build_first(k: Emitter, name: str, operands: int, window: int, beta: float)
 
 
 def _unit(node: Node) -> int:
-    return line(computed(node.outputs[0].dtype.name))
+    return line(computed_type(node.outputs[0].dtype.name))
 
 
 def _buffer(node: Node, unit: int) -> Spec:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
+from caldera.kernels.native.codegen.dtypes import computed_type, stored
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I64,
@@ -21,7 +22,6 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.float_pointer import computed, stored
 from caldera.kernels.native.codegen.target import CACHE_LINE
 
 BLOCK_ROWS = 256
@@ -115,7 +115,7 @@ def column_sums(
 
 def build_column_totals(k: Emitter, name: str, parameters: str) -> None:
     """The sums of `column_sums` over all blocks: those of products first, then the plain ones."""
-    partial, blocks, channels = k.pointer(0, computed(name)), k.integer(1), k.integer(2)
+    partial, blocks, channels = k.pointer(0, computed_type(name)), k.integer(1), k.integer(2)
     products, plain = stored(k, 3, parameters), stored(k, 4, parameters)
     widest = line(partial.type)
     begin, end = k.share(channels, widest)
@@ -123,7 +123,7 @@ def build_column_totals(k: Emitter, name: str, parameters: str) -> None:
     def add_up(channel: Value, count: int) -> None:
         for output, place in ((plain, channel), (products, channel + channels)):
             total = block_total(k, partial, place, count, blocks, channels)
-            output.store(channel, k.convert(total, computed(parameters)))
+            output.store(channel, k.convert(total, computed_type(parameters)))
 
     in_powers(k, begin, end, widest, add_up)
 

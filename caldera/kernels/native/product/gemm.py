@@ -14,24 +14,26 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.epilogue import Epilogue, finished
-from caldera.kernels.common.matrices import (
-    TYPES,
-    Matrices,
-    as_matrices,
-    copied,
-    copy_room,
-    dense,
-    offsets_of,
-    prepared,
-)
-from caldera.kernels.common.matrices import WORTH_SPLITTING as WORTH_COPYING
-from caldera.kernels.common.product import Product, blocks, extent_of, parts_for
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of
+from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.blas import blas, gemm
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.product.epilogue import finished
+from caldera.kernels.native.product.problem import (
+    WORTH_SPLITTING_COPIES,
+    blocks,
+    copied,
+    copy_room,
+    dense,
+    extent_of,
+    parts_for,
+    prepared,
+)
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.shape import size
@@ -45,7 +47,7 @@ _PRODUCT_SLOTS = 15
 def _multiply(k: Emitter, dtype: str, finish: Epilogue, scaled: bool) -> None:
     """The blocks that are this part's. Each row of the table is one product: where its matrices
     begin, and how long the sum is."""
-    kind = TYPES[dtype]
+    kind = MEMORY_TYPES[dtype]
     address, table = k.integer(0), k.pointer(1, I64)
     a, b, c = (k.pointer(slot, kind) for slot in (2, 3, 4))
     leading_a, leading_b, leading_c, ta, tb = (k.integer(slot) for slot in range(5, 10))
@@ -109,7 +111,7 @@ _SUM_SLOTS = 6
 
 def _add_up(k: Emitter, dtype: str, finish: Epilogue) -> None:
     """The sum of what the parts found, row by row, finished."""
-    kind = TYPES[dtype]
+    kind = MEMORY_TYPES[dtype]
     pieces, out = k.pointer(0, kind), k.pointer(1, kind)
     count, rows, columns, leading = (k.integer(slot) for slot in range(2, _SUM_SLOTS))
     begin, end = k.share(rows)
@@ -213,7 +215,7 @@ class Binder:
         assert goal is not None
         self._add(table, goal, Epilogue(), (rows, columns), pieces, [])
         address = compiled(_add_up, dtype=found.dtype.name, finish=self.finish)
-        parts = settings.threads if found.size >= WORTH_COPYING else 1
+        parts = settings.threads if found.size >= WORTH_SPLITTING_COPIES else 1
         self.calls.append(
             native_call(
                 address, found, self.place.array, pieces, rows, columns, self.place.leading,
@@ -234,7 +236,8 @@ class Binder:
         tasks = len(table) * -(-rows // shape[0]) * -(-columns // shape[1])
         self.calls.append(
             native_call(
-                address, known.gemm(TYPES[dtype.name]), np.ascontiguousarray(table, np.int64),
+                address, known.gemm(MEMORY_TYPES[dtype.name]),
+                np.ascontiguousarray(table, np.int64),
                 self.left.array, self.right.array, goal.array,
                 self.left.leading, self.right.leading, goal.leading,
                 self.left.transposed, self.right.transposed,

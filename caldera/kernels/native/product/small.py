@@ -9,18 +9,20 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.common.epilogue import Epilogue, finished
-from caldera.kernels.common.matrices import TYPES, copied, copy_room, dense, offsets_of, steps
-from caldera.kernels.common.product import Product, extent_of, parts_for
+from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.matrices import offsets_of, steps
+from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, natural_lanes, vector
-from caldera.kernels.native.codegen.float_pointer import computed
 from caldera.kernels.native.codegen.half import store_narrow
 from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
 from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.product.epilogue import finished
 from caldera.kernels.native.product.gemm import dense_bias
 from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
+from caldera.kernels.native.product.problem import copied, copy_room, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -32,7 +34,7 @@ _HEIGHTS = (8, 6, 4, 2, 1)
 
 def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
     """Lanes of a vector, vectors and rows of the tile for a result of this size."""
-    widest = natural_lanes(computed(dtype))
+    widest = natural_lanes(computed_type(dtype))
     lanes = 1 << (min(widest, columns).bit_length() - 1)
     needed = -(-columns // lanes)
     vectors = -(-needed // -(-needed // most_vectors()))
@@ -45,9 +47,9 @@ def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
 def _multiply(
     k: Emitter, dtype: str, lanes: int, vectors: int, height: int, finish: Epilogue
 ) -> None:
-    kind = computed(dtype)
+    kind = computed_type(dtype)
     table = k.pointer(0, I64)
-    a, b, c = (k.pointer(slot, TYPES[dtype]) for slot in (1, 2, 3))
+    a, b, c = (k.pointer(slot, MEMORY_TYPES[dtype]) for slot in (1, 2, 3))
     a_down, a_right, b_down, c_down, count, rows, columns, length = (
         k.integer(slot) for slot in range(4, _SLOTS)
     )

@@ -11,9 +11,10 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.reduction import neutral
 from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import (
-    IN_MEMORY,
+    MEMORY_TYPES,
     UNSIGNED,
     constant,
     from_memory,
@@ -22,7 +23,7 @@ from caldera.kernels.native.codegen.dtypes import (
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Value, is_floating
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
-from caldera.kernels.native.elementwise.operations import combine, neutral
+from caldera.kernels.native.elementwise.operations import combine
 from caldera.kernels.native.elementwise.widths import vector_lanes, workers
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
@@ -133,7 +134,7 @@ def across(k: Emitter, dtype: str, sign: str, modes: str, outer: int, lanes: int
     search = _Search(k, dtype, sign)
     groups = (columns + (COLUMNS - 1)) // COLUMNS
     begin, end = k.share(rows * groups)
-    best, place = k.stack(IN_MEMORY[dtype], COLUMNS), k.stack(I32, COLUMNS)
+    best, place = k.stack(MEMORY_TYPES[dtype], COLUMNS), k.stack(I32, COLUMNS)
     with k.loop(begin, end) as task:
         row = task // groups
         left = (task - row * groups) * COLUMNS

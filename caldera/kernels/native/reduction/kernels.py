@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.kernels.common.loop_body import LoopBody, Parts, Reduction
+from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.native.codegen.dtypes import (
-    IN_MEMORY,
+    MEMORY_TYPES,
     cast,
-    computed,
+    computed_type,
     constant,
     from_memory,
     to_memory,
@@ -26,7 +27,7 @@ from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_
 from caldera.kernels.native.codegen.half import HALF_NAMES
 from caldera.kernels.native.elementwise.body import computed_values
 from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
-from caldera.kernels.native.elementwise.operations import accumulated, combine, neutral
+from caldera.kernels.native.elementwise.operations import combine
 
 DEPTH = 16
 """Vectors that are added up in the computed type before float64 takes over."""
@@ -62,7 +63,7 @@ class _Gathered:
         self.op, dtype, _ = reduction
         self.dtype = "float32" if dtype in HALF_NAMES else dtype
         self.lanes = lanes
-        self.value = k.variable(0, vector(computed(self.dtype), lanes))
+        self.value = k.variable(0, vector(computed_type(self.dtype), lanes))
         self.forget()
 
     def forget(self) -> None:
@@ -222,7 +223,7 @@ class _Buffer:
         self.k = k
         self.op, dtype, _ = reduction
         self.dtype = accumulated(self.op, dtype)
-        self.place = k.stack(IN_MEMORY[self.dtype], COLUMNS)
+        self.place = k.stack(MEMORY_TYPES[self.dtype], COLUMNS)
 
     def clear(self) -> None:
         """Start anew."""

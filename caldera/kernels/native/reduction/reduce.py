@@ -9,11 +9,10 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction_task import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral
 from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
 from caldera.kernels.native.elementwise.body import is_known
-from caldera.kernels.native.elementwise.operations import accumulated, neutral
 from caldera.kernels.native.elementwise.widths import widths, workers
 from caldera.kernels.native.reduction import kernels
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

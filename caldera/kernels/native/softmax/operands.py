@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caldera.kernels.native.codegen.dtypes import FloatPointer
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value
-from caldera.kernels.native.codegen.float_pointer import FloatPointer
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type, stored
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I8,
@@ -27,7 +28,6 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.float_pointer import computed, stored
 from caldera.kernels.native.codegen.math import at_least, exp_of_negative
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.codegen.strides import Strides, collapse_axes, parts_for
@@ -193,7 +193,7 @@ _SLOTS, _SINGLE_SLOTS, _FIRST = 4, 3, 3
 
 def _build_along(k: Emitter, op: str, dtypes: tuple[str, ...], singles: tuple[str, ...]) -> None:
     """Vectors hold classes of one sample."""
-    kind = computed(dtypes[0])
+    kind = computed_type(dtypes[0])
     classes, samples = k.integer(1), k.integer(2)
     together = line(kind)
     with k.loop(*k.share(samples)) as sample:
@@ -209,7 +209,7 @@ def _build_across(
     k: Emitter, op: str, dtypes: tuple[str, ...], singles: tuple[str, ...], dense: bool, few: bool
 ) -> None:
     """Vectors hold one class of several samples: `dense` if these lie side by side."""
-    kind = computed(dtypes[0])
+    kind = computed_type(dtypes[0])
     outer, classes, inner = k.integer(0), k.integer(1), k.integer(2)
     widest = line(kind) if dense else natural_lanes(kind)
     room = _Stack(k, kind, widest) if few else None
@@ -302,7 +302,7 @@ def _address(
         "dtypes": tuple(each.dtype.name for each in full),
         "singles": tuple(each.dtype.name for each in singles),
     }
-    many = 4 * natural_lanes(computed(full[0].dtype.name))
+    many = 4 * natural_lanes(computed_type(full[0].dtype.name))
     if outer == 1 and classes >= many and all(step == 1 for _, step, _ in strides):
         return compiled(_build_along, **names)
     dense = inner > 1 and all(apart == 1 for _, _, apart in strides)

@@ -12,10 +12,8 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
 from caldera.graph.ops.product import matmul
-from caldera.kernels.common import epilogue, matrices
-from caldera.kernels.common import product as product_work
 from caldera.kernels.native.codegen.target import machine
-from caldera.kernels.native.product import gemm, small
+from caldera.kernels.native.product import epilogue, gemm, problem, small
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.tensor.dtype import BY_NAME, float32
@@ -39,9 +37,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_work, "WORTH_SPLITTING", 2)
-    monkeypatch.setattr(gemm, "WORTH_COPYING", 2)
-    monkeypatch.setattr(matrices, "WORTH_SPLITTING", 2)
+    monkeypatch.setattr(problem, "WORTH_SPLITTING", 2)
+    monkeypatch.setattr(gemm, "WORTH_SPLITTING_COPIES", 2)
+    monkeypatch.setattr(problem, "WORTH_SPLITTING_COPIES", 2)
 
 
 def _native(node: Node) -> list[Kernel]:
@@ -151,8 +149,8 @@ def test_tiles_at_the_edges(rows: int, columns: int) -> None:
 
 
 def test_blocks_cover_the_result_evenly() -> None:
-    assert product_work.blocks(1, 100, 528, 2, finish=False) == (100, 264)
-    assert product_work.blocks(1, 784, 528, 2, finish=False) == (392, 528)
-    assert product_work.blocks(8, 100, 528, 2, finish=False) == (100, 528)
-    assert product_work.blocks(1, 800, 800, 4, finish=False) == (400, 400)
-    assert product_work.blocks(1, 4096, 4096, 1, finish=True) == (128, 4096)
+    assert problem.blocks(1, 100, 528, 2, finish=False) == (100, 264)
+    assert problem.blocks(1, 784, 528, 2, finish=False) == (392, 528)
+    assert problem.blocks(8, 100, 528, 2, finish=False) == (100, 528)
+    assert problem.blocks(1, 800, 800, 4, finish=False) == (400, 400)
+    assert problem.blocks(1, 4096, 4096, 1, finish=True) == (128, 4096)

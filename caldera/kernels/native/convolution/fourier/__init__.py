@@ -12,10 +12,10 @@ import numpy as np
 
 from caldera.graph.memory_format import NHWC, dense_strides, laid_out
 from caldera.graph.node import Node
-from caldera.kernels.common.geometry import kind_of, steps
-from caldera.kernels.common.matrices import copied
+from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.program import NativeCall, native_call
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
@@ -29,6 +29,7 @@ from caldera.kernels.native.convolution.reorder import (
     staging_bytes,
     write_image,
 )
+from caldera.kernels.native.product.problem import copied
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 FEWEST_TAPS = 7
@@ -63,7 +64,7 @@ class _Calls:
         assert known is not None
         self.layout = layout
         self.kind = geometry.dtype.name
-        self.gemm = known.gemm(kind_of(self.kind))
+        self.gemm = known.gemm(computed_type(self.kind))
         self.filters, self.points, self.others, self.room = (
             room.array(length, geometry.dtype) for length in layout.lengths
         )

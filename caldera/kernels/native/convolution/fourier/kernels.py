@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from caldera.kernels.common.geometry import kind_of
 from caldera.kernels.native.codegen.blas import gemm
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
 
 IMAGE = (
@@ -34,7 +34,7 @@ class _Slots:
     def __init__(self, k: Emitter, names: tuple[str, ...], kind: str) -> None:
         self._k = k
         self._names = names
-        self._kind: ir.Type = kind_of(kind)
+        self._kind: ir.Type = computed_type(kind)
 
     def number(self, name: str) -> Value:
         """An integer."""
@@ -157,7 +157,7 @@ def add(k: Emitter, kind: str) -> None:
     """Add points of tiles times the conjugates of the gradient's points, over all tiles."""
     given = _Slots(k, PRODUCT, kind)
     inner, columns = given.number("inner"), given.number("columns")
-    one = k.constant(1.0, kind_of(kind))
+    one = k.constant(1.0, computed_type(kind))
     keep = k.select(given.number("is_first").differs(0), k.constant(0.0, one.type), one)
     with k.loop(*k.share(given.number("pairs"))) as pair:
         x, w, y = (

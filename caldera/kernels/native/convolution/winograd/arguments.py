@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.common.geometry import kind_of
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Value
 from caldera.kernels.native.codegen.program import NativeCall, native_call
 from caldera.kernels.native.convolution.winograd.layout import Layout
@@ -36,7 +36,7 @@ class Arguments:
     """The arguments of a kernel, and what its phases do with them."""
 
     def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
-        number = kind_of(kind)
+        number = computed_type(kind)
         self.k = k
         self.lanes = lanes
         # Read, though it is known: LLVM would write loops over points out if it knew it.
@@ -78,6 +78,6 @@ def winograd_call(
         *image_arguments(images[0], *layout.padding), *image_arguments(images[1], 0, 0),
         *layout.grid, *tiles, layout.block, matrices, layout.filter_step, points, layout.step,
         layout.inner, others, layout.other_step, layout.width, border, layout.border,
-        0 if known is None else known.gemm(kind_of(kind)), layout.points, layout.chunks,
+        0 if known is None else known.gemm(computed_type(kind)), layout.points, layout.chunks,
         parts=parts,
     )  # fmt: skip

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.common.geometry import kind_of, steps
-from caldera.kernels.common.matrices import TYPES
+from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.half import load_wide, store_narrow
 from caldera.kernels.native.codegen.program import NativeCall, native_call
@@ -36,7 +36,7 @@ def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> Na
 
 
 def _filter_points(k: Emitter, size: int, dtype: str, kind: str) -> None:
-    filters, points = k.pointer(0, TYPES[dtype]), k.pointer(1, kind_of(kind))
+    filters, points = k.pointer(0, MEMORY_TYPES[dtype]), k.pointer(1, computed_type(kind))
     step, width, columns, inner, of_column, of_inner, of_row, of_tap = (
         k.integer(slot) for slot in range(2, 10)
     )
@@ -79,7 +79,7 @@ def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> N
 
 
 def _filter_gradient(k: Emitter, size: int, dtype: str, kind: str, lanes: int) -> None:
-    gradient, sums = k.pointer(0, TYPES[dtype]), k.pointer(1, kind_of(kind))
+    gradient, sums = k.pointer(0, MEMORY_TYPES[dtype]), k.pointer(1, computed_type(kind))
     step, terms, term_step, results, channels, of_result, of_channel, of_row, of_tap = (
         k.integer(slot) for slot in range(2, 11)
     )

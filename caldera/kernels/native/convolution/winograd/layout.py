@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.config import settings
-from caldera.kernels.common.geometry import kind_of
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.target import CACHE_LINE, machine
 from caldera.kernels.native.convolution.cost_model import PEAK
@@ -96,7 +96,7 @@ class Layout(TiledLayout):
 
     @property
     def _lanes(self) -> int:
-        return natural_lanes(kind_of(self.geometry.dtype.name))
+        return natural_lanes(computed_type(self.geometry.dtype.name))
 
     @property
     def lanes(self) -> int:

@@ -1,0 +1,169 @@
+"""A product on the CPU: its operands as BLAS takes them, and how its work is cut.
+
+BLAS wants one of a matrix's two axes dense. An operand that lies otherwise (with gaps, backwards,
+repeated), or in half precision, is first copied into a workspace by a native call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes
+from caldera.kernels.native.codegen.half import load_wide, store_narrow
+from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.movement import copy_calls
+from caldera.kernels.table import Array
+from caldera.tensor.dtype import HALVES
+from caldera.tensor.shape import Shape, size
+
+WORTH_SPLITTING = 400_000
+"""Operations a part has at least: about ten microseconds."""
+IN_CACHE = 1 << 17
+"""Elements of a block that is finished while it is in cache."""
+COLUMN_GRAIN, ROW_GRAIN = 8, 4
+"""Widths of blocks are multiples of what the kernels of a BLAS take at once."""
+FEWEST_ROWS = 128
+"""Blocks of fewer rows would have the BLAS rearrange its other operand too often."""
+WORTH_SPLITTING_COPIES = 1 << 15
+"""Elements from which on a second thread makes copying faster."""
+_VIEWS = frozenset({"transpose", "slice", "flip", "broadcast_to"})
+"""What may give an input distances that BLAS cannot take."""
+
+
+# --- how the work is cut
+
+
+def extent_of(node: Node) -> tuple[int, int, int, int]:
+    """How many products a node computes, and rows, columns and length of each."""
+    rows, columns = node.shape[-2:]
+    length = node.inputs[0].shape[-2 if node.attrs["ta"] else -1]
+    return size(node.shape[:-2]), rows, columns, length
+
+
+def blocks(count: int, rows: int, columns: int, parts: int, *, finish: bool) -> tuple[int, int]:
+    """Rows and columns of the blocks into which each of `count` products is cut.
+
+    Of the grids with as many blocks as needed, that with the blocks closest to squares: they read
+    least.
+    """
+    each = -(-parts // max(count, 1))
+    shapes = [
+        (_rounded(rows, down, ROW_GRAIN), _rounded(columns, each // down, COLUMN_GRAIN))
+        for down in range(1, each + 1)
+        if each % down == 0
+    ]
+    height, width = min(shapes, key=sum)
+    if finish:
+        height = min(height, max(FEWEST_ROWS, IN_CACHE // width))
+    return height, width
+
+
+def _rounded(length: int, pieces: int, grain: int) -> int:
+    return length if pieces == 1 else -(-length // (pieces * grain)) * grain
+
+
+def parts_for(work: int) -> int:
+    """How many threads pay for this many operations."""
+    return max(1, min(settings.threads, work // WORTH_SPLITTING))
+
+
+# --- operands
+
+
+def prepared(array: Array, scratch: Scratch) -> tuple[Matrices, list[NativeCall]]:
+    """Matrices that BLAS can take, and what has to run before they can be read."""
+    found = as_matrices(array)
+    if found is not None and array.dtype not in HALVES:
+        return found, []
+    # Reading along the dense axis is faster, and BLAS does not mind which one it is.
+    flipped = found is not None and found.transposed
+    source = array.swapaxes(-1, -2) if flipped else array
+    copy = dense(source.shape, compute_dtype(array.dtype), scratch)
+    calls = copied(source, copy)
+    ready = as_matrices(copy.swapaxes(-1, -2) if flipped else copy)
+    assert ready is not None
+    return ready, calls
+
+
+def dense(shape: Shape, dtype: np.dtype, scratch: Scratch) -> Array:
+    """Row-major memory: from the workspace if there is room, else of its own."""
+    if workspace_bytes(Spec(shape, dtype)) <= scratch.rest.nbytes:
+        return scratch.array(shape, dtype)
+    return np.empty(shape, dtype)
+
+
+def copy_room(node: Node) -> int:
+    """The workspace for copies of the inputs that may need one."""
+    wide = [Spec(given.shape, compute_dtype(given.dtype)) for given in node.inputs]
+    return sum(
+        workspace_bytes(spec)
+        for given, spec in zip(node.inputs, wide, strict=True)
+        if given.dtype in HALVES or _may_lie_anyhow(given)
+    )
+
+
+def _may_lie_anyhow(node: Node) -> bool:
+    while node.inputs and node.op.kind == "movement":
+        if node.op.name in _VIEWS:
+            return True
+        node = node.inputs[0]
+    return False
+
+
+# --- copying
+
+
+def copied(source: Array, target: Array) -> list[NativeCall]:
+    """The calls that copy a batch of matrices, from and to any distances and float dtypes."""
+    if source.size == 0:
+        return []
+    if source.dtype == target.dtype:
+        plain = copy_calls(target, source)
+        if plain is not None:
+            return plain
+    if abs(steps(target)[1]) > abs(steps(target)[0]):
+        source, target = source.swapaxes(-1, -2), target.swapaxes(-1, -2)
+    batch = source.shape[:-2]
+    offsets = np.stack([offsets_of(source, batch), offsets_of(target, batch)], axis=1)
+    address = compiled(_copy, source=source.dtype.name, target=target.dtype.name)
+    parts = settings.threads if source.size >= WORTH_SPLITTING_COPIES else 1
+    return [
+        native_call(
+            address, source, target, offsets, len(offsets), *source.shape[-2:],
+            *steps(source), *steps(target), parts=parts,
+        )
+    ]  # fmt: skip
+
+
+def _copy(k: Emitter, source: str, target: str) -> None:
+    read, written = k.pointer(0, MEMORY_TYPES[source]), k.pointer(1, MEMORY_TYPES[target])
+    offsets = k.pointer(2, I64)
+    count, rows, columns, down, right, target_down, target_right = (
+        k.integer(slot) for slot in range(3, 10)
+    )
+    begin, end = k.share(count * rows)
+    with k.loop(begin, end) as line:
+        which, row = line // rows, line % rows
+        origin = read.at(offsets.load(which * 2) + row * down)
+        goal = written.at(offsets.load(which * 2 + 1) + row * target_down)
+
+        def move(from_index: Value, to_index: Value, lanes: int) -> None:
+            value = load_wide(k, origin, from_index, lanes, source)
+            store_narrow(k, goal, to_index, value, target)
+
+        with k.either(right.equals(1) & target_right.equals(1)) as (both, neither):
+            with both:
+                k.in_vectors(
+                    0,
+                    columns,
+                    natural_lanes(MEMORY_TYPES[target]),
+                    lambda i, lanes: move(i, i, lanes),
+                )
+            with neither, k.loop(0, columns) as i:
+                move(i * right, i * target_right, 1)
