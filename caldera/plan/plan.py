@@ -352,6 +352,8 @@ class Plan:
         steps = self.schedule.bind(self._lookup, self._communicator)
         bound.steps = [runner for _, runner in steps]
         bound.pieces = grouped(self.device.kernels, steps)
+        # The calls hold the arrays of results as well: let go before the references are counted.
+        del steps
         for slot in self._slots:
             slot.settle()
 

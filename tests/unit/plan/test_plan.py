@@ -154,7 +154,9 @@ def test_dropped_results_are_written_to_the_same_memory() -> None:
     plan = cd.compile(x * 2.0)
     plan.run()
     address = plan.run()[0].memory.address
+    bound = plan._bound[0].steps
     assert plan.run()[0].memory.address == address
+    assert plan._bound[0].steps is bound, "bound again for the same memory"
 
 
 def test_large_results_are_not_kept_by_the_plan() -> None:
