@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.compress.codecs._base import Codec, check_size
-from caldera.compress.serialise import as_bytes
+from caldera.compress.messages import as_bytes
 from caldera.kernels.native.compression.random_draws import Draws
 from caldera.tensor.dtype import DType, canonical
 
