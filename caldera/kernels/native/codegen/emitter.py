@@ -89,6 +89,11 @@ class Emitter:
         """How many workers share the work."""
         return Value(self, self.function.args[2])
 
+    def argument(self, slot: int, kind: ir.Type) -> Any:
+        """What is in a slot, as LLVM's value. Kernels must not assume that two pointers differ."""
+        place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
+        return self.ir.load(place, typ=kind)
+
     def pointer(self, slot: int, kind: ir.Type) -> Pointer:
         """The pointer in a slot. Kernels must not assume that two pointers differ."""
         place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)

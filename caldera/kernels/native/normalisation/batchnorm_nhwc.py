@@ -7,7 +7,7 @@ deviation costs no accuracy.
 
 from __future__ import annotations
 
-from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.math import at_least
 from caldera.kernels.native.normalisation.statistics import (
@@ -186,7 +186,7 @@ def gradient_factors(
 # --- all rows
 
 
-def finished(k: Emitter, y: Value, more: FloatPointer | None, place: Value, relu: bool) -> Value:
+def finished(k: Emitter, y: Value, more: ElementPointer | None, place: Value, relu: bool) -> Value:
     """y, plus what is added to it, through the relu that follows."""
     if more is not None:
         y = y + more.load(place, y.lanes)

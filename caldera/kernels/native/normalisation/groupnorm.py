@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
 from caldera.kernels.native.codegen.strides import (
@@ -186,7 +186,7 @@ def _build_gradient_last(k: Emitter, name: str, parameters: str) -> None:
 
 def _group_terms(
     k: Emitter, totals: Pointer, channels: Value, bounds: tuple[Value, Value],
-    scale: FloatPointer, scale_stride: Value, inverse: Value, share: Value,
+    scale: ElementPointer, scale_stride: Value, inverse: Value, share: Value,
 ) -> tuple[Value, Value]:  # fmt: skip
     """a and b of dx = f * g - a - (x - mean) * b; the sums become the gradients' parts."""
     plain, along = k.variable(0.0, F64), k.variable(0.0, F64)

@@ -16,7 +16,7 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type, stored
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
 from caldera.kernels.native.codegen.math import exp, log, sqrt
 from caldera.kernels.native.codegen.program import NativeRunner, native_call
@@ -165,7 +165,7 @@ def _build_first(k: Emitter, name: str, operands: int, window: int, beta: float)
             with k.loop(0, writer.channels) as channel:
                 body(channel, count)
 
-        def operand(base: FloatPointer, far: Number, step: Value) -> Operand:
+        def operand(base: ElementPointer, far: Number, step: Value) -> Operand:
             return Operand(k, base.at(image * far + pixel), step, None)
 
         writer.run(each, [operand(*place) for place in places])
