@@ -44,7 +44,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class _Loop:
+class LoopArgument:
     """The same in a kernel, given as the fields of an `Axis`."""
 
     count: Integer
@@ -125,9 +125,9 @@ def _copy(
     k: Emitter,
     target: Pointer,
     source: Pointer,
-    outer: list[_Loop],
-    rows: _Loop,
-    columns: _Loop,
+    outer: list[LoopArgument],
+    rows: LoopArgument,
+    columns: LoopArgument,
     chunks: Integer,
     mode: str,
 ) -> None:
@@ -161,8 +161,8 @@ class _Block:
         k: Emitter,
         target: Pointer,
         source: Pointer,
-        rows: _Loop,
-        columns: _Loop,
+        rows: LoopArgument,
+        columns: LoopArgument,
     ) -> None:
         self.k = k
         self.target = target

@@ -5,7 +5,7 @@ what becomes of them:
 
 - `Pointer` and `ElementPointer` are arrays; the code is made for their dtypes,
 - `Integer` and `Real` are numbers that may differ from call to call,
-- a dataclass of these is a group of arguments, given as a dictionary of its fields,
+- a dataclass with such fields is a group of arguments, given as a dictionary,
 - a list of these is any number of them,
 - `X | None` may be left out by giving None,
 - all else is known when the kernel is compiled: plain values whose `repr` says all there is to
@@ -224,7 +224,7 @@ def _kind_of(hint: Any) -> _Kind:
     if isinstance(hint, type) and is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         members = {each.name: _kind_of(hints[each.name]) for each in fields(hint)}
-        if _CONSTANT not in members.values():
+        if any(kind is not _CONSTANT for kind in members.values()):
             return _Group(hint, Signature(hint.__name__, members))
     return _CONSTANT
 
