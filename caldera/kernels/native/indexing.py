@@ -43,17 +43,9 @@ def _position(k: Emitter, indices: Pointer, i: Value, length: Value, *, unsigned
 
 @native_kernel
 def _gather(
-    k: Emitter,
-    out: Pointer,
-    other: Pointer,
-    indices: Pointer,
-    status: Pointer,
-    before: Integer,
-    length: Integer,
-    positions: Integer,
-    after: Integer,
-    unsigned: bool,
-) -> None:
+    k: Emitter, out: Pointer, other: Pointer, indices: Pointer, status: Pointer, before: Integer,
+    length: Integer, positions: Integer, after: Integer, unsigned: bool,
+) -> None:  # fmt: skip
     """Read from the other. Shared out by position."""
     lanes = natural_lanes(out.type)
     first, last = k.share(before * positions)
@@ -70,17 +62,9 @@ def _gather(
 
 @native_kernel
 def _scatter_add(
-    k: Emitter,
-    out: Pointer,
-    other: Pointer,
-    indices: Pointer,
-    status: Pointer,
-    before: Integer,
-    length: Integer,
-    positions: Integer,
-    after: Integer,
-    unsigned: bool,
-) -> None:
+    k: Emitter, out: Pointer, other: Pointer, indices: Pointer, status: Pointer, before: Integer,
+    length: Integer, positions: Integer, after: Integer, unsigned: bool,
+) -> None:  # fmt: skip
     """Add the other, which has updates.
 
     Shared out by column, so that updates of one place are added in their order whatever the number

@@ -122,15 +122,9 @@ def _cut_long_row(axes: list[Axis]) -> list[Axis]:
 
 @native_kernel
 def _copy(
-    k: Emitter,
-    target: Pointer,
-    source: Pointer,
-    outer: list[LoopArgument],
-    rows: LoopArgument,
-    columns: LoopArgument,
-    chunks: Integer,
-    mode: str,
-) -> None:
+    k: Emitter, target: Pointer, source: Pointer, outer: list[LoopArgument], rows: LoopArgument,
+    columns: LoopArgument, chunks: Integer, mode: str,
+) -> None:  # fmt: skip
     """Rows are shared out in chunks."""
     units = chunks
     for axis in outer:

@@ -110,23 +110,11 @@ _FLOATS = ("float32", "float64")
 
 @native_kernel
 def _pool(
-    k: Emitter,
-    read: _Image,
-    written: _Image,
-    index: _Image | None,
-    images: Integer,
-    channels: Integer,
-    rows: Integer,
-    columns: Integer,
-    width: Integer,
-    whole: Integer,
-    row_begin: Pointer,
-    row_taps: Pointer,
-    column_begin: Pointer,
-    column_taps: Pointer,
-    mode: str,
+    k: Emitter, read: _Image, written: _Image, index: _Image | None, images: Integer,
+    channels: Integer, rows: Integer, columns: Integer, width: Integer, whole: Integer,
+    row_begin: Pointer, row_taps: Pointer, column_begin: Pointer, column_taps: Pointer, mode: str,
     lanes: tuple[int, ...],
-) -> None:
+) -> None:  # fmt: skip
     """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
     winner of each window: "max" writes it, "gather" and "scatter" read it."""
     first, last = k.share(images * rows)
@@ -214,25 +202,11 @@ class _Channels:
 
 @native_kernel
 def _scatter(
-    k: Emitter,
-    given: _Image,
-    index: _Image,
-    out: _Image,
-    images: Integer,
-    channels: Integer,
-    rows: Integer,
-    columns: Integer,
-    nbytes: Integer,
-    height: Integer,
-    width: Integer,
-    tops: Pointer,
-    lefts: Pointer,
-    downs: Pointer,
-    rights: Pointer,
-    reach_down: Integer,
-    reach_right: Integer,
-    flat: Pointer,
-) -> None:
+    k: Emitter, given: _Image, index: _Image, out: _Image, images: Integer, channels: Integer,
+    rows: Integer, columns: Integer, nbytes: Integer, height: Integer, width: Integer,
+    tops: Pointer, lefts: Pointer, downs: Pointer, rights: Pointer, reach_down: Integer,
+    reach_right: Integer, flat: Pointer,
+) -> None:  # fmt: skip
     """Adding each window's value at its winner, image by image: one element a window, where looking
     from the other side asks every element about all its windows.
 

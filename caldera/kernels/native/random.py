@@ -33,14 +33,9 @@ _WORTH_SPLITTING = 1 << 13
 
 @native_kernel
 def _uniform(
-    k: Emitter,
-    out: Pointer,
-    state: Pointer,
-    offset: Pointer,
-    stream: Integer,
-    count: Integer,
+    k: Emitter, out: Pointer, state: Pointer, offset: Pointer, stream: Integer, count: Integer,
     apart: Integer,
-) -> None:
+) -> None:  # fmt: skip
     """`state` has the seed and, `apart` elements on, the step."""
     kind = out.type
     words_each = 2 if kind == F64 else 1

@@ -35,29 +35,11 @@ from caldera.kernels.native.product.microkernel import Matrix, multiply
 
 @native_kernel
 def forward(
-    k: Emitter,
-    table: Pointer,
-    memory: Pointer,
-    logarithms: Pointer,
-    q: Matrix,
-    key: Matrix,
-    v: Matrix,
-    y: Matrix,
-    masks: list[Mask],
-    heads: Integer,
-    chunks: Integer,
-    elements: Integer,
-    queries: Integer,
-    keys: Integer,
-    depth: Integer,
-    width: Integer,
-    keys_apart: Integer,
-    depth_apart: Integer,
-    width_apart: Integer,
-    scale: Real,
-    dtype: str,
-    causal: bool,
-) -> None:
+    k: Emitter, table: Pointer, memory: Pointer, logarithms: Pointer, q: Matrix, key: Matrix,
+    v: Matrix, y: Matrix, masks: list[Mask], heads: Integer, chunks: Integer, elements: Integer,
+    queries: Integer, keys: Integer, depth: Integer, width: Integer, keys_apart: Integer,
+    depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str, causal: bool,
+) -> None:  # fmt: skip
     """The table has for each head where q, key, v, y, the logarithms and the masks begin."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
@@ -136,36 +118,13 @@ def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, V
 
 @native_kernel
 def backward(
-    k: Emitter,
-    table: Pointer,
-    memory: Pointer,
-    common: Pointer,
-    logarithm: Pointer,
-    common_step: Integer,
-    logarithm_step: Integer,
-    g: Matrix,
-    q: Matrix,
-    key: Matrix,
-    v: Matrix,
-    dq: Matrix,
-    dk: Matrix,
-    dv: Matrix,
-    slopes: Matrix,
-    masks: list[Mask],
-    heads: Integer,
-    elements: Integer,
-    queries: Integer,
-    keys: Integer,
-    depth: Integer,
-    width: Integer,
-    keys_apart: Integer,
-    depth_apart: Integer,
-    width_apart: Integer,
-    scale: Real,
-    dtype: str,
-    causal: bool,
-    keeps_scores: bool,
-) -> None:
+    k: Emitter, table: Pointer, memory: Pointer, common: Pointer, logarithm: Pointer,
+    common_step: Integer, logarithm_step: Integer, g: Matrix, q: Matrix, key: Matrix, v: Matrix,
+    dq: Matrix, dk: Matrix, dv: Matrix, slopes: Matrix, masks: list[Mask], heads: Integer,
+    elements: Integer, queries: Integer, keys: Integer, depth: Integer, width: Integer,
+    keys_apart: Integer, depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str,
+    causal: bool, keeps_scores: bool,
+) -> None:  # fmt: skip
     """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)

@@ -112,8 +112,3 @@ class ElementPointer:
     def store(self, index: Number, value: Value) -> None:
         """Write an element, or as many as the vector has lanes."""
         store_narrow(self.k, self.place, index, value, self.name)
-
-
-def stored(k: Emitter, slot: int, name: str) -> ElementPointer:
-    """The operand of this dtype whose address is in a slot."""
-    return ElementPointer(k, k.pointer(slot, MEMORY_TYPES[name]), name)

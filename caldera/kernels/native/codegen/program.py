@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -29,28 +29,6 @@ from caldera.kernels.native.codegen.kernel import (
 )
 from caldera.kernels.table import Runner
 from caldera.threads import is_worker, submit
-
-
-def native_call(
-    address: int,
-    *arguments: Any,
-    parts: int = 1,
-    status: np.ndarray | None = None,
-    refuse: Callable[[], NoReturn] | None = None,
-) -> NativeCall:
-    """A call of the kernel at `address`: arrays become pointers, floats 8-byte numbers.
-
-    `parts` is how many workers may share it: the kernel is called once for each part.
-    """
-    slots = np.zeros(len(arguments), np.int64)
-    for index, given in enumerate(arguments):
-        if isinstance(given, np.ndarray):
-            slots[index] = given.__array_interface__["data"][0]
-        elif isinstance(given, float | np.floating):
-            slots[index : index + 1].view(np.float64)[0] = given
-        else:
-            slots[index] = int(given)
-    return NativeCall(address, slots, max(1, parts), arguments, status, refuse)
 
 
 class NativeRunner:

@@ -98,17 +98,9 @@ def dequantise(
 
 @native_kernel
 def _quantise(
-    k: Emitter,
-    values: Pointer,
-    lost: Pointer,
-    spans: Pointer,
-    addresses: Pointer,
-    messages: Integer,
-    bucket: Integer,
-    draws: DrawsArgument,
-    levels: int,
-    width: int,
-) -> None:
+    k: Emitter, values: Pointer, lost: Pointer, spans: Pointer, addresses: Pointer,
+    messages: Integer, bucket: Integer, draws: DrawsArgument, levels: int, width: int,
+) -> None:  # fmt: skip
     generator = draws.generator(k)
     codes = k.stack(I8, ALIGNED)
     before = k.variable(0, I64)
@@ -208,15 +200,9 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
 
 @native_kernel
 def _dequantise(
-    k: Emitter,
-    addresses: Pointer,
-    counts: Pointer,
-    messages: Integer,
-    values: Pointer,
-    bucket: Integer,
-    levels: int,
-    width: int,
-) -> None:
+    k: Emitter, addresses: Pointer, counts: Pointer, messages: Integer, values: Pointer,
+    bucket: Integer, levels: int, width: int,
+) -> None:  # fmt: skip
     before = k.variable(0, I64)
     with k.loop(0, messages) as message:
         size = counts.load(message)

@@ -30,17 +30,9 @@ SLACK = 8
 
 @native_kernel
 def unpack_places(
-    k: Emitter,
-    addresses: Pointer,
-    sizes: Pointer,
-    reach: Pointer,
-    messages: Integer,
-    places: Pointer,
-    taken: Pointer,
-    room: Pointer,
-    spare: Pointer,
-    most: Integer,
-) -> None:
+    k: Emitter, addresses: Pointer, sizes: Pointer, reach: Pointer, messages: Integer,
+    places: Pointer, taken: Pointer, room: Pointer, spare: Pointer, most: Integer,
+) -> None:  # fmt: skip
     """The places of messages, each in its part of a vector (`reach`), and how many bytes of each
     were taken; there is room for a string, and for two times as many runs as one has at most."""
     starts, stops = spare, spare.at(most)

@@ -108,14 +108,9 @@ def merge_sorted(
 
 @native_kernel
 def _not_zero(
-    k: Emitter,
-    vector: Pointer,
-    size: Integer,
-    begin: Integer,
-    places: Pointer,
-    values: Pointer,
+    k: Emitter, vector: Pointer, size: Integer, begin: Integer, places: Pointer, values: Pointer,
     found: Pointer,
-) -> None:
+) -> None:  # fmt: skip
     count = k.variable(0, I64)
     with k.loop(0, size) as i:
         value = vector.load(i)
@@ -153,14 +148,9 @@ def _until(k: Emitter, places: Pointer, first: Value, count: Value, end: Value) 
 
 @native_kernel
 def _move(
-    k: Emitter,
-    vector: Pointer,
-    start: Integer,
-    places: Pointer,
-    values: Pointer,
-    count: Integer,
+    k: Emitter, vector: Pointer, start: Integer, places: Pointer, values: Pointer, count: Integer,
     mode: str,
-) -> None:
+) -> None:  # fmt: skip
     with k.loop(0, count) as i:
         place = k.convert(places.load(i), I64) - start
         if mode == "take":
@@ -172,17 +162,9 @@ def _move(
 
 @native_kernel
 def _merge(
-    k: Emitter,
-    a_places: Pointer,
-    a_values: Pointer,
-    a_size: Integer,
-    b_places: Pointer,
-    b_values: Pointer,
-    b_size: Integer,
-    places: Pointer,
-    values: Pointer,
-    found: Pointer,
-) -> None:
+    k: Emitter, a_places: Pointer, a_values: Pointer, a_size: Integer, b_places: Pointer,
+    b_values: Pointer, b_size: Integer, places: Pointer, values: Pointer, found: Pointer,
+) -> None:  # fmt: skip
     a, b, out = (k.variable(0, I64) for _ in range(3))
     with k.repeat_while(lambda: (a.value < a_size) & (b.value < b_size)):
         left, right = a_places.load(a.value), b_places.load(b.value)

@@ -123,22 +123,10 @@ def _groups(count: int, padded: int) -> int:
 
 @native_kernel
 def _select(
-    k: Emitter,
-    values: Pointer,
-    edges: Pointer,
-    vectors: Integer,
-    count: Integer,
-    block: Integer,
-    padded: Integer,
-    found: Pointer,
-    most: Integer,
-    ends: Pointer,
-    room: Pointer,
-    room_of_part: Integer,
-    added: Pointer | None,
-    taken: Pointer | None,
-    groups: int,
-) -> None:
+    k: Emitter, values: Pointer, edges: Pointer, vectors: Integer, count: Integer, block: Integer,
+    padded: Integer, found: Pointer, most: Integer, ends: Pointer, room: Pointer,
+    room_of_part: Integer, added: Pointer | None, taken: Pointer | None, groups: int,
+) -> None:  # fmt: skip
     """The largest of the blocks of vectors, which begin at `edges`. Each part has `most` elements
     of `found` (and `taken`) to write to, and some of the room; where its elements of each vector
     end is written to `ends`. With `added`, which has addresses of vectors, these are added first,

@@ -232,20 +232,10 @@ def correlate(
 
 @native_kernel
 def _correlate(
-    k: Emitter,
-    source: Pointer,
-    filters: Pointer,
-    target: Pointer,
-    scratch: Pointer,
-    source_places: Pointer,
-    target_places: Pointer,
-    filling: Filling,
-    n: _Numbers,
-    pixels: int,
-    vectors: int,
-    depthwise: bool,
-    length: int,
-) -> None:
+    k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
+    source_places: Pointer, target_places: Pointer, filling: Filling, n: _Numbers, pixels: int,
+    vectors: int, depthwise: bool, length: int,
+) -> None:  # fmt: skip
     """`length` is that of a run of inputs if the kernel is made for it, else 0."""
     wide = source.type
     width = vectors * natural_lanes(wide)

@@ -169,20 +169,10 @@ def _sum_call(
 
 @native_kernel
 def _sum(
-    k: Emitter,
-    x: Pointer,
-    y: Pointer,
-    partial: Pointer,
-    input_scratch: Pointer,
-    output_scratch: Pointer,
-    places: Pointer,
-    taps: Pointer,
-    x_blocks: BlockedFilling,
-    y_blocks: BlockedFilling,
-    n: _Numbers,
-    together: int,
-    vectors: int,
-) -> None:
+    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
+    output_scratch: Pointer, places: Pointer, taps: Pointer, x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling, n: _Numbers, together: int, vectors: int,
+) -> None:  # fmt: skip
     wide = x.type
     width = vectors * natural_lanes(wide)
     own_x = input_scratch.at(k.part * n.x_length)

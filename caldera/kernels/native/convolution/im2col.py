@@ -284,15 +284,9 @@ class _Rows:
 
 @native_kernel
 def _forward(
-    k: Emitter,
-    image: Pointer,
-    filters: Pointer,
-    output: Pointer,
-    scratch: Pointer,
-    address: Integer,
-    n: _Numbers,
-    in_place: bool,
-) -> None:
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
     begin, end = k.share(n.blocks)
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
@@ -310,15 +304,9 @@ def _forward(
 
 @native_kernel
 def _for_input(
-    k: Emitter,
-    image: Pointer,
-    filters: Pointer,
-    output: Pointer,
-    scratch: Pointer,
-    address: Integer,
-    n: _Numbers,
-    in_place: bool,
-) -> None:
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
 
     def product(first: Value, count: Value, group: Value) -> None:
@@ -349,15 +337,9 @@ def _for_input(
 
 @native_kernel
 def _for_weight(
-    k: Emitter,
-    image: Pointer,
-    filters: Pointer,
-    output: Pointer,
-    scratch: Pointer,
-    address: Integer,
-    n: _Numbers,
-    in_place: bool,
-) -> None:
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
     number, split = k.part // n.splits, k.part % n.splits
     top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits

@@ -62,18 +62,10 @@ def gather(
 
 @native_kernel
 def _gather(
-    k: Emitter,
-    source: ElementPointer,
-    target: Pointer,
-    loops: list[LoopArgument],
-    length: Integer,
-    neighbour: Integer,
-    blocks: Integer,
-    block_step: Integer,
-    padded: Integer,
-    width: int,
+    k: Emitter, source: ElementPointer, target: Pointer, loops: list[LoopArgument], length: Integer,
+    neighbour: Integer, blocks: Integer, block_step: Integer, padded: Integer, width: int,
     dense: bool,
-) -> None:
+) -> None:  # fmt: skip
     lanes = min(natural_lanes(target.type), width)
     outermost, *inner = loops
     begin, end = k.share(outermost.count * blocks)
@@ -139,17 +131,9 @@ def scatter(
 
 @native_kernel
 def _scatter(
-    k: Emitter,
-    source: Pointer,
-    target: ElementPointer,
-    loops: list[LoopArgument],
-    length: Integer,
-    neighbour: Integer,
-    width: Integer,
-    block_step: Integer,
-    sums: Integer,
-    sum_step: Integer,
-) -> None:
+    k: Emitter, source: Pointer, target: ElementPointer, loops: list[LoopArgument], length: Integer,
+    neighbour: Integer, width: Integer, block_step: Integer, sums: Integer, sum_step: Integer,
+) -> None:  # fmt: skip
     lanes = natural_lanes(source.type)
     outermost, *inner = loops
     blocks = (length + (lanes - 1)) // lanes

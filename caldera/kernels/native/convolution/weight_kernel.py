@@ -134,22 +134,11 @@ def _sum_call(
 
 @native_kernel
 def _sum(
-    k: Emitter,
-    x: Pointer,
-    y: Pointer,
-    partial: Pointer,
-    input_scratch: Pointer,
-    output_scratch: Pointer,
-    places: Pointer,
-    x_blocks: BlockedFilling,
-    y_blocks: BlockedFilling,
-    n: _Numbers,
-    neighbours: int,
-    vectors: int,
-    neighbours_left: int,
-    vectors_left: int,
+    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
+    output_scratch: Pointer, places: Pointer, x_blocks: BlockedFilling, y_blocks: BlockedFilling,
+    n: _Numbers, neighbours: int, vectors: int, neighbours_left: int, vectors_left: int,
     joined: int,
-) -> None:
+) -> None:  # fmt: skip
     wide = x.type
     step = vectors * natural_lanes(wide)
     number, split = k.part // n.splits, k.part % n.splits

@@ -66,16 +66,9 @@ def workers(loop_body: LoopBody, elements: int) -> int:
 
 @native_kernel
 def _loop(
-    k: Emitter,
-    operands: list[StridedArray],
-    outer: list[OuterAxis],
-    total: Integer,
-    inner: Integer,
-    grain: Integer,
-    loop_body: LoopBody,
-    modes: str,
-    widths: tuple[int, ...],
-) -> None:
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], total: Integer,
+    inner: Integer, grain: Integer, loop_body: LoopBody, modes: str, widths: tuple[int, ...],
+) -> None:  # fmt: skip
     """All elements, in rows of a length; workers share them in multiples of the grain."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     shares = (total + (grain - 1)) // grain

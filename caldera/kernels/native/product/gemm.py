@@ -43,26 +43,11 @@ from caldera.tensor.shape import size
 
 @native_kernel
 def _multiply(
-    k: Emitter,
-    address: Integer,
-    table: Pointer,
-    a: Pointer,
-    b: Pointer,
-    c: Pointer,
-    leading_a: Integer,
-    leading_b: Integer,
-    leading_c: Integer,
-    ta: Integer,
-    tb: Integer,
-    count: Integer,
-    rows: Integer,
-    columns: Integer,
-    height: Integer,
-    width: Integer,
-    scales: list[Pointer],
-    bias: Pointer | None,
-    epilogue: Epilogue,
-) -> None:
+    k: Emitter, address: Integer, table: Pointer, a: Pointer, b: Pointer, c: Pointer,
+    leading_a: Integer, leading_b: Integer, leading_c: Integer, ta: Integer, tb: Integer,
+    count: Integer, rows: Integer, columns: Integer, height: Integer, width: Integer,
+    scales: list[Pointer], bias: Pointer | None, epilogue: Epilogue,
+) -> None:  # fmt: skip
     """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
     is one product: where its matrices begin, and how long the sum is."""
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
@@ -110,16 +95,9 @@ def in_wide_vectors(
 
 @native_kernel
 def _add_up(
-    k: Emitter,
-    pieces: Pointer,
-    out: Pointer,
-    count: Integer,
-    rows: Integer,
-    columns: Integer,
-    leading: Integer,
-    bias: Pointer | None,
-    epilogue: Epilogue,
-) -> None:
+    k: Emitter, pieces: Pointer, out: Pointer, count: Integer, rows: Integer, columns: Integer,
+    leading: Integer, bias: Pointer | None, epilogue: Epilogue,
+) -> None:  # fmt: skip
     """The sum of what the parts found, row by row, finished."""
     begin, end = k.share(rows)
     with k.loop(begin, end) as row:

@@ -143,18 +143,10 @@ def copied(source: Array, target: Array) -> list[NativeCall]:
 
 @native_kernel
 def _copy(
-    k: Emitter,
-    source: ElementPointer,
-    target: ElementPointer,
-    offsets: Pointer,
-    count: Integer,
-    rows: Integer,
-    columns: Integer,
-    down: Integer,
-    right: Integer,
-    target_down: Integer,
+    k: Emitter, source: ElementPointer, target: ElementPointer, offsets: Pointer, count: Integer,
+    rows: Integer, columns: Integer, down: Integer, right: Integer, target_down: Integer,
     target_right: Integer,
-) -> None:
+) -> None:  # fmt: skip
     begin, end = k.share(count * rows)
     with k.loop(begin, end) as line:
         which, row = line // rows, line % rows

@@ -44,25 +44,11 @@ def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
 
 @native_kernel
 def _multiply(
-    k: Emitter,
-    table: Pointer,
-    a: Pointer,
-    b: Pointer,
-    c: ElementPointer,
-    a_down: Integer,
-    a_right: Integer,
-    b_down: Integer,
-    c_down: Integer,
-    count: Integer,
-    rows: Integer,
-    columns: Integer,
-    length: Integer,
-    bias: Pointer | None,
-    epilogue: Epilogue,
-    lanes: int,
-    vectors: int,
-    height: int,
-) -> None:
+    k: Emitter, table: Pointer, a: Pointer, b: Pointer, c: ElementPointer, a_down: Integer,
+    a_right: Integer, b_down: Integer, c_down: Integer, count: Integer, rows: Integer,
+    columns: Integer, length: Integer, bias: Pointer | None, epilogue: Epilogue, lanes: int,
+    vectors: int, height: int,
+) -> None:  # fmt: skip
     """Each row of the table is one product: where its matrices begin."""
     kind = computed_type(c.name)
     width = lanes * vectors

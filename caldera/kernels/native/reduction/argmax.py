@@ -66,15 +66,9 @@ class _Search:
 
 @native_kernel
 def along(
-    k: Emitter,
-    operands: list[StridedArray],
-    outer: list[OuterAxis],
-    rows: Integer,
-    inner: Integer,
-    sign: str,
-    modes: str,
-    lanes: int,
-) -> None:
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer, inner: Integer,
+    sign: str, modes: str, lanes: int,
+) -> None:  # fmt: skip
     """Search the innermost axis: for the best value first, then for where it is."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
@@ -134,17 +128,9 @@ def _is_absent(
 
 @native_kernel
 def across(
-    k: Emitter,
-    operands: list[StridedArray],
-    outer: list[OuterAxis],
-    rows: Integer,
-    columns: Integer,
-    length: Integer,
-    stride: Integer,
-    sign: str,
-    modes: str,
-    lanes: int,
-) -> None:
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer,
+    columns: Integer, length: Integer, stride: Integer, sign: str, modes: str, lanes: int,
+) -> None:  # fmt: skip
     """Search another axis, with a length and a stride, row by row for a group of columns."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     dtype = operands[0].base.name

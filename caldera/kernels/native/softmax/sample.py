@@ -22,14 +22,15 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Value,
+    line_lanes,
     natural_lanes,
+    shrinking,
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import at_least, exp_of_negative
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
-from caldera.kernels.native.normalisation.statistics import in_powers, line
 from caldera.kernels.native.softmax.operands import Operand, Single
 from caldera.kernels.table import Array, Runner
 from caldera.tensor.shape import size
@@ -89,7 +90,7 @@ class Sample:
             with self.k.loop(begin, end) as index:
                 body(index, self.together)
         else:
-            in_powers(self.k, begin, end, self.together, body)
+            self.k.in_widths(begin, end, shrinking(self.together), body)
 
     def largest(self, value: Place) -> Value:
         """The maximum over the classes; a nan among them is the maximum."""
@@ -217,14 +218,9 @@ class _Single:
 
 @native_kernel
 def _along(
-    k: Emitter,
-    full: list[_Full],
-    singles: list[_Single],
-    outer: Integer,
-    classes: Integer,
-    inner: Integer,
-    op: str,
-) -> None:
+    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
+    inner: Integer, op: str,
+) -> None:  # fmt: skip
     """Vectors hold classes of one sample."""
     kind = full[0].base.computed
     with k.loop(*k.share(inner)) as sample:
@@ -232,25 +228,18 @@ def _along(
         operands = [each.at(k, block, sample, None) for each in full]
         # In the output itself, unless they would be rounded there.
         kept = None if full[-1].base.is_half else operands[-1]
-        writer = Sample(k, kind, classes, line(kind), across=False, kept=kept)
+        writer = Sample(k, kind, classes, line_lanes(kind), across=False, kept=kept)
         WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
 
 @native_kernel
 def _across(
-    k: Emitter,
-    full: list[_Full],
-    singles: list[_Single],
-    outer: Integer,
-    classes: Integer,
-    inner: Integer,
-    op: str,
-    dense: bool,
-    few: bool,
-) -> None:
+    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
+    inner: Integer, op: str, dense: bool, few: bool,
+) -> None:  # fmt: skip
     """Vectors hold one class of several samples: `dense` if these lie side by side."""
     kind = full[0].base.computed
-    widest = line(kind) if dense else natural_lanes(kind)
+    widest = line_lanes(kind) if dense else natural_lanes(kind)
     room = _Stack(k, kind, widest) if few else None
 
     def write(block: Value, sample: Value, count: int) -> None:
@@ -262,7 +251,7 @@ def _across(
     with k.loop(*k.share(outer * blocks)) as index:
         block, first = index // blocks, index % blocks * widest
         end = k.minimum(first + widest, inner)
-        in_powers(k, first, end, widest, lambda sample, count: write(block, sample, count))
+        k.in_widths(first, end, shrinking(widest), lambda sample, n: write(block, sample, n))
 
 
 # --- tying them to arrays

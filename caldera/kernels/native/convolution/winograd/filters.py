@@ -35,19 +35,10 @@ def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> Na
 
 @native_kernel
 def _filter_points(
-    k: Emitter,
-    filters: ElementPointer,
-    points: Pointer,
-    step: Integer,
-    width: Integer,
-    columns: Integer,
-    inner: Integer,
-    of_column: Integer,
-    of_inner: Integer,
-    of_row: Integer,
-    of_tap: Integer,
-    size: int,
-) -> None:
+    k: Emitter, filters: ElementPointer, points: Pointer, step: Integer, width: Integer,
+    columns: Integer, inner: Integer, of_column: Integer, of_inner: Integer, of_row: Integer,
+    of_tap: Integer, size: int,
+) -> None:  # fmt: skip
     _, count = lengths("filter", size)
     lanes = natural_lanes(points.type)
     chunk = lanes * _CHUNK
@@ -87,22 +78,10 @@ def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> N
 
 @native_kernel
 def _filter_gradient(
-    k: Emitter,
-    gradient: ElementPointer,
-    sums: Pointer,
-    step: Integer,
-    terms: Integer,
-    term_step: Integer,
-    results: Integer,
-    channels: Integer,
-    of_result: Integer,
-    of_channel: Integer,
-    of_row: Integer,
-    of_tap: Integer,
-    points: Integer,
-    size: int,
-    lanes: int,
-) -> None:
+    k: Emitter, gradient: ElementPointer, sums: Pointer, step: Integer, terms: Integer,
+    term_step: Integer, results: Integer, channels: Integer, of_result: Integer,
+    of_channel: Integer, of_row: Integer, of_tap: Integer, points: Integer, size: int, lanes: int,
+) -> None:  # fmt: skip
     count, _ = lengths("taps", size)
     with k.loop(*k.share(results)) as result:
         source = sums.at(result * channels)
