@@ -9,8 +9,8 @@ from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.native.elementwise.body import is_known
 from caldera.kernels.native.elementwise.loop import loop_calls
+from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
