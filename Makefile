@@ -3,39 +3,63 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: setup tools demo test test-cuda lint docs benchmark clean
+# Hundreds of processes are started: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup tools demo test check tests style types test-cuda accept-card-sources lint docs \
+	benchmark clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
 
-$(VENV)/installed: pyproject.toml
+$(RUN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --editable .
 	touch $@
 
-# What only the tests need is larger than all the rest: the demo does without it.
-$(VENV)/tools: $(VENV)/installed
-	$(RUN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@
+# What only the tests need is larger than all the rest: the demo does without it. Only some of it is
+# ever imported, and compiled then.
+$(VENV)/tools: pyproject.toml | $(RUN)/python
+	$(RUN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	touch $@ $(VENV)/installed
 
 demo: setup
 	$(RUN)/caldera train --data digits --out out
 	$(RUN)/caldera report out
 
-lint: tools
+lint: style types
+
+style: tools
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
+
+types: tools
 	$(RUN)/mypy
 
-test: lint
-	$(RUN)/python -m pytest -n auto
+# Style first, because it is quick; types beside the tests, because they need one core alone.
+test: style
+	$(MAKE) --no-print-directory --jobs=2 types tests
 
+tests: tools
+	$(RUN)/python -m pytest -n auto --dist worksteal --durations=25
+
+# Before a commit, in less than a minute: the tests that are nearest to what was changed.
+check: lint
+	$(RUN)/python -m tools.nearest_tests | xargs -r $(RUN)/python -m pytest -n auto --for-seconds 35
+
+# Of one version beside those of others: python -m tools.docs FOLDER --version 0.1.0
 docs: tools
 	$(RUN)/python -m tools.docs out/docs
 
 # For a machine with a card: its own Python, which has the packages of caldera[cuda], no network.
 test-cuda:
 	$(PYTHON) -m pytest tests/card
+
+# After a change of CUDA sources: those that NVRTC accepts need not be shown to it again.
+accept-card-sources: tools
+	$(RUN)/python -m pytest -n auto tests/card --accept-card-sources
 
 benchmark: tools
 	$(RUN)/python benchmarks/overhead.py
@@ -44,4 +68,4 @@ benchmark: tools
 	$(RUN)/python benchmarks/progress.py
 
 clean:
-	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .test_cache

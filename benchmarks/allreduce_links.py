@@ -26,7 +26,7 @@ from links import Links, missing
 
 from caldera.comm import MpiCommunicator, world
 from caldera.comm.algorithms import ALLREDUCE
-from caldera.comm.mpi import mpi
+from caldera.comm.mpi_library import mpi
 
 BYTES = 4 << 20
 BITS_PER_SECOND = {"100mbit": 100e6, "1gbit": 1e9}
@@ -59,7 +59,7 @@ def job(rounds: int, names: list[str]) -> None:
                 # In the first turn connections are made and the choice of "auto" is measured.
                 seconds[name].append(slowest)
     if comm.rank == 0:
-        print(json.dumps({"seconds": seconds, "chosen": comm.choice.chosen.get(BYTES)}))
+        print(json.dumps({"seconds": seconds, "chosen": comm.tuner.chosen.get(BYTES)}))
 
 
 def measure(ranks: int, rate: str, everything: bool) -> None:

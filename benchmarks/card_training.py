@@ -23,10 +23,10 @@ from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from caldera.bench.card_contestants import card_contestants
+from caldera.bench.contestants import card_contestants
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.frameworks.base import Framework, Restartable
-from caldera.bench.timing import CARD_SHORTEST, first_call, timed
+from caldera.bench.measuring import CARD_SHORTEST, first_call, timed
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.networks import networks
 

@@ -28,7 +28,7 @@ from PIL import Image
 
 import caldera as cd
 from caldera import data
-from caldera.data.transforms.scale import SCALE
+from caldera.data.sources.base import SCALE
 
 STEP_S = 0.002
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -20,7 +20,7 @@ from plan_runs import BATCH, EVERY, RANKS, SHARED, STEPS, model, names
 
 from caldera.amounts import bytes_text, seconds_text
 from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
-from caldera.planner.compression_cost import Workload, default_codecs
+from caldera.planner.compression_cost import CodecSeconds, default_codecs
 from caldera.planner.ranking import all_ways
 from caldera.planner.units import rate_text
 
@@ -36,8 +36,8 @@ def setting_of(facts: dict[str, Any], place: str, ranks: int) -> Setting:
     seen = facts[f"compute, {min(ranks, cores)}"]
     compute = Compute(**seen | {"points": tuple(map(tuple, seen["points"]))})
     codes = {}
-    for name, code in default_codecs(wire, workload).items():
-        few, many = (Workload(**each) for each in facts["encoding"][name])
+    for name, code in default_codecs(wire).items():
+        few, many = (CodecSeconds(**each) for each in facts["encoding"][name])
         codes[name] = replace(code, few=few, many=many)
     # Namespaces are machines to MPI, but all of them share the cores of this one.
     per_node, share = (ranks, cores) if place == SHARED else (1, cores / ranks)

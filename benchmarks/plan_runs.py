@@ -32,7 +32,7 @@ from caldera.comm import world
 from caldera.comm.launch import launch
 from caldera.comm.mpi import MpiCommunicator
 from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.planner.build import strategy_of
+from caldera.planner.build import build_strategy
 from caldera.planner.compression_cost import default_codecs, timed
 from caldera.planner.compute import measured
 from caldera.planner.link_benchmark import measured_turn
@@ -115,7 +115,7 @@ def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[Way]:
     per_node = ranks if place == SHARED else 1
     cluster = Cluster(ranks, wire, per_node=per_node)
     workload = workload_of(model())
-    codes = default_codecs(wire, workload)
+    codes = default_codecs(wire)
     setting = Setting(workload, Compute(((1.0, 1.0),)), cluster, BATCH, codes, EVERY)
     known = {way.name: way for way in all_ways(setting)}
     return (known[name] for name in names(ranks, place))
@@ -133,7 +133,7 @@ def compute() -> dict[str, Any]:
 
 def encoding() -> dict[str, Any]:
     """What compressions take, on one rank."""
-    known = default_codecs(Wire(1e-4, 12.5e6), workload_of(model()))
+    known = default_codecs(Wire(1e-4, 12.5e6))
     codes = {name: timed(code) for name, code in known.items()}
     return {name: [asdict(code.few), asdict(code.many)] for name, code in codes.items()}
 
@@ -153,7 +153,7 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     found = {}
     for way in the_ways(world().size, place, Wire(**json.loads(wire))):
         every = EVERY if "every" in way.maker[1] else 1
-        strategy = strategy_of(way, world().size, world())
+        strategy = build_strategy(way, world().size, world())
         for each in MpiCommunicator.relatives() if place != SHARED else ():
             # To try all algorithms takes longer than to train over a slow link.
             each.algorithm = "ring" if each.algorithm == "auto" else each.algorithm

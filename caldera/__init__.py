@@ -55,15 +55,21 @@ from caldera.tensor import (
 
 if TYPE_CHECKING:
     from caldera import compress, data, io, nn, onnx, optim, parallel, sklearn, testing
-    from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
+    from caldera.train.callbacks import (
+        Callback,
+        EarlyStopping,
+        KeepBest,
+        RoundWeights,
+        Target,
+        TimeLimit,
+    )
     from caldera.train.debug.gradient_check import check_model_gradients
-    from caldera.train.low_precision import RoundWeights
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model
     from caldera.train.neural_network import NeuralNetwork
+    from caldera.train.neural_network import load_model as load
     from caldera.train.run import Run
     from caldera.train.saving.checkpointer import Checkpointer
-    from caldera.train.saving.load_model import load_model as load
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
     from caldera.train.tracking.tensorboard import TensorBoard
@@ -81,7 +87,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "LearningRates": ("caldera.train.lr_find", "LearningRates"),
     "Model": ("caldera.train.model", "Model"),
     "NeuralNetwork": ("caldera.train.neural_network", "NeuralNetwork"),
-    "RoundWeights": ("caldera.train.low_precision", "RoundWeights"),
+    "RoundWeights": ("caldera.train.callbacks", "RoundWeights"),
     "Run": ("caldera.train.run", "Run"),
     "RunFolder": ("caldera.train.tracking.run_folder", "RunFolder"),
     "Target": ("caldera.train.callbacks", "Target"),
@@ -91,7 +97,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
     "io": ("caldera.io", ""),
-    "load": ("caldera.train.saving.load_model", "load_model"),
+    "load": ("caldera.train.neural_network", "load_model"),
     "nn": ("caldera.nn", ""),
     "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),

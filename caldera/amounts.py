@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 def bytes_text(amount: float) -> str:
     """A number of bytes.
@@ -50,6 +52,25 @@ def shortened(text: str, most: int) -> str:
     'broad…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def table_lines(rows: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
+    """The rows of a table as lines whose columns stand below each other.
+
+    Columns whose index is in `left` begin at the same place; all others, numbers mostly, end there.
+
+    >>> table_lines([("op", "bytes"), ("add", "8")], left=(0,))
+    ['op   bytes', 'add      8']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    on_left = set(left)
+    align = [str.ljust if i in on_left else str.rjust for i in range(len(widths))]
+    lines = []
+    for row in rows:
+        columns = zip(align, row, widths, strict=True)
+        cells = [place(cell, width) for place, cell, width in columns]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _scaled(amount: float, step: int, units: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.machine import usable_cores
 
 ACCELERATORS = ("auto", "cpu", "loopback", "cuda")
 
@@ -105,17 +106,10 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
 }
 
 
-def _usable_cores() -> int:
-    """The cores this process may use, which a scheduler can make fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _threads_from(environment: Mapping[str, str]) -> int:
     text = environment.get("CALDERA_THREADS")
     if text is None:
-        return _usable_cores()
+        return usable_cores()
     try:
         value: object = int(text)
     except ValueError:

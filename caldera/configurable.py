@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from caldera.errors import ConfigError
+from caldera.plain_data import plain, revived
 from caldera.registry import Registry, nearest
 
 KEYS = ("kind", "name", "arguments")
@@ -60,8 +61,11 @@ class Configurable:
     def config(self) -> dict[str, Any]:
         """Its kind, registered name and arguments: a dict that JSON can hold."""
         family, name = _registered(type(self))
-        plain = {key: _written(value, f"{name} {key}") for key, value in self.arguments().items()}
-        return {"kind": family.kind, "name": name, "arguments": plain}
+        arguments = {
+            key: plain(value, partial(_written, f"{name} {key}"), dicts=False)
+            for key, value in self.arguments().items()
+        }
+        return {"kind": family.kind, "name": name, "arguments": arguments}
 
 
 T = TypeVar("T", bound=Configurable)
@@ -151,7 +155,8 @@ class Family(Registry[Callable[..., T]]):
                 f"config of {self.kind}", expected=f"kind {self.kind!r}, a name and arguments",
                 got=repr(config),
             )  # fmt: skip
-        return self.make(name, **{str(key): _read(value) for key, value in arguments.items()})
+        made = {str(key): revived(value, _made) for key, value in arguments.items()}
+        return self.make(name, **made)
 
 
 _families: Registry[Family[Any]] = Registry("kind")
@@ -183,24 +188,18 @@ def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return found
 
 
-def _written(value: Any, where: str) -> Any:
+def _written(where: str, value: Any) -> Any:
     if isinstance(value, Configurable):
         return value.config()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, list | tuple):
-        return [_written(each, where) for each in value]
     raise ConfigError.build(
         where, expected="what JSON can hold: numbers, text, lists and registered objects",
         got=type(value).__name__,
     )  # fmt: skip
 
 
-def _read(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _families[value.get("kind", "")].from_config(value)
-    if isinstance(value, list):
-        return [_read(each) for each in value]
-    return value
+def _made(config: Mapping[str, Any]) -> Any:
+    return _families[config.get("kind", "")].from_config(config)

@@ -106,6 +106,15 @@ class CommError(CalderaError, RuntimeError):
     """
 
 
+class RankLostError(CommError):
+    """A rank has died, and this MPI lets the others go on: `communicator.Shrink()` gives them a
+    communicator of their own.
+
+    >>> issubclass(RankLostError, CommError)
+    True
+    """
+
+
 class ConfigError(CalderaError, ValueError):
     """A setting, name or option that does not exist or cannot have that value.
 

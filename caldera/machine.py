@@ -1,83 +1,175 @@
-"""What this machine and this process are: for `caldera info`, and for the record of a run."""
+"""The machine as this process sees it: one description for the keys of what was measured here, for
+records of runs, for the bench, the planner and `caldera info`.
+
+What only upper floors can find out (the vectors that kernels are compiled for) they add themselves.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib.util import find_spec
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-import llvmlite
 import numpy as np
 
-import caldera
-from caldera.amounts import bytes_text
-from caldera.config import settings
-from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
-from caldera.kernels.native.codegen.blas import blas
-from caldera.kernels.native.codegen.target import machine as target_of_kernels
-from caldera.kernels.tuning_cache import all_here, machine
-from caldera.optional import optional_import
+_CONTAINER_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""Where a container says how much of the memory of its machine it may take."""
 
 
-def facts() -> dict[str, dict[str, int | str]]:
-    """The machine, the software and Caldera itself, as what JSON can hold."""
-    total, available = _memory()
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    target = target_of_kernels()
-    return {
-        "machine": {
-            "system": f"{platform.system()} {platform.release()}",
-            "cpu": str(machine()["cpu"]),
-            "vectors": f"{target.registers} registers of {8 * target.width} bits ({target.cpu})",
-            "cores": cores,
-            "cores this process may use": usable,
-            "memory": bytes_text(total) if total else "unknown",
-            "memory available": bytes_text(available) if available else "unknown",
-        },
-        "software": {
+@dataclass(frozen=True)
+class Machine:
+    """What does not change while a process runs.
+
+    - `cpu`: the model; `architecture`: its instruction set; `cores`: all of them.
+    - `memory`: bytes, 0 where that is not known.
+    - `libraries`: versions of Python, of NumPy and of the BLAS that NumPy was built with.
+    """
+
+    node: str
+    system: str
+    architecture: str
+    cpu: str
+    cores: int
+    memory: int
+    libraries: Mapping[str, str]
+
+
+@cache
+def this_machine() -> Machine:
+    """The machine this process runs on.
+
+    >>> this_machine().cores >= 1
+    True
+    """
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return Machine(
+        node=platform.node(),
+        system=f"{platform.system()} {platform.release()}",
+        architecture=platform.machine(),
+        cpu=_cpu_model(),
+        cores=os.cpu_count() or 1,
+        memory=_meminfo("MemTotal") or _physical_memory(),
+        libraries={
             "python": platform.python_version(),
             "numpy": np.__version__,
-            "llvmlite": llvmlite.__version__,
-            "blas": _blas(),
-            "blas threads": _blas_threads(),
+            "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         },
-        "caldera": {
-            "version": caldera.__version__,
-            "threads": settings.threads,
-            "cache folder": str(settings.cache_dir),
-            "kernel choices remembered": sum(1 for _ in all_here()),
-            "data folder": os.environ.get(ENVIRONMENT) or str(cache_folder()),
-        },
-    }
+    )
 
 
-def _blas() -> str:
-    """The BLAS that products call; one that only NumPy can call is named by NumPy."""
-    known = blas()
-    if known is not None:
-        return known.name
-    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{built.get('name', 'unknown')} {built.get('version', '')}, through NumPy".strip()
+def usable_cores() -> int:
+    """The cores this process may use, which a scheduler can make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def _blas_threads() -> int | str:
-    if find_spec("threadpoolctl") is None:
-        return os.environ.get("OMP_NUM_THREADS", "unknown")
-    pools = optional_import("threadpoolctl", "threadpoolctl", "info").threadpool_info()
-    return max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1)
+def available_memory() -> int:
+    """Bytes that are free or can be freed now; 0 where that is not known."""
+    return _meminfo("MemAvailable")
 
 
-def _memory() -> tuple[int, int]:
-    """Bytes in all, and those that are free or can be freed; 0 where that is not known."""
+def usable_memory() -> int:
+    """The memory of the machine, or of the container if that has less; 0 if not known."""
+    found = [this_machine().memory]
+    for path in _CONTAINER_LIMITS:
+        # There may be no container, or one without a limit ("max").
+        with suppress(OSError, ValueError):
+            found.append(int(Path(path).read_text()))
+    return min(filter(None, found), default=0)
+
+
+def _cpu_model() -> str:
+    """The model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+        for name in ("model name", "CPU implementer", "CPU part"):
+            found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+            if found:
+                facts[name] = found[1].strip()
+    return " ".join([platform.machine(), *facts.values()] if facts else platform.uname())
+
+
+def _meminfo(name: str) -> int:
+    with suppress(OSError, ValueError):
+        found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+    return 0
+
+
+def _physical_memory() -> int:
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
+
+
+# --- programs that know more
+
+
+@dataclass(frozen=True)
+class CardState:
+    """The first card of this machine at one moment; sizes are in bytes.
+
+    >>> CardState("example", "1", "9.0", total=100, used=30).free
+    70
+    """
+
+    name: str
+    driver: str
+    capability: str
+    total: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody uses."""
+        return self.total - self.used
+
+
+_CARD_FIELDS = ("name", "driver_version", "compute_cap", "memory.total", "memory.used")
+
+
+def card_state() -> CardState | None:
+    """The card as its driver describes it; None if there is none, or no driver that answers."""
+    query = f"--query-gpu={','.join(_CARD_FIELDS)}"
+    # The driver may have to wake the card up.
+    lines = answer("nvidia-smi", "--id=0", query, "--format=csv,noheader,nounits", seconds=30.0)
+    return card_state_from(lines[0]) if lines else None
+
+
+def card_state_from(line: str) -> CardState | None:
+    """The answer of nvidia-smi as a card; None if it is no answer.
+
+    >>> card_state_from("NVIDIA H200, 580.159.04, 9.0, 143771, 10").name
+    'NVIDIA H200'
+    """
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != len(_CARD_FIELDS) or not (parts[3].isdigit() and parts[4].isdigit()):
+        return None
+    name, driver, capability, total, used = parts
+    return CardState(name, driver, capability, int(total) << 20, int(used) << 20)
+
+
+def answer(program: str, *arguments: str, seconds: float = 10.0) -> list[str]:
+    """The lines that another program prints; none if it is not there or does not answer."""
+    path = shutil.which(program)
+    if path is None:
+        return []
     try:
-        text = Path("/proc/meminfo").read_text()
-        table = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-        return tuple(int(table[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-    except (AttributeError, ValueError, OSError):
-        return 0, 0
+        done = subprocess.run(
+            [path, *arguments], capture_output=True, text=True, timeout=seconds, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()

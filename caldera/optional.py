@@ -1,4 +1,4 @@
-"""Libraries that only some data sets need: imported when one is asked for, never before."""
+"""Libraries that only some features need: imported when one is asked for, never before."""
 
 from __future__ import annotations
 

@@ -1,12 +1,17 @@
-"""Dataclasses as what JSON can hold, and back; what does not fit is refused with its place.
+"""Values as what JSON can hold, and back: the one codec of files and of what they are named by.
 
-Fields may be numbers, texts, truth values, other dataclasses, lists and dicts of those, and any of
-them or None. Numbers that JSON has no word for are written as texts: "nan", "inf", "-inf".
+`plain` and `revived` walk through dicts and lists, and their callers say what becomes of all else:
+a record of a run writes dataclasses as dicts (`to_plain`, and `from_plain` which refuses whatever
+does not fit with its place), a config writes registered objects by name, the state of a checkpoint
+numbers that JSON has no word for (`encoded`, `decoded`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -17,21 +22,84 @@ T = TypeVar("T")
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+def plain(value: Any, convert: Callable[[Any], Any], *, dicts: bool = True) -> Any:
+    """The value with `convert` applied to all that is no list, tuple or (with `dicts`) dict.
+
+    >>> plain({"a": (1, 2j)}, lambda part: str(part) if isinstance(part, complex) else part)
+    {'a': [1, '2j']}
+    """
+    if isinstance(value, list | tuple):
+        return [plain(each, convert, dicts=dicts) for each in value]
+    if dicts and isinstance(value, dict):
+        return {str(key): plain(each, convert) for key, each in value.items()}
+    return convert(value)
+
+
+def revived(value: Any, revive: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The value with whatever `revive` makes of each dict; dicts within them are its business.
+
+    >>> revived([1, {"a": 2}], len)
+    [1, 1]
+    """
+    if isinstance(value, Mapping):
+        return revive(value)
+    return [revived(each, revive) for each in value] if isinstance(value, list) else value
+
+
+def json_digest(content: Any) -> str:
+    """A short name for what JSON can hold: the same for the same content.
+
+    >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# --- values of any kind: numbers that JSON does not have are {"float": "nan"} and the like
+
+
+def encoded(value: Any) -> Any:
+    """What strict JSON can hold if it can hold the value but for its infinite numbers and NaN.
+
+    >>> encoded({"best": float("inf")})
+    {'best': {'float': 'inf'}}
+    """
+    return plain(value, lambda part: {"float": str(part)} if _not_in_json(part) else part)
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given; tuples have become lists.
+
+    >>> decoded({"best": {"float": "inf"}})
+    {'best': inf}
+    """
+
+    def revive(part: Mapping[str, Any]) -> Any:
+        if part.keys() == {"float"} and part["float"] in _NOT_IN_JSON:
+            return _NOT_IN_JSON[part["float"]]
+        return {key: decoded(each) for key, each in part.items()}
+
+    return revived(value, revive)
+
+
+# --- values of known kinds: dataclasses of numbers, texts, truth values, lists and dicts of those,
+# and any of them or None; numbers that JSON does not have are texts
+
+
 def to_plain(value: Any) -> Any:
     """The value as what strict JSON can hold.
 
     >>> to_plain([1.5, float("nan"), {"a": (1, 2)}])
     [1.5, 'nan', {'a': [1, 2]}]
     """
-    if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {str(key): to_plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+
+    def convert(part: Any) -> Any:
+        if is_dataclass(part):
+            return {field.name: to_plain(getattr(part, field.name)) for field in fields(part)}
+        return str(part) if _not_in_json(part) else part
+
+    return plain(value, convert)
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:
@@ -92,6 +160,10 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
             where, expected=", ".join(hints), got=f"another set of keys: {', '.join(problems[:5])}"
         )
     return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+
+
+def _not_in_json(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _refused(where: str, expected: str, value: Any) -> DataError:

@@ -95,6 +95,13 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def wait_until(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true in the page."""
+        deadline = time.monotonic() + _SECONDS
+        while not self.value(expression):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.05)
+
     def picture(self, path: Path, *, whole: bool = False) -> Path:
         """Write what is to be seen, or the whole page, to a PNG file."""
         found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.object_cache import CACHE
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
 # the tests themselves run side by side. Compiled kernels are kept from run to run (their names say
 # what they are made of); measured choices are not.
 _cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
-_objects = Path(tempfile.gettempdir()) / f"caldera-test-objects-{os.getuid()}"
-_objects.mkdir(exist_ok=True)
+_objects = CACHE / "native"
+_objects.mkdir(parents=True, exist_ok=True)
 (_cache / "native").symlink_to(_objects, target_is_directory=True)
 os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of processes: without bytecode each would compile the package first.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -24,6 +30,7 @@ import pytest  # noqa: E402
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
+from tests.reporting import *  # noqa: E402, F403 - hooks
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import fcntl
 import importlib
 import importlib.util
 import io
+import json
+import os
 import re
 import shlex
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,15 +22,29 @@ from caldera import optim
 from caldera.cli import main
 from caldera.nn import losses
 from tests.browser import Browser
+from tests.markdown_blocks import Block, blocks
+from tests.site_links import broken
 from tests.test_front_door import PUBLIC_ROOMS
-from tools.docs.contents import PAGES, ROOT, page_names, room_names, source_of
-from tools.docs.links import broken
-from tools.docs.markdown import Block, blocks
-from tools.docs.reference import short
-from tools.docs.site import Site
+from tools import api_links, docs, griffe_extension
 
+PAGES = docs.ROOT / "docs"
 _CHECK = doctest.OutputChecker()
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def _listed() -> list[str]:
+    """The pages in the order of the list of contents, by their paths without the ending."""
+    sections = tomllib.loads(docs.CONFIG.read_text())["project"]["nav"]
+    pages = [page for section in sections for listed in section.values() for page in listed]
+    return [page.removesuffix(".md") for page in pages]
+
+
+WRITTEN = [page for page in _listed() if not page.startswith("reference/")]
+ROOMS = {
+    page: (PAGES / f"{page}.md").read_text().rpartition("::: ")[2].strip()
+    for page in _listed()
+    if page.startswith("reference/")
+}
 
 
 @pytest.fixture
@@ -36,13 +55,13 @@ def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_layers", "_own_names")
-@pytest.mark.parametrize("page", page_names())
+@pytest.mark.parametrize("page", WRITTEN)
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
-    found = blocks(source_of(page).read_text())
+    found = blocks((PAGES / f"{page}.md").read_text())
     for block, after in zip(found, [*found[1:], None], strict=True):
         where = f"{page}.md, line {block.line}"
         if block.language == "python" and block.remark:
@@ -89,62 +108,149 @@ def _run_commands(block: Block, where: str) -> None:
 
 
 def test_every_room_is_in_the_reference() -> None:
-    assert set(PUBLIC_ROOMS) <= set(room_names())
+    assert set(PUBLIC_ROOMS) <= set(ROOMS.values())
 
 
 def test_every_page_is_in_the_contents() -> None:
-    there = {path.relative_to(PAGES).with_suffix("").as_posix() for path in PAGES.rglob("*.md")}
-    assert there == set(page_names())
+    there = [path.relative_to(PAGES).with_suffix("").as_posix() for path in PAGES.rglob("*.md")]
+    assert sorted(there) == sorted(_listed())
 
 
 @pytest.fixture(scope="module")
-def site() -> Site:
-    return Site()
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; workers that run tests side by side build it once."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "site").exists():
+            docs.build(shared / "site")
+    return shared / "site"
 
 
-@pytest.fixture(scope="module")
-def built(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    site.build(folder)
-    return folder
-
-
-def test_it_is_built_and_its_links_lead_somewhere(built: Path) -> None:
-    assert (built / "index.html").is_file()
+def test_it_has_every_page_and_its_links_lead_somewhere(built: Path) -> None:
+    for page in _listed():
+        assert (built / f"{page}.html").is_file(), page
     assert not broken(built)
-    reference = (built / "reference/data.html").read_text()
-    assert 'id="Pipeline"' in reference
-    assert "&gt;&gt;&gt;" in reference
-    # A name in a page is a link to its description.
-    assert (
-        '<a href="../reference/data.html#Pipeline"><code>data.Pipeline</code></a>'
-        in (built / "tutorials/data.html").read_text()
-    )
+
+
+def test_every_public_name_is_in_the_reference(built: Path) -> None:
+    for page, room in ROOMS.items():
+        text = (built / f"{page}.html").read_text()
+        module = importlib.import_module(room)
+        for name in getattr(module, "__all__", ()):
+            if not isinstance(getattr(module, name), ModuleType):
+                assert f'id="{room}.{name}"' in text, name
+
+
+def test_the_reference_has_signatures_and_examples(built: Path) -> None:
+    text = (built / "reference/nn.html").read_text().partition('id="caldera.nn.Dense"')[2]
+    described = re.sub(r"<[^>]+>", "", text.partition('id="caldera.nn.DepthwiseConv2D"')[0])
+    assert "units: int" in described
+    assert "&gt;&gt;&gt; " in described
+
+
+def test_a_name_in_a_page_is_a_link_to_its_description(built: Path) -> None:
+    text = (built / "tutorials/data.html").read_text()
+    link = r'<a [^>]*href="../reference/data.html#caldera.data.Pipeline"[^>]*><code>data.Pipeline<'
+    assert re.search(link, text)
+    assert api_links.target_of("np.sum(x)") is None
 
 
 def test_pages_load_nothing_from_elsewhere_and_fit_any_width(built: Path, browser: Browser) -> None:
-    for page in sorted(built.rglob("*.html")):
-        browser.open(page.as_uri(), width=1280)
-        assert all(address.startswith(built.as_uri()) for address in browser.requests()), page
+    # The pages of the reference are alike, and long.
+    for page in [*WRITTEN, "reference/nn"]:
+        browser.open((built / f"{page}.html").as_uri(), width=1280)
+        foreign = [
+            address
+            for address in browser.requests()
+            if not address.startswith((built.as_uri(), "data:", "about:"))
+        ]
+        assert not foreign, page
         assert browser.complaints() == [], page
         for width in (1280, 390):
             browser.resize(width, 900)
             assert browser.value("document.documentElement.scrollWidth") <= width, page
 
 
-def test_names_are_found_from_any_page(built: Path, browser: Browser) -> None:
+def test_a_page_is_light_or_dark_as_the_reader_asks(built: Path, browser: Browser) -> None:
+    seen = {}
+    for scheme in ("light", "dark"):
+        browser.open("about:blank")
+        browser.colours(scheme)
+        browser.open((built / "index.html").as_uri())
+        browser.value("localStorage.clear()")
+        colour = browser.value("getComputedStyle(document.body).backgroundColor")
+        seen[scheme] = [int(part) for part in re.findall(r"\d+", colour)[:3]]
+    browser.colours("")
+    assert min(seen["light"]) > 240
+    assert max(seen["dark"]) < 60
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("fit", "caldera.Model.fit"),
+        ("predict", "caldera.Model.predict"),
+        ("Pipeline", "caldera.data.Pipeline"),
+    ],
+)
+def test_words_are_found_from_any_page(
+    word: str, place: str, built: Path, browser: Browser
+) -> None:
     browser.open((built / "tutorials/graph.html").as_uri())
-    browser.value("field.value = 'pipeline'; field.dispatchEvent(new Event('input'))")
-    assert browser.value("found.hidden") is False
-    first = browser.value("found.querySelector('a').href")
-    assert first == (built / "reference/data.html").as_uri() + "#Pipeline"
+    browser.value("document.querySelector('.md-search__button').click()")
+    links = (
+        "[...document.querySelectorAll('*')].filter(each => each.shadowRoot)"
+        ".flatMap(each => [...each.shadowRoot.querySelectorAll('a')]).map(each => each.href)"
+    )
+    focused = "[...document.querySelectorAll('*')].some(e => e.shadowRoot?.activeElement)"
+    browser.wait_until(focused)
+    browser.call("Input.insertText", text=word)
+    browser.wait_until(f"{links}.length > 0")
+    assert any(link.endswith(f"#{place}") for link in browser.value(links))
+
+
+def test_the_index_of_the_search_has_names_and_sentences(built: Path) -> None:
+    items = json.loads((built / "search.json").read_text())["items"]
+    for word in ("fit", "predict", "checkpoint"):
+        assert any(word in each["text"] for each in items), word
 
 
 def test_the_page_that_begins_a_folder_leads_to_the_others(built: Path) -> None:
-    text = (built / "distributed/index.html").read_text().partition("<main")[2]
-    others = [page for page in page_names() if page.startswith("distributed/")][1:]
+    text = (built / "distributed/index.html").read_text()
+    others = [page for page in WRITTEN if page.startswith("distributed/")][1:]
     for page in others:
-        assert f'href="{page.rpartition("/")[2]}.html"' in text, page
+        assert f'href="./{page.rpartition("/")[2]}.html"' in text, page
+
+
+def test_versions_lie_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(folder: Path, *, has_versions: bool) -> None:
+        assert has_versions
+        folder.mkdir(parents=True)
+        (folder / "index.html").touch()
+
+    monkeypatch.setattr(docs, "build", written)
+    for version in ("0.9.0", "0.10.0", "0.8.1"):
+        docs.build_version(tmp_path, version)
+    listed = json.loads((tmp_path / "versions.json").read_text())
+    assert [each["version"] for each in listed] == ["0.10.0", "0.9.0", "0.8.1"]
+    assert [each["aliases"] for each in listed] == [["latest"], [], []]
+    assert (tmp_path / "latest").resolve() == tmp_path / "0.10.0"
+    assert "latest/index.html" in (tmp_path / "index.html").read_text()
+
+
+def test_examples_become_blocks_of_code() -> None:
+    text = griffe_extension.fenced("Adds.\n\n>>> 1 + 1\n2\n\nSo it does.\n\n>>> 2\n2")
+    example = "```pycon\n>>> 1 + 1\n2\n```"
+    assert text == f"Adds.\n\n{example}\n\nSo it does.\n\n```pycon\n>>> 2\n2\n```"
+
+
+def test_the_target_of_a_name() -> None:
+    found = doctest.testmod(api_links, optionflags=_FLAGS)
+    assert found.attempted
+    assert not found.failed
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
@@ -155,10 +261,10 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert len(broken(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("page", page_names())
-def test_names_in_a_page_are_names_of_the_package(page: str, site: Site) -> None:
+@pytest.mark.parametrize("page", WRITTEN)
+def test_names_in_a_page_are_names_of_the_package(page: str) -> None:
     # Code of the other frameworks has names of its own, and stands in tables beside ours.
-    text = re.sub(r"```.*?```", "", source_of(page).read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", (PAGES / f"{page}.md").read_text(), flags=re.DOTALL)
     if page == "coming-from":
         text = "\n".join(line.rpartition("| `")[2] for line in text.splitlines() if "| `" in line)
     for code in re.findall(r"`([^`\n]+)`", text):
@@ -179,9 +285,5 @@ def _exists(name: str) -> bool:
 
 def test_the_readme_links_to_files_that_are_there() -> None:
     for page in ("README.md", "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
-            assert "://" in link or (ROOT / link).exists(), f"{page}: {link}"
-
-
-def test_rooms_have_short_names() -> None:
-    assert [short(f"caldera.{room}") for room in ("op", "nn.losses")] == ["op", "nn.losses"]
+        for link in re.findall(r"\]\(([^)#]+)", (docs.ROOT / page).read_text()):
+            assert "://" in link or (docs.ROOT / link).exists(), f"{page}: {link}"

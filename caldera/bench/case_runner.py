@@ -1,16 +1,63 @@
-"""What a run asks of one contestant, and what it writes down of the answers."""
+"""What a run is asked for, what it asks of a contestant, and what it writes down of the answers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from caldera.bench.comparison import Comparison
-from caldera.bench.options import Options
-from caldera.bench.protocol import CHECK, MEASURE, PREPARE, TRAIN, WorkerError
 from caldera.bench.results import Entry
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import CHECK, MEASURE, PREPARE, TRAIN, WorkerError, WorkerHandle
 from caldera.bench.workloads import Case, TrainingCase, Workload
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run measures, and how long.
+
+    >>> Options(["mlp"], quick=True).rounds
+    3
+    """
+
+    works: Sequence[str]
+    peers: Sequence[str] = ()
+    accuracies: Sequence[str] = ("strict", "fast")
+    threads: int = 1
+    repeats: int | None = None
+    quick: bool = False
+    compile: bool = True
+    """Whether torch.compile takes part; it needs minutes for each large network."""
+    test_accuracy: int = 0
+    """Epochs on real data; 0 for none."""
+    device: str = "cpu"
+    precisions: Sequence[str] = ()
+    """On a card; without any, those of each work."""
+    settings: Sequence[str] = ()
+    """On a card: words, of which a contestant's label must have one; without any, all take part."""
+    limit: float | None = None
+    """Seconds that a contestant may take for everything in a case."""
+
+    @property
+    def on_card(self) -> bool:
+        """Whether a card is measured."""
+        return self.device != "cpu"
+
+    @property
+    def rounds(self) -> int:
+        """Turns of each contestant."""
+        return self.repeats or (3 if self.quick else 7)
+
+    def precisions_of(self, case: TrainingCase) -> Sequence[str]:
+        """In which a case is measured on a card."""
+        return self.precisions or case.precisions
+
+    def seconds(self, case: Case) -> float:
+        """Of one turn."""
+        if not isinstance(case, TrainingCase):
+            return 0.05 if self.quick else 0.15
+        return 0.3 if self.quick else 1.0
+
 
 SETTLE = 0.1
 """Seconds between turns, in which threads that wait busily for more work go to sleep."""

@@ -46,6 +46,7 @@ def title_of(case: str, entries: Sequence[Entry]) -> str:
 def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
     """What a table has to say about an entry."""
     seconds = entry.seconds()
+    warm = sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2] if entry.first_warm_s else None
     cells = {
         "setting": entry.label,
         "time a step": time_text(entry, seconds),
@@ -53,10 +54,8 @@ def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
         "95% interval": interval_text(seconds),
         "ratio to the best peers": ratios_text(report.ratios(entry)),
         IMAGES: images_text(entry, seconds),
-        "first step cold": NOTHING if entry.first_cold_s is None else _s(entry.first_cold_s),
-        "warm": _s(sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2])
-        if entry.first_warm_s
-        else NOTHING,
+        "first step cold": _seconds(entry.first_cold_s),
+        "warm": _seconds(warm),
         "memory": memory_text(entry),
         "loss": loss_text(entry),
         "equal results": entry.error or equality_text(entry.equality),
@@ -72,7 +71,7 @@ def time_text(entry: Entry, seconds: Estimate | None) -> str:
     if seconds is None:
         return "not timed" if entry.precision and not entry.error else NOTHING
     rate = f"  {entry.flops / seconds.value / 1e9:.1f} GFLOP/s" if entry.flops else ""
-    return _s(seconds.value) + rate
+    return seconds_text(seconds.value) + rate
 
 
 def images_text(entry: Entry, seconds: Estimate | None) -> str:
@@ -90,8 +89,8 @@ def interval_text(seconds: Estimate | None) -> str:
     """
     if seconds is None:
         return NOTHING
-    low, unit = _s(seconds.low).split()
-    high = _s(seconds.high)
+    low, unit = seconds_text(seconds.low).split()
+    high = seconds_text(seconds.high)
     return f"{low} to {high}" if high.endswith(f" {unit}") else f"{low} {unit} to {high}"
 
 
@@ -201,8 +200,8 @@ def facts(report: Report) -> list[str]:
     return [*lines, *report.notes]
 
 
-def _s(seconds: float) -> str:
-    return seconds_text(seconds)
+def _seconds(value: float | None) -> str:
+    return NOTHING if value is None else seconds_text(value)
 
 
 def _e(value: float | None) -> str:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numpy as np
-
 import caldera
-from caldera.bench.card import CardState, card_state
 from caldera.bench.contestants import PEERS, has_compiler
-from caldera.kernels.tuning_cache import machine
+from caldera.machine import CardState, card_state, this_machine
 
 _PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", "triton", *PEERS)
 _TIME = "%Y-%m-%d %H:%M:%S %z"
@@ -22,18 +17,18 @@ _TIME = "%Y-%m-%d %H:%M:%S %z"
 
 def machine_facts(threads: int, device: str = "cpu") -> dict[str, Any]:
     """What computed: processor, cores, threads, BLAS, Python, operating system, and the card."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    here = this_machine()
     card = None if device == "cpu" else card_state()
     return {
         "time": time.strftime(_TIME),
-        "cpu": str(machine()["cpu"]),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
+        "cpu": here.cpu,
+        "architecture": here.architecture,
+        "cores": here.cores,
         "threads": threads,
         "load before": _load(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": sys.version.split()[0],
-        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+        "system": here.system,
+        "python": here.libraries["python"],
+        "blas": here.libraries["blas"],
         "C++ compiler": has_compiler(),
         "device": device,
         **({} if card is None else _card_facts(card)),

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Iterator, Sequence
 
-from caldera.bench.charts import depth_chart, ratio_chart, ratio_rows
+from caldera.bench.charts import depth_chart, ratio_bars
 from caldera.bench.contestants import PEERS
 from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.workloads import WORKLOADS
-from caldera.draw.palette import CARD, LINE, PAPER, QUIET, TEXT
-from caldera.draw.svg import SANS
-
-_STYLE = f"""
-:root {{ color-scheme: light; }}
-body {{ margin: 0; background: {PAPER}; color: {TEXT}; font: 14px/1.5 {SANS}; }}
-main {{ max-width: 1180px; margin: 0 auto; padding: 28px 20px 60px; }}
-h1 {{ font-size: 24px; margin: 0 0 8px; }}
-h2 {{ font-size: 18px; margin: 36px 0 2px; }}
-h3 {{ font-size: 14px; margin: 18px 0 6px; }}
-p.quiet, li {{ color: {QUIET}; }}
-p.quiet {{ margin: 0 0 10px; }}
-ul {{ margin: 0 0 8px; padding-left: 18px; }}
-.card {{ background: {CARD}; border: 1px solid {LINE}; border-radius: 8px; overflow-x: auto;
-  margin: 0 0 14px; }}
-.figure {{ padding: 10px; }}
-.figure svg {{ width: 100%; max-width: 940px; height: auto; }}
-.figure svg[aria-label=chart] {{ max-width: 720px; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: left; vertical-align: top; padding: 7px 10px; border-top: 1px solid {LINE}; }}
-th {{ border-top: none; color: {QUIET}; font-weight: 600; white-space: nowrap; }}
-td:not(:nth-child(4)):not(:last-child):not([colspan]) {{ white-space: nowrap; }}
-tr.ours td {{ background: #eef4fb; }}
-tr.ours td:not(:last-child) {{ font-weight: 600; }}
-tr.out td {{ color: {QUIET}; }}
-tr.out td:nth-child(2) {{ text-decoration: line-through; }}
-tr.failed td {{ color: #a3194e; }}
-footer {{ color: {QUIET}; margin-top: 36px; }}
-"""
+from caldera.draw.bar_chart import bar_chart
+from caldera.draw.html import Safe, section, tag
+from caldera.draw.line_chart import inline
+from caldera.draw.page import document
 
 _EXPLAINED = (
     "Times are medians over all turns; the interval is a 95% bootstrap over turns. A ratio says "
@@ -54,53 +28,62 @@ _EXPLAINED = (
 def page(report: Report) -> str:
     """The text of the page."""
     machine = report.machine
-    body = [
-        "<h1>caldera bench</h1>",
-        f'<p class="quiet">{escape(str(machine.get("card", machine["cpu"])))} · '
-        f"{machine['threads']} threads · "
-        f"{escape(str(machine['time']))}</p>",
+    works = report.works()
+    device = machine.get("card", machine["cpu"])
+    parts = [
+        tag("h1", "caldera bench"),
+        tag("p", f"{device} · {machine['threads']} threads · {machine['time']}", class_="quiet"),
         _list(facts(report)),
-        *(_work(report, work) for work in report.works()),
-        _means(report),
-        f"<footer><p>{escape(_EXPLAINED)}</p></footer>",
+        *(_work(report, work) for work in works),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>caldera bench</title><style>{_STYLE}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    index = {work: work for work in works}
+    means = report.means()
+    if means:
+        index["means"] = "Geometric means"
+        parts.append(section("means", "Geometric means", _list(map(mean_text, means))))
+    parts.append(tag("footer", _EXPLAINED))
+    return document("caldera bench", index, parts)
 
 
-def _work(report: Report, work: str) -> str:
-    parts = [f"<h2>{escape(work)}</h2>"]
-    if work in WORKLOADS:
-        parts.append(f'<p class="quiet">{escape(WORKLOADS[work].summary)}</p>')
-    for figure in (depth_chart(report, work), ratio_chart(ratio_rows(report, work))):
-        if figure:
-            parts.append(f'<div class="card figure">{figure}</div>')
+def _work(report: Report, work: str) -> Safe:
+    note = WORKLOADS[work].summary if work in WORKLOADS else ""
+    return section(work, work, *_charts(report, work), *_tables(report, work), note=note)
+
+
+def _charts(report: Report, work: str) -> Iterator[Safe]:
+    depths = depth_chart(report, work)
+    if depths is not None:
+        yield tag("div", inline(depths), class_="columns")
+    bars = ratio_bars(report, work)
+    if bars:
+        yield tag("div", bar_chart(bars, "ratios"), class_="card")
+
+
+def _tables(report: Report, work: str) -> Iterator[Safe]:
     for case, entries in report.cases(work).items():
         title = title_of(case, entries)
         if title != work:
-            parts.append(f"<h3>{escape(title)}</h3>")
-        parts.append(_table(report, entries))
-    return "".join(parts)
+            yield tag("h3", title, class_="case")
+        yield _table(report, entries)
 
 
-def _table(report: Report, entries: Sequence[Entry]) -> str:
+def _table(report: Report, entries: Sequence[Entry]) -> Safe:
     columns = columns_of(entries)
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     rows = []
     for entry in entries:
-        cells = "".join(f"<td>{_cell(cell)}</td>" for cell in row(report, entry, columns))
-        rows.append(f'<tr class="{_class_of(entry)}">{cells}</tr>')
-    rows += [_missing_row(peer, report, len(columns)) for peer in report.missing]
-    return f'<div class="card"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+        cells = [tag("td", _unbroken(cell)) for cell in row(report, entry, columns)]
+        rows.append(tag("tr", *cells, class_=_class_of(entry)))
+    for peer, hint in report.missing.items():
+        text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
+        cells = [tag("td", peer), tag("td", text, colspan=len(columns) - 1)]
+        rows.append(tag("tr", *cells, class_="missing"))
+    head = tag("thead", tag("tr", *[tag("th", column) for column in columns]))
+    return tag("div", tag("table", head, tag("tbody", *rows)), class_="card results")
 
 
-def _cell(text: str) -> str:
+def _unbroken(text: str) -> str:
     # No line is broken inside a number such as 3e-07.
-    return escape(text.replace("e-", "e\u2011"))
+    return text.replace("e-", "e\u2011")
 
 
 def _class_of(entry: Entry) -> str:
@@ -111,15 +94,5 @@ def _class_of(entry: Entry) -> str:
     return "ours" if entry.framework == OURS else ""
 
 
-def _missing_row(peer: str, report: Report, columns: int) -> str:
-    text = f"{PEERS.get(peer, peer)} is not installed: {report.missing[peer]}"
-    return f'<tr class="out"><td>{escape(peer)}</td><td colspan="{columns - 1}">{escape(text)}</td></tr>'  # noqa: E501
-
-
-def _means(report: Report) -> str:
-    means = report.means()
-    return f"<h2>Geometric means</h2>{_list(mean_text(mean) for mean in means)}" if means else ""
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+def _list(lines: Iterable[str]) -> Safe:
+    return tag("ul", *[tag("li", line) for line in lines], class_="quiet")

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from caldera.bench.equality import Equality
-from caldera.bench.precision import is_as_strict
+from caldera.bench.equality import Equality, is_as_strict
 from caldera.bench.statistics import Estimate, mean_ratio_of, median_of, ratio_of, summed
 
 OURS = "caldera"

@@ -17,24 +17,24 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from caldera.bench.card_contestants import CARD_PEERS, card_contestants
 from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner, Tell, rotated
+from caldera.bench.case_runner import CaseRunner, Options, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
+    CARD_PEERS,
     REFERENCE,
     Contestant,
+    card_contestants,
     contestants,
     has_compiler,
     missing_peers,
 )
+from caldera.bench.equality import SLACK, TOLERANCES
 from caldera.bench.machine import machine_facts, package_versions
-from caldera.bench.options import Options
-from caldera.bench.precision import SLACK, TOLERANCES
 from caldera.bench.results import Entry, Report
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, TrainingCase, Workload
-from caldera.bench.workloads.batch_files import write_batches
+from caldera.bench.workloads.base import write_batches
 
 BUSY = 0.5
 """A load of the machine, before anything is measured, that makes times doubtful."""

@@ -15,11 +15,27 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from caldera.bench import process_memory
 from caldera.bench.checks import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
-from caldera.bench.protocol import CHECK, END, HELLO, MEASURE, PREPARE, TRAIN, from_line, to_line
-from caldera.bench.timing import CARD_SHORTEST, SHORTEST, first_call, timed
+from caldera.bench.measuring import (
+    CARD_SHORTEST,
+    SHORTEST,
+    first_call,
+    peak_memory,
+    reset_peak_memory,
+    resident_memory,
+    timed,
+)
+from caldera.bench.worker_process import (
+    CHECK,
+    END,
+    HELLO,
+    MEASURE,
+    PREPARE,
+    TRAIN,
+    from_line,
+    to_line,
+)
 from caldera.bench.workloads import WORKLOADS, Case, TrainingCase
 from caldera.errors import CalderaError
 
@@ -58,17 +74,17 @@ class Worker:
         start = time.perf_counter()
         self._framework = FRAMEWORKS[request["framework"]](request["options"], request["threads"])
         seconds = time.perf_counter() - start
-        self._base = process_memory.resident()
+        self._base = resident_memory()
         return {"versions": self._framework.versions(), "import s": seconds, "base": self._base}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         self._task = None
-        process_memory.reset_peak()
+        reset_peak_memory()
         start = time.perf_counter()
         self._task = self.framework.task(self._case(request))
         built = time.perf_counter() - start
         if not isinstance(self.framework, FRAMEWORKS["caldera"]):
-            process_memory.reset_peak()
+            reset_peak_memory()
         found = {"build s": built, "first s": first_call(self._task)}
         if self.framework.on_card:
             found["card peak"] = self._card_peak(self._task)
@@ -86,7 +102,7 @@ class Worker:
             raise CalderaError.build("bench worker", expected=PREPARE, got=f"{MEASURE} before it")
         shortest = CARD_SHORTEST if self.framework.on_card else SHORTEST
         times = timed(self._task, request["seconds"], request["least"], shortest=shortest)
-        peak = process_memory.peak() - self._task.held_for_others
+        peak = peak_memory() - self._task.held_for_others
         return {"times": times, "peak": peak, "growth": max(0, peak - self._base)}
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
 from caldera.registry import nearest
 from caldera.train.model import Model
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import load_model
 
 _GROUPS = ("data", "model", "training", "optimizer", "schedule")
 

@@ -20,17 +20,19 @@ from caldera.registry import nearest
 class OptionType(ABC):
     """What values of one kind look like."""
 
+    @property
     @abstractmethod
     def placeholder(self) -> str:
         """What help texts show in place of a value."""
 
+    @property
     @abstractmethod
     def expected(self) -> str:
         """What an error says was expected."""
 
-    @abstractmethod
     def read(self, text: str) -> Any:
         """The value that a text stands for; ValueError if it is none."""
+        return text
 
     @abstractmethod
     def accept(self, value: Any) -> Any:
@@ -56,7 +58,7 @@ class OptionType(ABC):
 
     def _refused(self, value: Any, where: str) -> ConfigError:
         return ConfigError.build(
-            where, expected=self.expected(), got=repr(value), hint=self.hint(value)
+            where, expected=self.expected, got=repr(value), hint=self.hint(value)
         )
 
 
@@ -73,9 +75,9 @@ class Count(OptionType):
 
     least: int = 0
 
-    def placeholder(self) -> str:
-        return "N"
+    placeholder = "N"
 
+    @property
     def expected(self) -> str:
         return f"a whole number of at least {self.least}"
 
@@ -97,11 +99,8 @@ class Number(OptionType):
     0.001
     """
 
-    def placeholder(self) -> str:
-        return "X"
-
-    def expected(self) -> str:
-        return "a number"
+    placeholder = "X"
+    expected = "a number"
 
     def read(self, text: str) -> float:
         return float(text)
@@ -122,16 +121,8 @@ class Text(OptionType):
     'out'
     """
 
-    shown: str = "TEXT"
-
-    def placeholder(self) -> str:
-        return self.shown
-
-    def expected(self) -> str:
-        return "a text"
-
-    def read(self, text: str) -> Any:
-        return text
+    placeholder: str = "TEXT"
+    expected = "a text"
 
     def accept(self, value: Any) -> Any:
         if not isinstance(value, str) or not value:
@@ -147,8 +138,7 @@ class Texts(Text):
     ['width', 'length']
     """
 
-    def expected(self) -> str:
-        return "texts with commas between them"
+    expected = "texts with commas between them"
 
     def read(self, text: str) -> Any:
         return text.split(",")
@@ -165,11 +155,8 @@ class Flag(OptionType):
     True
     """
 
-    def placeholder(self) -> str:
-        return ""
-
-    def expected(self) -> str:
-        return "true or false"
+    placeholder = ""
+    expected = "true or false"
 
     def read(self, text: str) -> bool:
         if text not in ("true", "false"):
@@ -190,13 +177,8 @@ class Counts(OptionType):
     [528, 528]
     """
 
-    shown: str = "N,N,..."
-
-    def placeholder(self) -> str:
-        return self.shown
-
-    def expected(self) -> str:
-        return "whole numbers of at least 1, such as 528,528"
+    placeholder: str = "N,N,..."
+    expected = "whole numbers of at least 1, such as 528,528"
 
     def read(self, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
@@ -217,14 +199,11 @@ class Choice(OptionType):
     what: str
     names: Callable[[], Iterable[str]]
 
-    def placeholder(self) -> str:
-        return "NAME"
+    placeholder = "NAME"
 
+    @property
     def expected(self) -> str:
         return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
-
-    def read(self, text: str) -> Any:
-        return text
 
     def accept(self, value: Any) -> Any:
         if not isinstance(value, str) or value not in set(self.names()):
@@ -243,8 +222,7 @@ class Names(Choice):
     ['accuracy', 'f1']
     """
 
-    def placeholder(self) -> str:
-        return "NAME,NAME,..."
+    placeholder = "NAME,NAME,..."
 
     def read(self, text: str) -> list[str]:
         return text.split(",")

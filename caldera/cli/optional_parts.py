@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-_SECONDS = 10
-"""That another program may take to answer."""
+from caldera.machine import answer
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,7 @@ PACKAGES = (
     Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
             "pip install scikit-learn"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
+    Package("shtab", ("shtab",), "caldera completion", "pip install 'caldera[completion]'"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
@@ -88,7 +85,7 @@ def _importable(module: str) -> bool:
 
 def _gpu() -> Part:
     purpose = "training on a GPU"
-    lines = _answer("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
+    lines = answer("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
                     "--format=csv,noheader")  # fmt: skip
     cards = [line.strip() for line in lines if line.strip()]
     if cards:
@@ -98,21 +95,7 @@ def _gpu() -> Part:
 
 def _mpi() -> Part:
     purpose = "starting several processes (mpiexec)"
-    lines = _answer("mpiexec", "--version")
+    lines = answer("mpiexec", "--version")
     if lines:
         return Part("MPI", lines[0].strip(), purpose, "")
     return Part("MPI", "", purpose, MPI)
-
-
-def _answer(program: str, *arguments: str) -> Sequence[str]:
-    """What another program prints; nothing if it is not there or does not answer."""
-    path = shutil.which(program)
-    if path is None:
-        return []
-    try:
-        done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()

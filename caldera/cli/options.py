@@ -197,7 +197,7 @@ def _add(section: Any, option: Option) -> None:
     if isinstance(option.kind, Flag):
         section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
     else:
-        section.add_argument(option.flag, metavar=option.kind.placeholder(), **settings)
+        section.add_argument(option.flag, metavar=option.kind.placeholder, **settings)
 
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from caldera import data, io
 from caldera.cli.datasets import column_of
-from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage
+from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
-from caldera.io.files import opened
+from caldera.io.files import read_bounded
 
 
 def read_inputs(
@@ -89,14 +88,9 @@ def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
         raise DataError.build(f"predict {path}", expected="a folder with images", got="none in it")
     names = [str(each.relative_to(path)) if each != path else each.name for each in files]
     images = [
-        LabelledImage(name, "", partial(_bytes, each))
+        LabelledImage(name, "", partial(read_bounded, each, LARGEST_FILE, "predict"))
         for name, each in zip(names, files, strict=True)
     ]
     size = Size(*shape[1:])
     pixels, _ = decode_all(images, [""], shape[0], size, resize=True, where="predict")
     return names, pixels
-
-
-def _bytes(path: Path) -> Any:
-    with opened(path, "rb", "predict") as file:
-        return file.read()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from caldera.comm.communicator import ANY_SOURCE, Communicator
-from caldera.comm.lost import RankLostError
+from caldera.comm.communicator import Communicator
 from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.nccl import NcclCommunicator
+from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.comm.request import Request
 from caldera.comm.single import SingleProcess
 from caldera.comm.traffic import Count, Counts, Traffic
 from caldera.comm.virtual import VirtualRank, run_virtual_ranks
 from caldera.comm.world import restarted, world
+from caldera.errors import RankLostError
 
 __all__ = [
     "ANY_SOURCE",

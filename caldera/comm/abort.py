@@ -13,7 +13,8 @@ import sys
 import traceback
 from types import TracebackType
 
-from caldera.comm.mpi import MpiCommunicator, many_threads, mpi
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_library import many_threads, mpi
 from caldera.comm.watchdog import Watchdog
 
 FAILED = 1

@@ -6,16 +6,11 @@ The ranks measure together, and the slowest of them counts. Rank 0 keeps what wa
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
-import platform
 import statistics
-import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +18,9 @@ import numpy as np
 from caldera.comm.algorithms.allreduce import default_algorithm
 from caldera.comm.algorithms.torus import sides
 from caldera.config import settings
+from caldera.file_cache import FileCache
+from caldera.machine import this_machine
+from caldera.plain_data import json_digest
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
@@ -60,13 +58,14 @@ class AllreduceTuner:
         return self.chosen[size]
 
     def _find(self, comm: Communicator, size: int) -> str:
-        path = _path(comm) if comm.rank == 0 else None
-        read = _read(path).get(str(size), {}) if path else {}
+        key = _key(comm) if comm.rank == 0 else None
+        read = _read(key).get(str(size), {}) if key else {}
         known = comm.bcast_object({n: t for n, t in read.items() if n in comm.algorithms()})
         if not known:
             known = _measure(comm, size)
-            if path:
-                _remember(path, size, known)
+            if key:
+                with suppress(OSError):
+                    _TIMES.write_json(key, {**_read(key), str(size): known})
         self.times[size] = known
         return fastest(known, default_algorithm(np.empty(size, np.uint8), "sum"))
 
@@ -152,37 +151,29 @@ def candidates(comm: Communicator, size: int) -> list[str]:
     return [name for name in likely if name in comm.algorithms() and worth.get(name, True)]
 
 
-def _path(comm: Communicator) -> Path:
-    """The file for this number of ranks on these machines, with this way of talking."""
+_TIMES = FileCache("allreduce")
+
+
+def _key(comm: Communicator) -> str:
+    """All that the times depend on: the ranks, their machines and their way of talking."""
+    here = this_machine()
     facts = {
         "format": FORMAT,
         "communicator": comm.describe(),
         "nodes": list(comm.nodes),
-        "machine": [platform.node(), platform.machine(), os.cpu_count()],
+        "machine": [here.node, here.architecture, here.cores],
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
     }
-    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    return settings.cache_dir / "allreduce" / f"{name}.json"
+    return json_digest(facts)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(key: str) -> dict[str, Any]:
     """What was measured before; whatever cannot be read counts as not there."""
+    found = _TIMES.read_json(key)
     try:
-        found = json.loads(path.read_text())
         return {
             str(int(size)): {str(name): float(seconds) for name, seconds in times.items()}
             for size, times in found.items()
         }
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError):
         return {}
-
-
-def _remember(path: Path, size: int, times: dict[str, float]) -> None:
-    """Written beside its place and moved there, so that a reader sees all of it or nothing."""
-    everything = {**_read(path), str(size): times}
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(everything, file, indent=1)
-        Path(name).replace(path)

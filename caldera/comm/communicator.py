@@ -7,7 +7,8 @@ communicator does not do better is built from messages, in `caldera.comm.algorit
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,8 +17,6 @@ import numpy as np
 
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, default_algorithm
-from caldera.comm.algorithms.partition import SEGMENT_BYTES
-from caldera.comm.algorithms.point_to_point import TAG
 from caldera.comm.buffer_checks import (
     check_alike,
     check_buffer,
@@ -26,20 +25,15 @@ from caldera.comm.buffer_checks import (
     checked_counts,
     same_memory,
 )
-from caldera.comm.object_collectives import broadcast, gathered
+from caldera.comm.point_to_point import PointToPoint
 from caldera.comm.progress_thread import PollBackoff, ProgressThread
 from caldera.comm.request import Request
-from caldera.comm.staging import StagedReceive, Staging, copy_to_host, on_card, pinned_like
+from caldera.comm.staging import Staging
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
-ANY_SOURCE = -1
-"""As the source of a `Recv`: the next message with that tag, whoever sent it."""
-LAST_TAG = TAG - 1
-"""The tag after it belongs to collectives."""
 
-
-class Communicator(ABC):
+class Communicator(PointToPoint):
     """A group of ranks; each holds an object of its own with its `rank`.
 
     - `rank`, `size`: which of how many; `name`: what carries the data.
@@ -68,98 +62,14 @@ class Communicator(ABC):
     [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
     """
 
-    name: str
-    segment_bytes = SEGMENT_BYTES
-
     def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
-        self.rank = rank
-        self.size = size
-        self.traffic = Traffic() if traffic is None else traffic
-        self.nodes: Sequence[int] = [0] * size
+        super().__init__(rank, size, traffic)
         self.axes: Mapping[str, Communicator] = {}
         self.collectives = 0
         self.operation = ""
         self._algorithm = "auto"
-        self.patience: PollBackoff | None = None
+        self.backoff: PollBackoff | None = None
         self._thread: ProgressThread | None = None
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
-
-    # --- point to point
-
-    def Send(self, buffer: np.ndarray, dest: int, tag: int = 0) -> None:
-        """Send a buffer to a rank; it may be changed once this returns."""
-        with self.traffic.operation("Send"):
-            self.Isend(buffer, dest, tag).wait()
-
-    def Recv(self, buffer: np.ndarray, source: int, tag: int = 0) -> int:
-        """Wait for a message and put it into `buffer`; the rank that sent it.
-
-        >>> import numpy as np
-        >>> from caldera.comm import ANY_SOURCE, SingleProcess
-        >>> comm, here = SingleProcess(), np.empty(2)
-        >>> comm.Send(np.array([1.0, 2.0]), dest=0, tag=7)
-        >>> comm.Recv(here, ANY_SOURCE, tag=7)
-        0
-        >>> here
-        array([1., 2.])
-        """
-        with self.traffic.operation("Recv"):
-            request = self.Irecv(buffer, source, tag)
-            request.wait()
-            return request.source
-
-    def Isend(self, buffer: np.ndarray, dest: int, tag: int = 0) -> Request:
-        """Begin to send; the buffer must stay as it is until the request is done."""
-        check_buffer("Isend", buffer)
-        self._check_message("Isend", dest, tag)
-        with self.traffic.operation("Isend"):
-            self.traffic.sent(buffer.nbytes)
-            here = buffer if self._reaches_message(buffer) else copy_to_host(buffer)
-            return self._start_send(here, dest, tag)
-
-    def Irecv(self, buffer: np.ndarray, source: int, tag: int = 0) -> Request:
-        """Begin to receive; the buffer has the message once the request is done."""
-        check_buffer("Irecv", buffer, written=True)
-        if source != ANY_SOURCE:
-            self._check_message("Irecv", source, tag)
-        with self.traffic.operation("Irecv"):
-            self.traffic.received(buffer.nbytes)
-            if self._reaches_message(buffer):
-                return self._start_receive(buffer, source, tag)
-            here = pinned_like(buffer)
-            return StagedReceive(self._start_receive(here, source, tag), buffer, here)
-
-    def Sendrecv(
-        self, send: np.ndarray, dest: int, receive: np.ndarray, source: int, tag: int = 0
-    ) -> None:
-        """Send to one rank and receive from one, at once: no order of the ranks can block it."""
-        with self.traffic.operation("Sendrecv"):
-            arriving = self.Irecv(receive, source, tag)
-            leaving = self.Isend(send, dest, tag)
-            arriving.wait()
-            leaving.wait()
-
-    def exchange_messages(
-        self, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
-    ) -> dict[int, np.ndarray]:
-        """Send bytes to some ranks, and take a message from each of others, all at once.
-
-        `longest` says from whom, and how many bytes there are at most: how many there are, only
-        the sender needs to know.
-
-        >>> import numpy as np
-        >>> from caldera.comm import run_virtual_ranks
-        >>> def work(comm):
-        ...     other = 1 - comm.rank
-        ...     message = np.arange(2 + comm.rank, dtype=np.uint8)
-        ...     return comm.exchange_messages({other: message}, {other: 100})[other].tolist()
-        >>> run_virtual_ranks(2, work)
-        [[0, 1, 2], [0, 1]]
-        """
-        with self.traffic.operation("exchange_messages"):
-            return algorithms.exchange_messages(self, leaving, longest)
 
     # --- collectives
 
@@ -316,13 +226,25 @@ class Communicator(ABC):
         >>> run_virtual_ranks(2, lambda comm: comm.gather_objects({"rank": comm.rank}))[0]
         [{'rank': 0}, {'rank': 1}]
         """
+        # As JSON, so that nothing that arrives can run.
+        mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = np.empty(self.size, np.int64)
         with self.traffic.operation("gather_objects"):
-            return gathered(self, value)
+            self.Allgather(np.array([mine.size], np.int64), lengths)
+            everything = np.empty(int(lengths.sum()), np.uint8)
+            self.Allgather(mine, everything, lengths.tolist())
+        parts = np.split(everything, np.cumsum(lengths)[:-1])
+        return [json.loads(part.tobytes()) for part in parts]
 
     def bcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's value, on every rank; anything that JSON can say."""
+        text = json.dumps(value).encode() if self.rank == root else b""
+        length = np.array([len(text)], np.int64)
         with self.traffic.operation("bcast_object"):
-            return broadcast(self, value, root)
+            self.Bcast(length, root)
+            buffer = np.frombuffer(bytearray(text or int(length[0])), np.uint8)
+            self.Bcast(buffer, root)
+        return json.loads(buffer.tobytes())
 
     # --- in the background
 
@@ -344,13 +266,13 @@ class Communicator(ABC):
             self._thread = ProgressThread(f"communication of rank {self.rank}")
         twin = self._twin()
         twin.algorithm = self.algorithm
-        twin.patience = self._thread.patience
+        twin.backoff = self._thread.backoff
         return self._thread.start(lambda: work(twin))
 
     def hurried(self) -> AbstractContextManager[None]:
         """While the caller has nothing to compute: what is under way in the background does not
         spare the cores then."""
-        return nullcontext() if self._thread is None else self._thread.patience.tried()
+        return nullcontext() if self._thread is None else self._thread.backoff.interrupted()
 
     @property
     def algorithm(self) -> str:
@@ -367,17 +289,6 @@ class Communicator(ABC):
         self._algorithm = name
 
     # --- what an implementation says
-
-    @abstractmethod
-    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
-        """Begin to send."""
-
-    @abstractmethod
-    def _start_receive(
-        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
-    ) -> Request:
-        """Begin to receive a message of exactly the buffer's bytes; if it may be `shorter`, the
-        request says how many came."""
 
     @abstractmethod
     def _split(self, color: int | None, key: int) -> Communicator | None:
@@ -436,14 +347,6 @@ class Communicator(ABC):
     def _barrier(self) -> None:
         algorithms.barrier(self)
 
-    def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
-        """Whether a buffer can be used where it lies, for a reduction or else for moving it."""
-        return not on_card(buffer)
-
-    def _reaches_message(self, buffer: np.ndarray) -> bool:
-        """Whether a buffer can be sent from, or received into, where it lies."""
-        return self._reaches(buffer)
-
     @contextmanager
     def _collective(self, name: str, op: str | None = None) -> Iterator[Staging]:
         outer = self.operation
@@ -458,17 +361,6 @@ class Communicator(ABC):
                 yield staging
         finally:
             self.operation = outer
-
-    # --- checks
-
-    def _check_rank(self, where: str, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise CommError.build(where, expected=f"a rank below {self.size}", got=str(rank))
-
-    def _check_message(self, where: str, rank: int, tag: int) -> None:
-        self._check_rank(where, rank)
-        if not 0 <= tag <= LAST_TAG:
-            raise CommError.build(where, expected=f"a tag from 0 to {LAST_TAG}", got=str(tag))
 
     def _check_result(
         self, where: str, send: np.ndarray, receive: np.ndarray, elements: int

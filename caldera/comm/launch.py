@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caldera.errors import ConfigError
+from caldera.machine import usable_cores
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
@@ -93,7 +94,6 @@ def _version(starter: str) -> str:
 
 def _threads(ranks: int, hosts: str | None) -> int:
     """The cores of a machine shared out: several pools that each want all of them only wait."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if hosts is not None:
         ranks = max(int(host.partition(":")[2] or 1) for host in hosts.split(","))
-    return max(1, (cores or 1) // ranks)
+    return max(1, usable_cores() // ranks)

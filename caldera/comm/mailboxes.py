@@ -18,7 +18,7 @@ class JobFailure:
     """What ranks that live and die together share: whether one of them has failed."""
 
     def __init__(self) -> None:
-        self.failure: tuple[int, BaseException] | None = None
+        self.first: tuple[int, BaseException] | None = None
         self._doors: list[threading.Condition] = []
         self._lock = threading.Lock()
 
@@ -30,8 +30,8 @@ class JobFailure:
     def fail(self, rank: int, error: BaseException) -> None:
         """Release everybody who waits; the first failure is the one that counts."""
         with self._lock:
-            if self.failure is None:
-                self.failure = (rank, error)
+            if self.first is None:
+                self.first = (rank, error)
             doors = list(self._doors)
         for door in doors:
             with door:
@@ -90,15 +90,15 @@ class _Receive(Request):
 class Mailboxes:
     """One box a rank. A message is copied when it is sent, so that sending never waits."""
 
-    def __init__(self, size: int, fate: JobFailure) -> None:
-        self._fate = fate
+    def __init__(self, size: int, failure: JobFailure) -> None:
+        self._failure = failure
         self._doors = [threading.Condition() for _ in range(size)]
         self._unread: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(size)]
         self._expected: list[list[_Receive]] = [[] for _ in range(size)]
-        self.patience_s = 60.0
+        self.timeout_s = 60.0
         self.missing: Callable[[int, str], CommError] = _nobody
         for door in self._doors:
-            fate.watch(door)
+            failure.watch(door)
 
     def send(self, source: int, dest: int, tag: int, buffer: np.ndarray) -> Request:
         """Hand a message to whoever waits for it, or leave it in the box."""
@@ -131,7 +131,7 @@ class Mailboxes:
 
     def wait_for(self, rank: int, request: _Receive) -> None:
         """Wait for a message, but not for ever and not for the dead."""
-        until = time.monotonic() + self.patience_s
+        until = time.monotonic() + self.timeout_s
         with self._doors[rank]:
             while not request.done:
                 self.check()
@@ -144,8 +144,8 @@ class Mailboxes:
 
     def check(self) -> None:
         """Raise if a rank has failed."""
-        if self._fate.failure is not None:
-            rank, error = self._fate.failure
+        if self._failure.first is not None:
+            rank, error = self._failure.first
             raise CommError.build(
                 "this rank", got=f"the news that rank {rank} failed: {error!r}",
                 hint="its error is the cause",

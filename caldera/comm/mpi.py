@@ -11,15 +11,9 @@ run in the background then runs at once, on the thread that asks for it.
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,153 +23,21 @@ from caldera.comm.algorithms.allreduce import default_algorithm
 from caldera.comm.algorithms.partition import SEGMENT_BYTES, bounds
 from caldera.comm.autotune import AllreduceTuner
 from caldera.comm.buffer_checks import same_memory
-from caldera.comm.communicator import ANY_SOURCE, Communicator
-from caldera.comm.lost import RankLostError
-from caldera.comm.progress_thread import PollBackoff
+from caldera.comm.communicator import Communicator
+from caldera.comm.mpi_library import MpiRequest, many_threads, mpi, takes_cards
+from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
 from caldera.comm.staging import on_card, wait_for_kernels
 from caldera.comm.traffic import Traffic
-from caldera.config import settings
-from caldera.errors import CommError
-from caldera.optional import optional_import
+from caldera.errors import CommError, RankLostError
 
-PACKAGE = "caldera[mpi]"
-PATIENCE = 10
-"""After so many times `settings.stall_s` a job is given up."""
 LIBRARY = "library"
 """The name of MPI's own allreduce among the algorithms."""
-SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 2e-3
-SHORTEST_MESSAGE = 1 << 12
-"""Bytes below which a message takes no less time."""
-SHORTER = 0.8
-"""Of the last nap for a message is tried for the next one of that size."""
-LOOKS = 8
-"""How often one asks after a nap: Open MPI looks at its sockets in one call of eight."""
 LONG_SEGMENT_BYTES = 8 * SEGMENT_BYTES
 """In the background, where the work that a message makes is taken from those who compute."""
 _KNOWN_TO_MPI = frozenset("bBhHiIlLqQfdFD")
 _OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
-
-
-@cache
-def mpi() -> Any:
-    """mpi4py's MPI, imported (and MPI started) when the first communicator is asked for."""
-    # Ranks that share cores must let each other run while they wait. Where they do not it costs
-    # nothing; Open MPI reads this when it starts, others ignore it.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    # So that segments leave without asking the receiver, who may be asleep.
-    for name in ("eager_limit", "max_send_size"):
-        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(1 << 19))
-    with _all_ranks_start_within(PATIENCE * settings.stall_s):
-        return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
-
-
-@contextmanager
-def _all_ranks_start_within(seconds: float) -> Iterator[None]:
-    """MPI starts when all ranks are there. One that came to its end before would be waited for by
-    all others, in a call during which no Python runs: so what notices is no Python either."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-@cache
-def takes_cards() -> bool:
-    """Whether this MPI reads and writes the memory of a card by itself."""
-    library = ctypes.CDLL(mpi().__file__)
-    try:
-        return bool(library.MPIX_Query_cuda_support())
-    except AttributeError:
-        return False
-
-
-@cache
-def many_threads() -> bool:
-    """Whether several threads may communicate at once."""
-    return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
-
-
-class _MpiRequest(Request):
-    """A message under way, to or from a peer; it keeps the buffer that MPI reads or writes."""
-
-    def __init__(
-        self,
-        owner: MpiCommunicator,
-        request: Any,
-        buffer: np.ndarray,
-        size: int,
-        peer: int,
-        shorter: bool = False,
-    ) -> None:
-        self._owner = owner
-        self._request = request
-        self._buffer = buffer
-        self._expected = size
-        self._peer = peer
-        self._shorter = shorter
-
-    def wait(self) -> None:
-        owner = self._owner
-        owner.blocked, owner.peer = time.monotonic(), self._peer
-        try:
-            if owner.patience is not None and self._arrives_meanwhile(owner.patience):
-                return
-            if self._expected < 0:
-                self._request.Wait()
-                return
-            status = mpi().Status()
-            self._request.Wait(status)
-        except mpi().Exception as error:
-            raise owner.failure(error) from error
-        finally:
-            owner.blocked = None
-        self._arrived(status)
-
-    def _arrives_meanwhile(self, patience: PollBackoff) -> bool:
-        """Sleep until it is there, or until somebody waits for that; whether it is there.
-
-        Naps become about as long as a message of its size takes: each time that one ends costs
-        those who compute, and one that is too long keeps the others waiting.
-        """
-        owner, size = self._owner, max(self._buffer.nbytes, SHORTEST_MESSAGE)
-        nap = min(max(owner.pace * size, SHORTEST_NAP_S), LONGEST_NAP_S)
-        while not self._is_there(LOOKS):
-            if patience.is_over:
-                return False
-            patience.sleep(nap)
-            owner.pace = nap / size
-            nap = min(2 * nap, LONGEST_NAP_S)
-        owner.pace *= SHORTER
-        return True
-
-    def test(self) -> bool:
-        return self._is_there(1)
-
-    def _is_there(self, looks: int) -> bool:
-        status, look = mpi().Status(), self._request.Test
-        try:
-            done = any(look(status) for _ in range(looks))
-        except mpi().Exception as error:
-            raise self._owner.failure(error) from error
-        if done:
-            self._arrived(status)
-        return done
-
-    def _arrived(self, status: Any) -> None:
-        # A request that is done stays so, but says only once what has arrived.
-        expected, self._expected = self._expected, -1
-        if expected < 0:
-            return
-        self.source = status.Get_source()
-        self.received = status.Get_count(mpi().BYTE)
-        if self.received != expected and not self._shorter:
-            raise CommError.build(
-                f"receiving from rank {self.source}", expected=f"{expected} bytes",
-                got=str(self.received),
-            )  # fmt: skip
 
 
 _made: list[MpiCommunicator] = []
@@ -188,7 +50,7 @@ class MpiCommunicator(Communicator):
 
     - `label`: a name that all its ranks have for it, and no other communicator has.
     - `generation`: how often ranks have been lost before it was made.
-    - `choice`: which allreduce "auto" takes for a size, and what was measured.
+    - `tuner`: which allreduce "auto" takes for a size, and what was measured.
     - `pace`: for how many seconds it sleeps for each byte of a message, in the background.
     - `blocked`: since when it waits for one message, or for one collective of MPI; `peer`: whose
       message that is, if it is one.
@@ -214,7 +76,7 @@ class MpiCommunicator(Communicator):
         self.handle = handle
         self.blocked: float | None = None
         self.peer = ANY_SOURCE
-        self.choice = AllreduceTuner()
+        self.tuner = AllreduceTuner()
         self._splits = 0
         if twin_of is not None:
             self.nodes = twin_of.nodes
@@ -232,7 +94,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Isend(_bytes_of(buffer), dest, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, -1, dest)
+        return MpiRequest(self, request, buffer, -1, dest)
 
     def _start_receive(
         self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
@@ -242,7 +104,7 @@ class MpiCommunicator(Communicator):
             request = self.handle.Irecv(_bytes_of(buffer), sender, tag)
         except mpi().Exception as error:
             raise self.failure(error) from error
-        return _MpiRequest(self, request, buffer, buffer.nbytes, source, shorter)
+        return MpiRequest(self, request, buffer, buffer.nbytes, source, shorter)
 
     def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
         if not on_card(buffer):
@@ -317,7 +179,7 @@ class MpiCommunicator(Communicator):
             return default_algorithm(buffer, op)
         if self._algorithm == LIBRARY:
             return LIBRARY
-        return self.choice.for_bytes(self, buffer.nbytes)
+        return self.tuner.for_bytes(self, buffer.nbytes)
 
     def describe(self) -> str:
         return f"{self.name}: {mpi().Get_library_version()}"
@@ -366,9 +228,7 @@ class MpiCommunicator(Communicator):
         if not on_card(send):
             super()._alltoall(send, receive, leaving, arriving)
             return
-        own = leaving[self.rank]
-        self.traffic.sent((send.size - own) * send.itemsize, self.size - 1)
-        self.traffic.received((receive.size - own) * send.itemsize)
+        self._count(volume.alltoall_volume(self.rank, leaving, arriving), send)
         sizes = [[count * send.itemsize for count in counts] for counts in (leaving, arriving)]
         self._call(
             self.handle.Alltoallv,
@@ -377,7 +237,7 @@ class MpiCommunicator(Communicator):
         )
 
     def _barrier(self) -> None:
-        if self.patience is not None:
+        if self.backoff is not None:
             super()._barrier()
         else:
             self._call(self.handle.Barrier)
@@ -409,10 +269,6 @@ class MpiCommunicator(Communicator):
             raise self.failure(error) from error
         finally:
             self.blocked = None
-
-    def _count(self, moved: volume.Volume, buffer: np.ndarray) -> None:
-        self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
-        self.traffic.received(moved.received * buffer.itemsize)
 
 
 def _bytes_of(buffer: np.ndarray) -> list[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from caldera.comm.communicator import Communicator
 from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 from caldera.comm.staging import on_card
+from caldera.config import settings
 from caldera.errors import CommError
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
-from caldera.memory.gpus import cupy
+from caldera.memory.gpus import card_count, cupy, own_card
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[cuda]"
@@ -218,9 +220,7 @@ class NcclCommunicator(Communicator):
         if not _all_on_card(send, receive):
             self.host._alltoall(send, receive, leaving, arriving)
             return
-        own = leaving[self.rank]
-        self.traffic.sent((send.size - own) * send.itemsize, self.size - 1)
-        self.traffic.received((receive.size - own) * send.itemsize)
+        self._count(volume.alltoall_volume(self.rank, leaving, arriving), send)
         at, to = address_of(send), address_of(receive)
         with self._launching() as stream:
             self._exchange(at, leaving, to, arriving, send.itemsize, stream)
@@ -271,9 +271,9 @@ class NcclCommunicator(Communicator):
         scale = 0.5 ** (self.size - 1).bit_length()
         total = cupy().zeros(mine, np.float32)
         for bits in parts:
-            total += _widened(bits, send.dtype.name) * np.float32(scale)
+            total += _upcast(bits, send.dtype.name) * np.float32(scale)
         total *= np.float32(1 / scale / (self.size if op == "mean" else 1))
-        return _narrowed(total, send.dtype.name)
+        return _downcast(total, send.dtype.name)
 
     # --- helpers
 
@@ -323,9 +323,26 @@ class NcclCommunicator(Communicator):
             if not self._deferred:
                 self._stream().synchronize()
 
-    def _count(self, moved: volume.Volume, buffer: np.ndarray) -> None:
-        self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
-        self.traffic.received(moved.received * buffer.itemsize)
+
+def with_nccl(host: Communicator) -> Communicator:
+    """A communicator of the same ranks that goes from card to card, if each rank has its own; else
+    the one that was given, which takes what lies on a card through the host.
+
+    NCCL takes one rank a card, so ranks that share one cannot use it. All ranks call this.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> from caldera.comm.nccl import with_nccl
+    >>> run_virtual_ranks(2, lambda comm: with_nccl(comm) is comm)   # one card or none
+    [True, True]
+    """
+    wanted = settings.accelerator != "cpu" and card_count() > 0
+    usable = wanted and find_spec("cupy.cuda.nccl") is not None
+    mine = cupy().cuda.runtime.deviceGetPCIBusId(own_card()) if usable else None
+    everyone = host.gather_objects(mine)
+    cards = set(zip(host.nodes, everyone, strict=True))
+    if None in everyone or len(cards) < host.size:
+        return host
+    return NcclCommunicator(host, own_card())
 
 
 @contextmanager
@@ -351,14 +368,14 @@ def _all_on_card(*buffers: np.ndarray) -> bool:
     return found.pop()
 
 
-def _widened(bits: Any, name: str) -> Any:
+def _upcast(bits: Any, name: str) -> Any:
     """The float32 numbers of 16 bits each. CuPy knows no bfloat16, which is half a float32."""
     if name == "float16":
         return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _narrowed(total: Any, name: str) -> Any:
+def _downcast(total: Any, name: str) -> Any:
     """The 16 bits of float32 numbers, rounded to the nearest, between two to the even one."""
     if name == "float16":
         return total.astype(np.float16).view(np.uint16)

@@ -21,10 +21,10 @@ class PollBackoff:
     """Lets what runs in the background sleep while others compute, but not while somebody waits
     for it: who waits has nothing to compute.
 
-    >>> patience = PollBackoff()
-    >>> patience.sleep(1e-3)
-    >>> with patience.tried():
-    ...     patience.sleep(1e3)
+    >>> backoff = PollBackoff()
+    >>> backoff.sleep(1e-3)
+    >>> with backoff.interrupted():
+    ...     backoff.sleep(1e3)
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class PollBackoff:
         self._waiting = 0
 
     @property
-    def is_over(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Whether somebody waits."""
         return self._waiting > 0
 
@@ -44,7 +44,7 @@ class PollBackoff:
             self._bell.acquire(timeout=seconds)
 
     @contextmanager
-    def tried(self) -> Iterator[None]:
+    def interrupted(self) -> Iterator[None]:
         """While somebody waits."""
         with self._lock:
             self._waiting += 1
@@ -58,9 +58,9 @@ class PollBackoff:
 
 
 class _Work(Request):
-    def __init__(self, call: Callable[[], object], patience: PollBackoff) -> None:
+    def __init__(self, call: Callable[[], object], backoff: PollBackoff) -> None:
         self._call = call
-        self._patience = patience
+        self._backoff = backoff
         self._ended = threading.Event()
         self._error: BaseException | None = None
 
@@ -76,7 +76,7 @@ class _Work(Request):
 
     def wait(self) -> None:
         if not self._ended.is_set():
-            with self._patience.tried():
+            with self._backoff.interrupted():
                 self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -100,7 +100,7 @@ class ProgressThread:
     """
 
     def __init__(self, name: str) -> None:
-        self.patience = PollBackoff()
+        self.backoff = PollBackoff()
         self._name = name
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[_Work] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class ProgressThread:
 
     def start(self, call: Callable[[], object]) -> Request:
         """Run `call` after everything that was started before it."""
-        work = _Work(call, self.patience)
+        work = _Work(call, self.backoff)
         with self._lock:
             self._waiting.put(work)
             if not self._running:

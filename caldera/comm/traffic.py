@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from caldera.amounts import bytes_text, seconds_text
+from caldera.amounts import bytes_text, seconds_text, table_lines
 
 
 @dataclass
@@ -92,11 +92,7 @@ class Traffic:
             moved = bytes_text(count.bytes_sent), bytes_text(count.bytes_received)
             numbers = f"{count.calls:,}", f"{count.messages:,}"
             rows.append((name, *numbers, *moved, seconds_text(count.seconds)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
-            for name, *cells in rows
-        )
+        return "\n".join(table_lines(rows, left=(0,)))
 
     def operation(self, name: str) -> AbstractContextManager[None]:
         """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""

@@ -10,13 +10,13 @@ import numpy as np
 
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import JobFailure, Mailboxes
-from caldera.comm.places import source_location
 from caldera.comm.request import Request
 from caldera.comm.traffic import Traffic
+from caldera.comm.watchdog import source_location
 from caldera.errors import CommError
 
 Result = TypeVar("Result")
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """How long a rank waits for the others before it says who is missing."""
 
 
@@ -24,14 +24,14 @@ class _Group:
     """What the ranks of one communicator share."""
 
     def __init__(
-        self, members: list[int], nodes: Sequence[int], fate: JobFailure, threads: dict[int, int]
+        self, members: list[int], nodes: Sequence[int], failure: JobFailure, threads: dict[int, int]
     ) -> None:
         self.members = members
         self.nodes = nodes
-        self.boxes = Mailboxes(len(members), fate)
-        self.boxes.patience_s = PATIENCE_S
+        self.boxes = Mailboxes(len(members), failure)
+        self.boxes.timeout_s = TIMEOUT_S
         self.boxes.missing = self._missing
-        self._fate = fate
+        self._failure = failure
         self._threads = threads
         self._lock = threading.Lock()
         self._made: dict[object, _Group] = {}
@@ -40,7 +40,7 @@ class _Group:
         """The group of that key: made by the first rank that asks, found by the others."""
         with self._lock:
             if key not in self._made:
-                self._made[key] = _Group(members, self.nodes, self._fate, self._threads)
+                self._made[key] = _Group(members, self.nodes, self._failure, self._threads)
             return self._made[key]
 
     def _missing(self, rank: int, wanted: str) -> CommError:
@@ -51,7 +51,7 @@ class _Group:
         ]
         return CommError.build(
             f"rank {self.members[rank]}", expected=wanted,
-            got=f"none after {self.boxes.patience_s:g} s: " + "; ".join(others),
+            got=f"none after {self.boxes.timeout_s:g} s: " + "; ".join(others),
             hint="every rank must call the same collectives in the same order",
         )  # fmt: skip
 
@@ -116,9 +116,9 @@ def run_virtual_ranks(
     >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
     ['rank 0 of 2', 'rank 1 of 2']
     """
-    fate = JobFailure()
+    failure = JobFailure()
     idents: dict[int, int] = {}
-    group = _Group(list(range(size)), nodes or [0] * size, fate, idents)
+    group = _Group(list(range(size)), nodes or [0] * size, failure, idents)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
@@ -126,14 +126,14 @@ def run_virtual_ranks(
         try:
             results[rank] = work(VirtualRank(rank, group))
         except BaseException as error:
-            fate.fail(rank, error)
+            failure.fail(rank, error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if fate.failure is not None:
+    if failure.first is not None:
         # The first to fail is the cause; the others only noticed.
-        raise fate.failure[1]
+        raise failure.first[1]
     return results

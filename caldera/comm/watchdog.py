@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from caldera.comm.communicator import ANY_SOURCE
-from caldera.comm.mpi import PATIENCE, MpiCommunicator, mpi
-from caldera.comm.places import source_location
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, mpi
+from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.config import settings
 
 LOOKS_EVERY_S = 0.2
@@ -27,6 +29,8 @@ ANSWERS_WITHIN_S = 3.0
 GRACE_S = 2.0
 """How long a rank may be stuck after another one has left before that is taken for the reason."""
 _ASK, _ANSWER, _LEFT = 1, 2, 3
+_BENEATH = (str(Path(__file__).parent), str(Path(threading.__file__)), "<frozen ")
+"""Files of frames that wait, not of the program."""
 
 
 class Watchdog:
@@ -86,7 +90,7 @@ class Watchdog:
         if stuck > settings.stall_s and self._reported.get(communicator.label) != blocked:
             self._reported[communicator.label] = blocked
             self._report(communicator, stuck)
-        if stuck > PATIENCE * settings.stall_s:
+        if stuck > STALLS_BEFORE_ABORT * settings.stall_s:
             _say(f"{_who(communicator)} gives up after {stuck:.0f} s")
             self._give_up()
 
@@ -193,3 +197,22 @@ def _who(communicator: MpiCommunicator) -> str:
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def source_location(ident: int) -> str:
+    """The innermost line of a thread that is the program's, not that of waiting.
+
+    >>> import threading
+    >>> source_location(threading.get_ident()).startswith("<doctest")
+    True
+    """
+    frame = sys._current_frames().get(ident)
+    return "ended" if frame is None else _location_of_frame(frame)
+
+
+def _location_of_frame(frame: FrameType) -> str:
+    found: FrameType | None = frame
+    while found is not None and found.f_code.co_filename.startswith(_BENEATH):
+        found = found.f_back
+    found = found or frame
+    return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"

@@ -6,10 +6,11 @@ import os
 from functools import cache
 
 from caldera.comm.abort import end_together
-from caldera.comm.between_cards import between_cards
 from caldera.comm.communicator import Communicator
 from caldera.comm.launch import RESTART
-from caldera.comm.mpi import MpiCommunicator, mpi
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_library import mpi
+from caldera.comm.nccl import with_nccl
 from caldera.comm.single import SingleProcess
 from caldera.errors import CommError
 from caldera.launchers import ranks_started
@@ -38,7 +39,7 @@ def world() -> Communicator:
             "`caldera run` takes the right one",
         )  # fmt: skip
     end_together(communicator)
-    return between_cards(communicator)
+    return with_nccl(communicator)
 
 
 def restarted() -> bool:

@@ -66,6 +66,17 @@ class PowerSGD(Compressor):
             whole = self._scaled(basis @ total.T, communicator.size)
             thin[name][...] = whole.reshape(thin[name].shape)
 
+    def summed_elements(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+        """How many elements of gradients of these shapes are summed first, and how many then.
+
+        >>> PowerSGD(rank=2).summed_elements([(8, 16), (16,)])
+        (32, 32)
+        """
+        thin = [(shape[0], prod(shape[1:])) for shape in shapes if self._is_smaller(shape)]
+        plain = sum(prod(shape) for shape in shapes if not self._is_smaller(shape))
+        first, second = (self.rank * sum(each[side] for each in thin) for side in (0, 1))
+        return first + plain, second
+
     def _is_smaller(self, shape: tuple[int, ...]) -> bool:
         if len(shape) < 2:
             return False

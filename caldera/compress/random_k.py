@@ -71,12 +71,16 @@ class RandomK(Compressor):
             gradient.reshape(-1)[places] = buffer[start : start + places.size]
             start += places.size
 
+    def count(self, size: int) -> int:
+        """How many of so many elements are sent."""
+        return max(ceil(self.k * size), 1)
+
     def _places(self, size: int, random_stream: RandomStream, number: int) -> np.ndarray:
         """As many places as wanted, in order: those with the smallest random words."""
         seed, step, stream, first = random_stream.of(rank=0, stage=number)
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = random_bits(key, first * 64, size, (step, stream))
-        count = max(ceil(self.k * size), 1)
+        count = self.count(size)
         if count == size:
             return np.arange(size)
         return np.sort(np.argpartition(words, count)[:count])

@@ -98,7 +98,12 @@ class TopK(Compressor):
         code: Codec = self.quantiser or RawCodec(vector.values.dtype)
         coding = SparseCodec(code, random_stream, communicator.rank, waiting)
         total = sum_sparse(
-            vector, communicator, coding, self._expected(added), self.algorithm, self.link
+            vector,
+            communicator,
+            coding,
+            self.expected([each.size for each in added]),
+            self.algorithm,
+            self.link,
         )
         if isinstance(total, np.ndarray):
             total = self._scaled(total, communicator.size)
@@ -146,11 +151,12 @@ class TopK(Compressor):
             return whole * int(self.k) + -(-int(self.k) * rest // self.block)
         return max(ceil(self.k * size), 1) if self.k < 1 else min(int(self.k), size)
 
-    def _expected(self, residuals: Sequence[np.ndarray]) -> int:
-        """How many elements a rank sends: the same number on all of them, whatever they found."""
+    def expected(self, sizes: Sequence[int]) -> int:
+        """How many elements of parameters of these sizes a rank sends: the same number on all of
+        them, whatever they found."""
         if self.scope == "global":
-            return self._count(sum(each.size for each in residuals))
-        return sum(self._count(each.size) for each in residuals)
+            return self._count(sum(sizes))
+        return sum(map(self._count, sizes))
 
     def _forget_what_is_no_number(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Infinities and nans are sent, so that the step shows them, but must not stay."""

@@ -19,11 +19,10 @@ from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import Draw
 from caldera.data.sources.array_data import ArrayData
-from caldera.data.sources.as_data import as_data
+from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
 from caldera.data.sources.encoded_images import Files
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.paths import source
 from caldera.data.sources.shard_writer import write_shards
 from caldera.data.sources.shards import Shards
 from caldera.data.transforms.colour import Colour

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from caldera.draw.svg import element, safe
+from caldera.draw.palette import named
+from caldera.draw.svg import SANS, element, number, safe
 
 
 class Safe(str):
@@ -71,3 +72,15 @@ def tiles(values: Iterable[tuple[str, str]]) -> Safe:
     """Names with values that are seen first."""
     each = [tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in values]
     return tag("div", *each, class_="tiles")
+
+
+def inline_svg(width: float, height: float, *content: str, class_: str, label: str) -> Safe:
+    """A picture of the page, as wide as the style sheet says, in the page's own colours."""
+    return Safe(
+        named(
+            element(
+                "svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", class_=class_,
+                font_family=SANS, role="img", aria_label=label,
+            )
+        )
+    )  # fmt: skip

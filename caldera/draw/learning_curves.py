@@ -1,4 +1,4 @@
-"""Learning curves: the columns of a history as panels of a chart."""
+"""Learning curves: the columns of a history as charts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.figure import write_figure
-from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
-from caldera.draw.palette import QUIET
+from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.palette import CATEGORICAL, QUIET
 
 _VALIDATION = "val_"
 _NO_CURVE = ("seconds",)
@@ -31,11 +30,11 @@ def learning_curve_charts(
     epochs: Sequence[int], columns: Mapping[str, Sequence[float]]
 ) -> list[LineChart]:
     """The loss and the metrics over the epochs."""
-    return [_panel(name, group, epochs, columns) for name, group in _groups(columns).items()]
+    return [_chart(name, group, epochs, columns) for name, group in _groups(columns).items()]
 
 
 def _groups(columns: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:
-    """Quantities by panel: the loss, all metrics between 0 and 1, and each other one alone."""
+    """Quantities by chart: the loss, all metrics between 0 and 1, and each other one alone."""
     groups: dict[str, list[str]] = {"loss": ["loss"]}
     shares: list[str] = []
     for column in columns:
@@ -57,7 +56,7 @@ def _between_0_and_1(quantity: str, columns: Mapping[str, Sequence[float]]) -> b
     return all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
-def _panel(
+def _chart(
     title: str,
     quantities: Sequence[str],
     epochs: Sequence[int],

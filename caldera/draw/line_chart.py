@@ -1,16 +1,20 @@
-"""One panel of a chart as SVG text: axes, lines, a legend, and the last value of each line."""
+"""Line charts as SVG: axes, lines, a legend, and the last value of each line.
+
+One fills a column of a page (`inline`); several make a figure, a file of its own (`write_figure`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 
 from caldera.draw.axis import Axis
-from caldera.draw.palette import CARD, LINE, QUIET, TEXT
-from caldera.draw.svg import element, number, safe, text_width
-
-CATEGORICAL = ("#1f5fae", "#c04a08", "#1d7a4c", "#7a3f9d", "#8a6500", "#a3194e", "#5b6470")
-"""Told apart by people who see colours differently, and dark enough for text."""
+from caldera.draw.html import Safe, inline_svg
+from caldera.draw.palette import CARD, LINE, PAPER, QUIET, TEXT
+from caldera.draw.svg import SANS, Point, element, number, picture, safe, text_width, write_svg
 
 WIDTH, HEIGHT = 520.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 74.0, 66.0, 46.0
@@ -21,13 +25,13 @@ _KEY = 28.0
 _DOTS_UP_TO = 40
 _HINTS_UP_TO = 400
 _MINUS = str.maketrans({"-": "\u2212"})
-
-Point = tuple[float, float]
+_GAP = 16.0
+"""Between the charts of a figure."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel; points whose y is not finite are gaps in it."""
+    """One line of a chart; points whose y is not finite are gaps in it."""
 
     label: str
     points: Sequence[Point]
@@ -43,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineChart:
-    """A chart: lines over the same two axes."""
+    """Lines over the same two axes."""
 
     title: str
     x_label: str
@@ -56,24 +60,47 @@ class LineChart:
     """An upright line at this x, with a text beside it."""
 
 
-def draw(panel: LineChart) -> str:
-    """The panel as SVG elements, `WIDTH` wide and `HEIGHT` high."""
+def draw(chart: LineChart) -> str:
+    """The chart as SVG elements, `WIDTH` wide and `HEIGHT` high."""
     parts = [
         element("rect", width=WIDTH, height=HEIGHT, rx=8, fill=CARD, stroke=LINE),
-        element(
-            "text", safe(panel.title), x=_EDGE, y=27.0, font_size=14, font_weight=600, fill=TEXT
-        ),
-        _legend(panel),
-        _y_ticks(panel),
-        _x_ticks(panel.x_axis, panel.x_label),
+        _heading(chart.title, _EDGE, 27.0, 14),
+        _legend(chart),
+        _y_ticks(chart),
+        _x_ticks(chart.x_axis, chart.x_label),
     ]
-    if panel.note is not None:
-        parts.append(_note(panel))
-    if any(not _visible(point, panel) for line in panel.lines for point in line.points):
+    if chart.note is not None:
+        parts.append(_note(chart))
+    if any(not _visible(point, chart) for line in chart.lines for point in line.points):
         parts.append(_small("\u00d7 not finite", WIDTH - _EDGE, 27.0, "end"))
-    parts += [_line(line, panel) for line in panel.lines]
-    parts.append(_end_labels(panel))
+    parts += [_line(line, chart) for line in chart.lines]
+    parts.append(_end_labels(chart))
     return "".join(parts)
+
+
+def inline(chart: LineChart) -> Safe:
+    """The chart as a picture that fills its column of a page, in the page's colours."""
+    return inline_svg(WIDTH, HEIGHT, draw(chart), class_="chart", label=chart.title)
+
+
+def write_figure(path: str | PathLike[str], charts: Sequence[LineChart], title: str) -> Path:
+    """Write the charts, two in a row, to an .svg file that needs nothing else; its path."""
+    columns = min(2, len(charts))
+    rows = math.ceil(len(charts) / 2)
+    head = 44.0 if title else _GAP
+    width = columns * (WIDTH + _GAP) + _GAP
+    height = head + rows * (HEIGHT + _GAP)
+    parts = [element("rect", width=width, height=height, fill=PAPER)]
+    if title:
+        parts.append(_heading(title, _GAP + 4, 29.0, 16))
+    for index, chart in enumerate(charts):
+        x = _GAP + (index % 2) * (WIDTH + _GAP)
+        y = head + (index // 2) * (HEIGHT + _GAP)
+        parts.append(element("g", draw(chart), transform=f"translate({number(x)} {number(y)})"))
+    figure = picture(
+        width, height, *parts, font_family=SANS, role="img", aria_label=title or "chart"
+    )
+    return write_svg(path, figure, "plot")
 
 
 # --- places
@@ -84,12 +111,16 @@ def _x(axis: Axis, value: float) -> float:
     return _LEFT + 8 + axis.place(value) * (WIDTH - _LEFT - _RIGHT - 16)
 
 
-def _y(panel: LineChart, value: float) -> float:
-    return HEIGHT - _BOTTOM - panel.y_axis.place(value) * (HEIGHT - _top(panel) - _BOTTOM)
+def _y(chart: LineChart, value: float) -> float:
+    return HEIGHT - _BOTTOM - chart.y_axis.place(value) * (HEIGHT - _top(chart) - _BOTTOM)
 
 
-def _top(panel: LineChart) -> float:
-    return _TOP + _ROW * (len(_legend_rows(panel)) - 1)
+def _top(chart: LineChart) -> float:
+    return _TOP + _ROW * (len(_legend_rows(chart)) - 1)
+
+
+def _heading(content: str, x: float, y: float, size: int) -> str:
+    return element("text", safe(content), x=x, y=y, font_size=size, font_weight=600, fill=TEXT)
 
 
 def _small(content: str, x: float, y: float, anchor: str, fill: str = QUIET, **more: object) -> str:
@@ -102,11 +133,11 @@ def _small(content: str, x: float, y: float, anchor: str, fill: str = QUIET, **m
 # --- what stands around the lines
 
 
-def _legend_rows(panel: LineChart) -> list[list[tuple[float, Line]]]:
+def _legend_rows(chart: LineChart) -> list[list[tuple[float, Line]]]:
     """The entries of the legend with their places, in as many rows as they need."""
     rows: list[list[tuple[float, Line]]] = [[]]
     x = _EDGE
-    for line in panel.legend or panel.lines:
+    for line in chart.legend or chart.lines:
         width = _KEY + text_width(line.label, _SIZE)
         if rows[-1] and x + width > WIDTH - _EDGE:
             rows.append([])
@@ -116,9 +147,9 @@ def _legend_rows(panel: LineChart) -> list[list[tuple[float, Line]]]:
     return rows
 
 
-def _legend(panel: LineChart) -> str:
+def _legend(chart: LineChart) -> str:
     parts = []
-    for row, entries in enumerate(_legend_rows(panel)):
+    for row, entries in enumerate(_legend_rows(chart)):
         y = 46 + _ROW * row
         for x, line in entries:
             parts.append(_stroke(f"M{number(x)} {number(y)}h22", line))
@@ -126,11 +157,11 @@ def _legend(panel: LineChart) -> str:
     return "".join(parts)
 
 
-def _y_ticks(panel: LineChart) -> str:
-    axis = panel.y_axis
-    parts = [_level(_y(panel, tick), opacity=0.45) for tick in axis.minor]
+def _y_ticks(chart: LineChart) -> str:
+    axis = chart.y_axis
+    parts = [_level(_y(chart, tick), opacity=0.45) for tick in axis.minor]
     for tick, label in zip(axis.ticks, axis.labels(), strict=True):
-        y = _y(panel, tick)
+        y = _y(chart, tick)
         parts.append(_level(y))
         parts.append(_small(label, _LEFT - 8, y + 4, "end"))
     return "".join(parts)
@@ -154,11 +185,11 @@ def _x_ticks(axis: Axis, label: str) -> str:
     return "".join(parts)
 
 
-def _note(panel: LineChart) -> str:
-    assert panel.note is not None
-    value, content = panel.note
-    x = _x(panel.x_axis, value)
-    top, bottom = _top(panel), HEIGHT - _BOTTOM
+def _note(chart: LineChart) -> str:
+    assert chart.note is not None
+    value, content = chart.note
+    x = _x(chart.x_axis, value)
+    top, bottom = _top(chart), HEIGHT - _BOTTOM
     upright = element(
         "path",
         d=f"M{number(x)} {number(top)}V{number(bottom)}",
@@ -184,9 +215,9 @@ def _stroke(route: str, line: Line) -> str:
     )  # fmt: skip
 
 
-def _line(line: Line, panel: LineChart) -> str:
+def _line(line: Line, chart: LineChart) -> str:
     parts = []
-    runs = _runs(line, panel)
+    runs = _runs(line, chart)
     for run in runs:
         route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
         if not line.dots_only:
@@ -197,63 +228,63 @@ def _line(line: Line, panel: LineChart) -> str:
         if dots or len(run) == 1:
             parts += [element("circle", cx=x, cy=y, r=2.6, fill=line.colour) for x, y in run]
     if line.ring is not None:
-        x, y = _x(panel.x_axis, line.ring[0]), _y(panel, line.ring[1])
+        x, y = _x(chart.x_axis, line.ring[0]), _y(chart, line.ring[1])
         ring = element(
             "circle", cx=x, cy=y, r=5.5, fill="none", stroke=line.colour, stroke_width=1.6
         )
         parts.append(ring)
-    parts += [_missing(point, line, panel) for point in line.points if not _visible(point, panel)]
+    parts += [_missing(point, line, chart) for point in line.points if not _visible(point, chart)]
     if len(line.points) <= _HINTS_UP_TO:
-        parts += [_hint(point, line, panel) for point in line.points if _visible(point, panel)]
+        parts += [_hint(point, line, chart) for point in line.points if _visible(point, chart)]
     return "".join(parts)
 
 
-def _visible(point: Point, panel: LineChart) -> bool:
-    return panel.y_axis.shows(point[1])
+def _visible(point: Point, chart: LineChart) -> bool:
+    return chart.y_axis.shows(point[1])
 
 
-def _runs(line: Line, panel: LineChart) -> list[list[Point]]:
+def _runs(line: Line, chart: LineChart) -> list[list[Point]]:
     """The places of the points, in stretches without gaps."""
     runs: list[list[Point]] = [[]]
     for point in line.points:
-        if _visible(point, panel):
-            runs[-1].append((_x(panel.x_axis, point[0]), _y(panel, point[1])))
+        if _visible(point, chart):
+            runs[-1].append((_x(chart.x_axis, point[0]), _y(chart, point[1])))
         elif runs[-1]:
             runs.append([])
     return [run for run in runs if run]
 
 
-def _missing(point: Point, line: Line, panel: LineChart) -> str:
+def _missing(point: Point, line: Line, chart: LineChart) -> str:
     """A cross on the axis where there is no value to show."""
-    x, y = _x(panel.x_axis, point[0]), HEIGHT - _BOTTOM
+    x, y = _x(chart.x_axis, point[0]), HEIGHT - _BOTTOM
     cross = element(
         "path", d=f"M{number(x - 4)} {number(y - 4)}l8 8m0 -8l-8 8", stroke=line.colour,
         stroke_width=1.6,
     )  # fmt: skip
-    return element("g", cross, _title(point, line, panel))
+    return element("g", cross, _title(point, line, chart))
 
 
-def _hint(point: Point, line: Line, panel: LineChart) -> str:
+def _hint(point: Point, line: Line, chart: LineChart) -> str:
     """A place larger than the dot that says its value under the mouse."""
-    x, y = _x(panel.x_axis, point[0]), _y(panel, point[1])
+    x, y = _x(chart.x_axis, point[0]), _y(chart, point[1])
     return element(
-        "circle", _title(point, line, panel), cx=x, cy=y, r=7, fill="transparent", stroke="none"
+        "circle", _title(point, line, chart), cx=x, cy=y, r=7, fill="transparent", stroke="none"
     )
 
 
-def _title(point: Point, line: Line, panel: LineChart) -> str:
-    return element("title", safe(f"{line.label}, {panel.x_label} {point[0]:g}: {point[1]:.6g}"))
+def _title(point: Point, line: Line, chart: LineChart) -> str:
+    return element("title", safe(f"{line.label}, {chart.x_label} {point[0]:g}: {point[1]:.6g}"))
 
 
-def _end_labels(panel: LineChart) -> str:
+def _end_labels(chart: LineChart) -> str:
     """The last value of each line beside its end, moved apart where they would overlap."""
     ends: list[tuple[float, Line]] = []
-    for line in panel.lines:
-        shown = [point for point in line.points if _visible(point, panel)]
+    for line in chart.lines:
+        shown = [point for point in line.points if _visible(point, chart)]
         if shown and line.last:
-            ends.append((_y(panel, shown[-1][1]), line))
+            ends.append((_y(chart, shown[-1][1]), line))
     ends.sort(key=lambda end: end[0])
-    places = _apart([y for y, _ in ends], 15.0, _top(panel) + 2, HEIGHT - _BOTTOM - 2)
+    places = _apart([y for y, _ in ends], 15.0, _top(chart) + 2, HEIGHT - _BOTTOM - 2)
     return "".join(
         _small(line.last, WIDTH - _RIGHT + 8, y + 4, "start", line.colour, font_weight=600)
         for y, (_, line) in zip(places, ends, strict=True)

@@ -1,4 +1,4 @@
-"""Text of an SVG: elements, safe text, and how wide a text will be.
+"""The one writer of SVG: elements, safe text, how wide a text will be, whole pictures and files.
 
 No font is at hand when a picture is written, so widths are estimates on the safe side: the wide
 DejaVu and Verdana still fit.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from os import PathLike
+from pathlib import Path
 
-from caldera.draw.graph.layered_layout import Point
+from caldera.errors import ConfigError
+
+Point = tuple[float, float]
 
 SANS = "'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -87,3 +91,29 @@ def path(points: Sequence[Point]) -> str:
         )
         x, y = next_x, next_y
     return "".join(parts)
+
+
+def picture(width: float, height: float, *children: str, **attributes: object) -> str:
+    """The text of an SVG file of this size."""
+    return element(
+        "svg", *children, xmlns="http://www.w3.org/2000/svg", width=width, height=height,
+        viewBox=f"0 0 {number(width)} {number(height)}", **attributes,
+    )  # fmt: skip
+
+
+def write_svg(path: str | PathLike[str], text: str, where: str) -> Path:
+    """Write the text of an SVG file for `where`, which a mistake in the path is blamed on."""
+    target = Path(path)
+    if target.suffix.lower() != ".svg":
+        raise ConfigError.build(
+            where, expected="a file name that ends in .svg", got=repr(str(path)),
+            hint=f"write to {str(target.with_suffix('.svg'))!r}, which every browser opens"
+            if target.name else "",
+        )  # fmt: skip
+    if not target.parent.is_dir():
+        raise ConfigError.build(
+            where, expected="a folder that exists", got=repr(str(target.parent)),
+            hint="make it first, for example with Path.mkdir(parents=True)",
+        )  # fmt: skip
+    target.write_text(text, encoding="utf-8")
+    return target

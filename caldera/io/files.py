@@ -60,6 +60,25 @@ def file_size(file: IO[Any]) -> int:
     return os.fstat(file.fileno()).st_size
 
 
+def read_bounded(path: PathLike, most: int, where: str) -> bytes:
+    """The bytes of a file, if it is one and has no more than `most`.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     read_bounded(file.name, 10, "load")
+    b''
+    """
+    # Asked before opening: to open a pipe would wait for its writer.
+    if Path(path).exists() and not Path(path).is_file():
+        raise DataError.build(where, expected=f"a file at {path}", got="something else")
+    with opened(path, "rb", where) as file:
+        size = file_size(file)
+        if size > most:
+            raise DataError.build(where, expected=f"at most {most} bytes in {path}", got=f"{size}")
+        content: bytes = file.read(most)
+        return content
+
+
 def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     """The elements of a tensor or array in row-major order.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from caldera.amounts import table_lines
 from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import order_name
@@ -26,6 +27,7 @@ from caldera.kernels.measure import Outcome, measure
 from caldera.kernels.microbatch import fitting, is_microbatching
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.tuning_cache import Record
+from caldera.plain_data import json_digest
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
 Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
@@ -141,7 +143,7 @@ class Choices:
             return known or guess
 
     def _recall(self, question: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
-        key = (settings.cache_dir, tuning_cache.digest(question))
+        key = (settings.cache_dir, json_digest(question))
         record = self._known.get(key) or tuning_cache.load(question)
         if record is None:
             return None
@@ -178,7 +180,7 @@ class Choices:
         return Verdict(kernel, outcome.times, "measured")
 
     def _keep(self, record: Record) -> None:
-        self._known[settings.cache_dir, tuning_cache.digest(record.question)] = record
+        self._known[settings.cache_dir, json_digest(record.question)] = record
         try:
             tuning_cache.store(record)
         except OSError as problem:
@@ -239,7 +241,7 @@ class Choices:
         with self._lock:
             for question, chosen, times in known:
                 record = Record(question, chosen, times)
-                self._known[settings.cache_dir, tuning_cache.digest(question)] = record
+                self._known[settings.cache_dir, json_digest(question)] = record
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
@@ -264,9 +266,7 @@ class Choices:
         ['op', 'inputs', 'chosen', 'beat']
         """
         with self._lock:
-            records = {
-                tuning_cache.digest(record.question): record for record in tuning_cache.all_here()
-            }
+            records = {json_digest(record.question): record for record in tuning_cache.all_here()}
             for (folder, name), record in self._known.items():
                 if folder == settings.cache_dir:
                     records[name] = record
@@ -275,8 +275,7 @@ class Choices:
                 (op, "any", name, "fixed by hand") for (op, _), name in sorted(self._fixed.items())
             ]
             rows += sorted(_row(record) for record in records.values())
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(table_lines(rows, left=range(4)))
 
 
 def _work(node: Node) -> int:

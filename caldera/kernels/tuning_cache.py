@@ -1,31 +1,24 @@
-"""Choices of kernels on disk: one small JSON file each, named by a hash of what was chosen for.
+"""Choices of kernels on disk: one small entry each, named by a hash of what was chosen for.
 
-A file is written beside its place and moved there, so a reader sees all of it or nothing, and two
-processes that measure at once cannot spoil each other's files. Whatever cannot be read, or belongs
-to something else, counts as not there.
+Whatever cannot be read, or belongs to something else, counts as not there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
-import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera.config import settings
+from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
+from caldera.machine import this_machine
+from caldera.plain_data import json_digest
 
 FORMAT = 1
 _NOT_WORK = frozenset({"stream"})
@@ -61,12 +54,6 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         "kernels": [kernel.name for kernel in kernels],
         "machine": machine(family),
     }
-
-
-def digest(question: dict[str, Any]) -> str:
-    """The name of the file for a question."""
-    text = json.dumps(question, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _written_attributes(node: Node) -> dict[str, Any]:
@@ -110,85 +97,49 @@ def machine(family: str = "cpu") -> dict[str, Any]:
     """What about this machine and process decides which kernel of a family is fastest."""
     if family in FACTS:
         return FACTS[family]()
+    here = this_machine()
     return {
-        **_hardware(),
+        "cpu": here.cpu,
+        "numpy": here.libraries["numpy"],
+        "blas": here.libraries["blas"],
         "threads": settings.threads,
         "blas threads": [os.environ.get(name) for name in _BLAS_THREADS],
     }
 
 
-@cache
-def _hardware() -> dict[str, str]:
-    built_with = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return {
-        "cpu": _cpu_model(),
-        "numpy": np.__version__,
-        "blas": f"{built_with.get('name')} {built_with.get('version')}",
-    }
-
-
-def _cpu_model() -> str:
-    """The model of the CPU; x86 names it in words, arm by the numbers of maker and part."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-        for name in ("model name", "CPU implementer", "CPU part"):
-            found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
-            if found:
-                facts[name] = found[1].strip()
-    return " ".join([platform.machine(), *facts.values()] if facts else platform.uname())
-
-
 # --- files
 
 
-def _folder() -> Path:
-    return settings.cache_dir / "choices"
+_CHOICES = FileCache("choices")
 
 
 def load(question: dict[str, Any]) -> Record | None:
     """The remembered answer, if there is one that can be trusted."""
-    return _read(_folder() / f"{digest(question)}.json")
+    return _read(json_digest(question))
 
 
-def _read(path: Path) -> Record | None:
+def _read(key: str) -> Record | None:
+    held = _CHOICES.read_json(key)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
         question, chosen = held["question"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
         # The name of the file vouches for the question.
-        right = held["format"] == FORMAT and digest(question) == path.stem
+        right = held["format"] == FORMAT and json_digest(question) == key
         return Record(question, chosen, times) if right and chosen in question["kernels"] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def store(record: Record) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    folder = _folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            content = {
-                "format": FORMAT,
-                "question": record.question,
-                "chosen": record.chosen,
-                "times": record.times,
-            }
-            json.dump(content, file)
-        os.replace(name, folder / f"{digest(record.question)}.json")
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    _CHOICES.write_json(json_digest(record.question), {"format": FORMAT, **vars(record)})
 
 
 def all_here() -> Iterator[Record]:
     """Every choice remembered for this machine as it is now."""
     here: dict[str, dict[str, Any]] = {}
-    for path in sorted(_folder().glob("*.json")):
-        record = _read(path)
+    for key in _CHOICES:
+        record = _read(key)
         if record is None:
             continue
         family = str(record.question.get("family"))
@@ -200,7 +151,4 @@ def all_here() -> Iterator[Record]:
 
 def forget() -> None:
     """Delete every remembered choice, for whatever machine."""
-    for pattern in ("*.json", "*.tmp"):
-        for path in _folder().glob(pattern):
-            with suppress(OSError):
-                path.unlink()
+    _CHOICES.clear()

@@ -8,12 +8,16 @@ The rules that keep the sides in step:
   stream that was given it last: another stream first waits for what that one was given.
 - `_copy` marks the last copy between the sides that may still be under way. It touches both, so
   each side waits for it before it is used.
+- A copy between two memories reads and writes the sides for which the least has to move.
 - What changes any of this tells the device (`touch`): a plan that is replayed asks for the device
   side only once, and again when somebody else was there.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +27,6 @@ from caldera.errors import DeviceError
 from caldera.memory.interface import Device, Event, Stream
 from caldera.memory.kinds import CUDA_MANAGED, Kind
 from caldera.memory.pool import Block, host_view
-from caldera.memory.transfer import Side
 
 SideName = Literal["device", "host"]
 
@@ -328,3 +331,43 @@ def _refuse_capture(stream: Stream) -> None:
             got="a copy between host and device during a capture",
             hint="prefetch and sync before begin_capture",
         )
+
+
+class Side(enum.Enum):
+    """One of the two places a memory can have bytes in."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+def cheapest_path(
+    source: Mapping[Side, int], target: Mapping[Side, int], nbytes: int, *, same_device: bool
+) -> tuple[Side, Side]:
+    """The (source side, target side) for a copy of `nbytes` bytes that moves the fewest bytes.
+
+    `source` and `target` map each side that exists to the bytes that must be moved before it can
+    be used: 0 if it is up to date or will be overwritten. Between equals the one with fewer copies
+    is taken, then the device, since there the copy need not be waited for.
+
+    >>> from caldera.memory.coherence import Side, cheapest_path
+    >>> managed = {Side.DEVICE: 400, Side.HOST: 0}     # the device side is stale
+    >>> path = cheapest_path(managed, {Side.DEVICE: 0}, 400, same_device=True)
+    >>> [side.value for side in path]
+    ['host', 'device']
+    """
+
+    def cost(path: tuple[Side, Side]) -> tuple[int, int]:
+        read, written = path
+        crossings = 1 if read is not written else 0
+        if read is Side.DEVICE and written is Side.DEVICE and not same_device:
+            crossings = 2
+        moved = source[read] + target[written] + crossings * nbytes
+        copies = bool(source[read]) + bool(target[written]) + max(crossings, 1)
+        return moved, copies
+
+    # `min` keeps the first of equals, and the sides are given with the device first.
+    return min(product(_ordered(source), _ordered(target)), key=cost)
+
+
+def _ordered(sides: Mapping[Side, int]) -> list[Side]:
+    return [side for side in Side if side in sides]

@@ -1,4 +1,4 @@
-"""The streams of a card: events, moments, lanes, capture and replay, all CUDA's own."""
+"""The streams of a card: events, timing, side streams, capture and replay, all CUDA's own."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def launching_stream() -> int:
 
 
 def launching_side_stream() -> int:
-    """The lane of a kernel that runs now; those of different lanes may run at the same time."""
-    return getattr(_launching, "lane", 0)
+    """The number of the stream on which a kernel is launched now; 0 is the card's own."""
+    return getattr(_launching, "index", 0)
 
 
 class CudaStream(CapturingStream):
@@ -87,7 +87,7 @@ class CudaStream(CapturingStream):
         self.card = card
         with card.active():
             self.stream = cupy().cuda.Stream(non_blocking=True)
-        self._lanes = [self.stream]
+        self._side_streams = [self.stream]
 
     def _launch(self, call: Callable[[], object]) -> None:
         if self._recorded is not None:
@@ -101,43 +101,43 @@ class CudaStream(CapturingStream):
 
     def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
         self.settle()
-        while len(self._lanes) <= max(each.lane for each in calls):
+        while len(self._side_streams) <= max(each.stream for each in calls):
             with self.card.active():
-                self._lanes.append(cupy().cuda.Stream(non_blocking=True))
+                self._side_streams.append(cupy().cuda.Stream(non_blocking=True))
         awaited = {number for each in calls for number in each.after}
-        last = {each.lane: number for number, each in enumerate(calls)}
+        last = {each.stream: number for number, each in enumerate(calls)}
         reached: dict[int, Any] = {}
         with self.card.active():
             begin = self._point(0)
-            for lane in last.keys() - {0}:
-                self._lanes[lane].wait_event(begin)
+            for index in last.keys() - {0}:
+                self._side_streams[index].wait_event(begin)
             for number, each in enumerate(calls):
                 for other in each.after:
-                    self._lanes[each.lane].wait_event(reached[other])
-                with self._launching_on(each.lane):
+                    self._side_streams[each.stream].wait_event(reached[other])
+                with self._launching_on(each.stream):
                     each.call()
-                if number in awaited or (each.lane and number == last[each.lane]):
-                    reached[number] = self._point(each.lane)
-            for lane, number in last.items():
-                if lane:
+                if number in awaited or (each.stream and number == last[each.stream]):
+                    reached[number] = self._point(each.stream)
+            for index, number in last.items():
+                if index:
                     self.stream.wait_event(reached[number])
         if self._recorded is not None:
             self._recorded += [each.call for each in calls]
 
     @contextmanager
-    def _launching_on(self, lane: int) -> Iterator[None]:
-        """What is launched inside goes to this lane."""
+    def _launching_on(self, index: int) -> Iterator[None]:
+        """What is launched inside goes to the stream with this number."""
         before = launching_stream(), launching_side_stream()
-        _launching.pointer, _launching.lane = self._lanes[lane].ptr, lane
+        _launching.pointer, _launching.index = self._side_streams[index].ptr, index
         try:
-            with self._lanes[lane]:
+            with self._side_streams[index]:
                 yield
         finally:
-            _launching.pointer, _launching.lane = before
+            _launching.pointer, _launching.index = before
 
-    def _point(self, lane: int) -> Any:
+    def _point(self, index: int) -> Any:
         event = cupy().cuda.Event(disable_timing=True)
-        event.record(self._lanes[lane])
+        event.record(self._side_streams[index])
         return event
 
     def synchronize(self) -> None:

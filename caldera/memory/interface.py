@@ -90,11 +90,11 @@ class CapturedGraph(ABC):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One of several calls that may run beside each other: those of a lane run in order, and
-    `after` has the numbers of calls before it, on other lanes, that have to be done first."""
+    """One of several calls that may run beside each other: those of a stream run in order, and
+    `after` has the numbers of calls before it, on other streams, that have to be done first."""
 
     call: Callable[[], object]
-    lane: int = 0
+    stream: int = 0
     after: tuple[int, ...] = ()
 
 
@@ -125,7 +125,7 @@ class Stream(ABC):
 
     @property
     def has_side_streams(self) -> bool:
-        """Whether calls of different lanes run at the same time."""
+        """Whether calls of different streams run at the same time."""
         return False
 
     def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:

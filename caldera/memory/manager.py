@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
-from caldera.memory.coherence import CoherentMemory, SideName
+from caldera.memory.coherence import CoherentMemory, Side, SideName, cheapest_path
 from caldera.memory.devices import device as find_device
 from caldera.memory.interface import Device, Stream
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
-from caldera.memory.transfer import Side, cheapest_path
 
 
 class MemoryManager(CoherentMemory):

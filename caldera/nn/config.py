@@ -20,6 +20,7 @@ from caldera.errors import CalderaError, ConfigError
 from caldera.nn.basic import layers
 from caldera.nn.initialisers import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
+from caldera.plain_data import plain, revived
 from caldera.registry import nearest
 from caldera.tensor import Filler
 
@@ -61,24 +62,23 @@ def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[s
 
 
 def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]]) -> Any:
-    if isinstance(value, Layer):
-        return _layer_to_config(value, written)
-    if isinstance(value, Filler):
-        return fill_to_config(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.integer | np.floating | np.bool_):
-        return value.item()
-    if isinstance(value, list | tuple):
-        return [_value_to_config(each, where, written) for each in value]
-    if isinstance(value, dict) and not any(
-        not isinstance(key, str) or key in _MARKS for key in value
-    ):
-        return {key: _value_to_config(each, where, written) for key, each in value.items()}
-    raise ConfigError.build(
-        where, expected="numbers, text, lists, dicts, layers or fillers", got=type(value).__name__,
-        hint="a file cannot hold anything else",
-    )  # fmt: skip
+    def convert(part: Any) -> Any:
+        if isinstance(part, Layer):
+            return _layer_to_config(part, written)
+        if isinstance(part, Filler):
+            return fill_to_config(part)
+        if part is None or isinstance(part, bool | int | float | str):
+            return part
+        if isinstance(part, np.integer | np.floating | np.bool_):
+            return part.item()
+        if isinstance(part, dict) and all(isinstance(k, str) and k not in _MARKS for k in part):
+            return {key: plain(each, convert, dicts=False) for key, each in part.items()}
+        raise ConfigError.build(
+            where, expected="numbers, text, lists, dicts, layers or fillers",
+            got=type(part).__name__, hint="a file cannot hold anything else",
+        )  # fmt: skip
+
+    return plain(value, convert, dicts=False)
 
 
 def from_config(config: Mapping[str, Any]) -> Layer:
@@ -132,12 +132,11 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
 
 
 def _value_from_config(value: Any, shared: dict[int, Layer], depth: int) -> Any:
-    if isinstance(value, Mapping):
-        if "layer" in value:
-            return _layer_from_config(value, shared, depth - 1)
-        if "filler" in value:
-            return fill_from_config(value)
-        return {key: _value_from_config(each, shared, depth) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_value_from_config(each, shared, depth) for each in value]
-    return value
+    def revive(part: Mapping[str, Any]) -> Any:
+        if "layer" in part:
+            return _layer_from_config(part, shared, depth - 1)
+        if "filler" in part:
+            return fill_from_config(part)
+        return {key: revived(each, revive) for key, each in part.items()}
+
+    return revived(value, revive)

@@ -1,4 +1,4 @@
-"""Checks of plain numbers and names that several families of functions take."""
+"""Checks of plain numbers and names that several families of functions take; where they fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import ConfigError
+from caldera.graph.node import Node, describe
 from caldera.graph.opdef import location
 
 
@@ -39,3 +40,8 @@ def as_count(value: Any, name: str, op: str) -> int:
             location(op), expected=f"{name}= a whole number of at least 1", got=repr(value)
         )
     return number
+
+
+def place(name: str, *nodes: Node) -> str:
+    """The start of an error message: `op.reshape of W (6, 5) float32`."""
+    return f"{location(name)} of {', '.join(describe(node) for node in nodes)}"

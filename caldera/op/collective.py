@@ -7,7 +7,7 @@ from typing import Any
 
 from caldera.errors import ShapeError
 from caldera.graph.opdef import Op, location
-from caldera.graph.ops import collective, gathering
+from caldera.graph.ops import collective
 from caldera.lazy import Expr, lift
 from caldera.tensor.shape import normalise_axis
 
@@ -40,7 +40,7 @@ def all_gather(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str 
     >>> run_virtual_ranks(2, work)
     [[1.0, 1.0, 2.0], [1.0, 1.0, 2.0]]
     """
-    return _parts(gathering.all_gather, "all_gather", x, sizes, rank, dim, axis)
+    return _parts(collective.all_gather, "all_gather", x, sizes, rank, dim, axis)
 
 
 def sum_scatter(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str = "model") -> Expr:
@@ -56,7 +56,7 @@ def sum_scatter(x: Any, sizes: Sequence[int], rank: int, dim: int = 0, axis: str
     >>> run_virtual_ranks(2, work)
     [[2.0], [4.0, 6.0]]
     """
-    return _parts(gathering.sum_scatter, "sum_scatter", x, sizes, rank, dim, axis)
+    return _parts(collective.sum_scatter, "sum_scatter", x, sizes, rank, dim, axis)
 
 
 def _parts(

@@ -12,7 +12,7 @@ from caldera.graph.ops.base import broadcast_to, reshape, sum_
 from caldera.graph.ops.elementwise import mul
 from caldera.graph.ops.movement import transpose
 from caldera.graph.ops.product import matmul
-from caldera.op.place import place
+from caldera.op.arguments import place
 from caldera.tensor.dtype import is_float
 from caldera.tensor.shape import size
 

@@ -12,7 +12,7 @@ from caldera.graph.node import Node
 from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift, lift_all, wrap
-from caldera.op.place import place
+from caldera.op.arguments import place
 from caldera.tensor.dtype import bool_, is_float
 from caldera.tensor.shape import (
     as_shape,

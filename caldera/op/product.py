@@ -10,8 +10,8 @@ from caldera.graph.ops import elementwise
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.product import matmul_any
 from caldera.lazy import Expr, lift_all
+from caldera.op.arguments import place
 from caldera.op.einsum import contract
-from caldera.op.place import place
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Expr:

@@ -21,7 +21,7 @@ from caldera.graph.ops import random
 from caldera.graph.ops.base import broadcast_to, cast
 from caldera.graph.ops.elementwise import add, mul
 from caldera.lazy import Expr, Variable, as_float, lift, var
-from caldera.op.place import place
+from caldera.op.arguments import place
 from caldera.tensor import seeding
 from caldera.tensor.dtype import canonical, float32, int64
 from caldera.tensor.shape import as_shape

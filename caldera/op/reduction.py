@@ -16,7 +16,7 @@ from caldera.graph.ops import elementwise, reduction
 from caldera.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
 from caldera.graph.ops.leaf import constant
 from caldera.lazy import Expr, as_float, lift
-from caldera.op.place import place
+from caldera.op.arguments import place
 from caldera.tensor.dtype import bool_, int64, is_float
 from caldera.tensor.shape import normalise_axes, normalise_axis
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.errors import DtypeError
-from caldera.graph.ops import state
+from caldera.graph.ops import leaf
 from caldera.graph.ops.base import broadcast_to, cast
 from caldera.lazy import Expr, Variable, lift
 
@@ -29,4 +29,4 @@ def assign(target: Variable, value: Any) -> Expr:
     new = lift(value, target.dtype)
     if new.shape == () and target.shape != ():
         new = broadcast_to(new, target.shape)
-    return Expr(state.assign(target.node, cast(new, target.dtype)))
+    return Expr(leaf.assign(target.node, cast(new, target.dtype)))

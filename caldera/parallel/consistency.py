@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -13,6 +11,7 @@ from caldera.errors import CommError, ConfigError
 from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
 from caldera.lazy import Variable
+from caldera.plain_data import json_digest
 from caldera.plan.plan import Plan
 
 
@@ -112,8 +111,7 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
     >>> from caldera.parallel.consistency import check_same
     >>> check_same(SingleProcess(), "messages", ["sum"])
     """
-    digest = hashlib.blake2b(json.dumps(here).encode(), digest_size=16).hexdigest()
-    if len(set(communicator.gather_objects(digest))) == 1:
+    if len(set(communicator.gather_objects(json_digest(here)))) == 1:
         return
     everyone: list[list[str]] = communicator.gather_objects(here)
     first = everyone[0]

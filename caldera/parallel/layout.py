@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.graph.ops.collective import next_number
-from caldera.graph.ops.gathering import all_gather
+from caldera.graph.ops.collective import all_gather, next_number
 from caldera.graph.ops.movement import concat, narrow
 from caldera.tensor.shape import Shape, size
 

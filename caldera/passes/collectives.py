@@ -21,8 +21,17 @@ from caldera.graph.body import rebuilt, topological
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, item
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.collective import TOKEN, Message, Number, all_sum, cut, finish, start, turn
-from caldera.graph.ops.gathering import GATHERING
+from caldera.graph.ops.collective import (
+    GATHERING,
+    TOKEN,
+    Message,
+    Number,
+    all_sum,
+    cut,
+    finish,
+    start,
+    turn,
+)
 from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
 from caldera.graph.program import Program
 from caldera.passes.lower import lower

@@ -14,10 +14,9 @@ from caldera.graph.body import Body
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, item, parameter
 from caldera.graph.ops.control import scan
-from caldera.graph.program import Program
+from caldera.graph.program import Program, rebuild
 from caldera.passes.constants import LARGEST_ARRAY, array_node, value_of
 from caldera.passes.pattern import Rules, p
-from caldera.passes.rebuild import rebuild
 
 
 def _by_content(node: Node) -> Node | None:

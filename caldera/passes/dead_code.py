@@ -13,8 +13,7 @@ from caldera.graph.body import Body, topological
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, Nodes, parameter
 from caldera.graph.ops.control import fused, items, scan
-from caldera.graph.program import Program
-from caldera.passes.rebuild import Outputs, rebuild
+from caldera.graph.program import Outputs, Program, rebuild
 
 
 def eliminate_dead_code(program: Program) -> Program:

@@ -9,9 +9,8 @@ from caldera.graph.body import Body, substitute
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, parameter
 from caldera.graph.ops.control import items, scan
-from caldera.graph.program import Program
+from caldera.graph.program import Program, rebuild
 from caldera.passes.constants import VIEWS
-from caldera.passes.rebuild import rebuild
 
 
 def hoist(program: Program) -> Program:

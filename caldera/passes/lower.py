@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, Nodes, as_tuple
-from caldera.graph.program import Program
-from caldera.passes.rebuild import rebuild
+from caldera.graph.program import Program, rebuild
 
 HasKernel = Callable[[str], bool]
 

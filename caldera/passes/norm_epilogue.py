@@ -13,7 +13,7 @@ from caldera.graph.body import topological, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, Nodes, item
 from caldera.graph.ops.elementwise import add, greater, relu, where
-from caldera.graph.ops.norm_epilogue import (
+from caldera.graph.ops.epilogue import (
     batch_norm_inference_relu,
     batch_norm_relu,
     batch_norm_relu_grad,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
+from caldera.kernels.step_launch import Piece
 from caldera.memory import Stream
 from caldera.memory.interface import CapturedGraph, TimingEvent
+from caldera.plan.step_fusion import execute
+from caldera.plan.stream_assignment import assign_streams
 
 ROUNDS = 6
 """How often each form is timed; the first time does not count."""
@@ -54,3 +58,16 @@ class AutotunedGraph(CapturedGraph):
         # The others go, and what the device keeps for them.
         self._forms = [self._forms[best]]
         self._times = []
+
+
+def captured(stream: Stream, pieces: Sequence[Piece]) -> CapturedGraph:
+    """The pieces one after the other, or on several streams where that proves to be faster."""
+    stream.begin_capture()
+    stream.launch(partial(execute, pieces))
+    graph = stream.end_capture()
+    calls = assign_streams(pieces) if stream.has_side_streams else []
+    if not any(each.stream for each in calls):
+        return graph
+    stream.begin_capture()
+    stream.launch_on_streams(calls)
+    return AutotunedGraph(stream, [graph, stream.end_capture()])

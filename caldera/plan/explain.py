@@ -12,6 +12,7 @@ from caldera.amounts import (
     percent_text,
     seconds_text,
     shortened,
+    table_lines,
 )
 from caldera.graph.body import Body
 from caldera.graph.memory_format import order_name
@@ -252,18 +253,12 @@ def _precision(schedule: Schedule) -> tuple[str, ...]:
 # --- text
 
 
-def _table(explanation: Explanation) -> Iterator[str]:
+def _table(explanation: Explanation) -> list[str]:
     timed = explanation.seconds is not None
     heading = ["step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs"]
     lines = [heading + ["time", "share", "roofline"] * timed]
     lines += [_cells(row, timed) for row in explanation.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    for line in lines:
-        cells = [
-            text.ljust(width) if i in (1, 2, 3, 4) else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
+    return table_lines(lines, left=(1, 2, 3, 4))
 
 
 def _cells(row: Row, timed: bool) -> list[str]:

@@ -6,7 +6,7 @@ sequence of calls. The carries alternate between two places, so a step never wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,15 @@ class LoopKernel(Kernel):
     """The kernel of one loop, and the schedule of its body."""
 
     schedule: Schedule = field(kw_only=True)
+
+
+def not_capturable(schedule: Schedule) -> Iterator[Kernel]:
+    """The kernels of a schedule that cannot be captured, also those in loops."""
+    for step in schedule.steps:
+        if not step.kernel.capturable:
+            yield step.kernel
+        if isinstance(step.kernel, LoopKernel):
+            yield from not_capturable(step.kernel.schedule)
 
 
 def loop_kernel(

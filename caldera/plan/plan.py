@@ -11,31 +11,26 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from caldera.draw.graph import save
+from caldera.draw.graph import save_graph
 from caldera.errors import ConfigError, DeviceError
-from caldera.graph.memory_format import Order, laid_out, stored_shape
+from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
-from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.reference import evaluate
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import Kernel, Runner
-from caldera.memory import HOST, MANAGED, Block, Device
+from caldera.memory import Block, Device
 from caldera.memory.interface import CapturedGraph
-from caldera.plan.autotune import AutotunedGraph
+from caldera.plan.arena import SharedArena
+from caldera.plan.autotune import captured
 from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
-from caldera.plan.inputs import Inputs
-from caldera.plan.loop import LoopKernel, loop_kernel
+from caldera.plan.loop import loop_kernel, not_capturable
+from caldera.plan.operands import Operands
 from caldera.plan.outputs import OutputSlot
 from caldera.plan.profile import seconds_of_calls
 from caldera.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
-from caldera.plan.shared_arena import SharedArena
-from caldera.plan.step_fusion import can_fuse_step, fuse_step, grouped
-from caldera.plan.stream_assignment import assign_streams
+from caldera.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
 from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
 
@@ -88,36 +83,19 @@ class Plan:
         self._choose_well = choose_well
         self._has_run = False
         self._in_place = in_place
-        self._constants: dict[Node, Any] = {}
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = self._schedule(reuse=True)
         self._turn = _turn_of(device, self.schedule)
-        self.can_capture = not any(_not_capturable(self.schedule))
+        self.can_capture = not any(not_capturable(self.schedule))
         """Whether all of its kernels can be captured."""
-        self._updated = [symbol for symbol, _ in optimised.updates]
-        self._orders: dict[Symbol, Order | None] = {
-            b.key: b.spec.order for b in self.schedule.buffers if isinstance(b.key, Symbol)
-        }
-        self._symbols = sorted(self._orders, key=lambda symbol: symbol.serial)
-        # Inputs and constant arrays have no place of their own: the plan keeps them on its device.
-        fed = [symbol for symbol in self._symbols if symbol.role == "input"]
-        self._inputs = Inputs(fed, self._orders, device)
-        self._others = [symbol for symbol in self._symbols if symbol.role != "input"]
-        self._held: dict[Symbol, Tensor] = {
-            symbol: symbol.value.to(device=device, kind=MANAGED)
-            for symbol in self._others
-            if symbol.role == "array" and not self._reaches(symbol.value)
-        }
+        self._operands = Operands(optimised, self.schedule, device)
         self._slots = [OutputSlot(node.spec, device) for node in optimised.outputs]
         # Plans are remembered; large results must not be remembered with them.
         self._lets_go = sum(node.spec.nbytes for node in optimised.outputs) > MOST_KEPT
         self._lock = threading.RLock()
         self._block: Block | None = None
-        self._bound = [_Bound() for _ in range(self._inputs.turns)]
-        self._ready: object = None
-        self._moves = Symbol.moves
-        self._check_symbols()
+        self._bound = [_Bound() for _ in range(self._operands.inputs.turns)]
 
     # --- facts
 
@@ -134,17 +112,17 @@ class Plan:
     @property
     def inputs(self) -> list[str]:
         """The names of the inputs a run has to be given."""
-        return list(self._inputs.by_name)
+        return list(self._operands.inputs.by_name)
 
     @property
     def symbols(self) -> list[Symbol]:
         """The variables, tensors and inputs that a run reads or updates."""
-        return list(self._symbols)
+        return list(self._operands.symbols)
 
     @property
     def is_stale(self) -> bool:
         """Whether variables have moved since it was last tied to them."""
-        return self._moves != Symbol.moves
+        return self._operands.are_stale
 
     @property
     def is_captured(self) -> bool:
@@ -163,7 +141,7 @@ class Plan:
         ...     cd.compile([x * x]).draw(Path(folder) / "graph.svg").name
         'graph.svg'
         """
-        return save(path, {"as written": self.original, "as it runs": self.optimised})
+        return save_graph(path, {"as written": self.original, "as it runs": self.optimised})
 
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
         """A table of the steps, to be printed or read: kernels, shapes, bytes, operations, times.
@@ -235,8 +213,8 @@ class Plan:
             given = feeds
             if given is None:
                 # Copies: they are fed again, perhaps to the place they come from.
-                given = {name: array.copy() for name, array in self._inputs.fed().items()}
-            before = [(symbol.value, symbol.value.copy()) for symbol in self._updated]
+                given = {name: array.copy() for name, array in self._operands.inputs.fed().items()}
+            before = [(symbol.value, symbol.value.copy()) for symbol in self._operands.updated]
 
             def restore() -> None:
                 for tensor, old in before:
@@ -261,11 +239,11 @@ class Plan:
             self._has_run = True
             bound = self._prepare(feeds)
             if self.device.is_host and bound.graph is None:
-                _execute(bound.pieces)
+                execute(bound.pieces)
             else:
                 with self.device.span("run", self.device.stream):
                     self._launch(bound)
-            self._inputs.launched()
+            self._operands.inputs.launched()
             if bound.graph is not None:
                 return [slot.tensor().copy() for slot in self._slots]
             results = [slot.tensor() for slot in self._slots]
@@ -276,7 +254,7 @@ class Plan:
         if bound.graph is not None:
             bound.graph.replay()
         else:
-            self.device.stream.launch(partial(_execute, bound.pieces))
+            self.device.stream.launch(partial(execute, bound.pieces))
 
     def _let_go(self) -> None:
         """Drop results that are too large to keep for the next run."""
@@ -287,34 +265,21 @@ class Plan:
 
     def capture(self) -> None:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""
-        for kernel in _not_capturable(self.schedule):
+        for kernel in not_capturable(self.schedule):
             raise DeviceError.build(
                 f"capture of op.{kernel.op}", expected="kernels that only launch work",
                 got=f"{kernel.name!r}, which waits for the device",
                 hint="run the plan without capturing it",
             )  # fmt: skip
         with self._lock, self.device.turn:
-            if self._choose_well is not None and not self._is_joined():
+            if self._choose_well is not None and not self._is_fused():
                 self._settle()
             self._block = self._block_to_keep()
             for turn, bound in enumerate(self._bound):
-                self._inputs.turn = turn
+                self._operands.inputs.turn = turn
                 self._bind(bound, [] if turn else self._slots)
-                bound.graph = self._joined() or self._captured(bound.pieces)
-            self._inputs.turn = 0
-
-    def _captured(self, pieces: list[Piece]) -> CapturedGraph:
-        """The pieces one after the other, or in lanes where that turns out to be faster."""
-        stream = self.device.stream
-        stream.begin_capture()
-        stream.launch(partial(_execute, pieces))
-        graph = stream.end_capture()
-        calls = assign_streams(pieces) if stream.has_side_streams else []
-        if not any(each.lane for each in calls):
-            return graph
-        stream.begin_capture()
-        stream.launch_on_streams(calls)
-        return AutotunedGraph(stream, [graph, stream.end_capture()])
+                bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
+            self._operands.inputs.turn = 0
 
     def _schedule(self, *, reuse: bool) -> Schedule:
         family = self.device.kernels
@@ -332,15 +297,15 @@ class Plan:
         self.schedule = self._schedule(reuse=True)
         self._turn = _turn_of(self.device, self.schedule)
 
-    def _is_joined(self) -> bool:
+    def _is_fused(self) -> bool:
         """Whether all calls become one launch, for which no kernels need to be chosen."""
         if not can_fuse_step(self.device, self.schedule):
             return False
         self._block = self._block_to_keep()
         self._bind(self._bound[0], self._slots)
-        return self._joined() is not None
+        return self._fused() is not None
 
-    def _joined(self) -> CapturedGraph | None:
+    def _fused(self) -> CapturedGraph | None:
         """All calls as one launch, where the device can do that for this plan."""
         if not can_fuse_step(self.device, self.schedule):
             return None
@@ -362,13 +327,13 @@ class Plan:
     def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:
         """Make everything ready for a run, and give the calls of it."""
         if self.is_stale:
-            self._check_symbols()
+            self._operands.renew()
             self._bound = [_Bound() for _ in self._bound]
-            self._ready, self._moves = None, Symbol.moves
-        self._inputs.feed(feeds or {})
+        inputs = self._operands.inputs
+        inputs.feed(feeds or {})
         if not self.device.is_host:
-            self._make_ready()
-        bound = self._bound[self._inputs.turn]
+            self._operands.make_ready()
+        bound = self._bound[inputs.turn]
         if bound.graph is None:
             block = SharedArena.of(self.device).at_least(self.arena_bytes)
             held = [slot for slot in self._slots if slot.is_held()]
@@ -376,18 +341,6 @@ class Plan:
                 self._block = block
                 self._bind(bound, held)
         return bound
-
-    def _make_ready(self) -> None:
-        """Have everything on the device that the run reads, and what it writes marked as such."""
-        touched = self.device.touched
-        # Step after step nobody else was there, and there is nothing to ask.
-        if self._ready is touched:
-            return
-        for symbol in self._others:
-            self._tensor_of(symbol).memory.on_device()
-        for symbol in self._updated:
-            symbol.value.memory.on_device(write=True)
-        self._ready = touched
 
     def _bind(self, bound: _Bound, held: list[OutputSlot]) -> None:
         """Tie the schedule to memory; `held` are the outputs that need new memory."""
@@ -407,7 +360,7 @@ class Plan:
         root = buffer.root
         if root.place == "constant":
             assert isinstance(root.key, Node)
-            return self._constant(root.key)
+            return self._operands.constant(root.key)
         if root.place == "arena":
             block = block or self._block
             assert block is not None
@@ -416,74 +369,24 @@ class Plan:
             memory = self.device.array(block, root.offset, stored, spec.dtype)
             return laid_out(memory, spec.shape, spec.order)
         if isinstance(root.key, Symbol):
-            return self._symbol_array(root.key)
+            return self._operands.array(root.key)
         assert isinstance(root.key, tuple)
         return self._slots[root.key[1]].array()
 
-    def _reaches(self, tensor: Tensor) -> bool:
-        if self.device.is_host:
-            return tensor.device.is_host
-        return tensor.device is self.device and tensor.kind is not HOST
-
-    def _tensor_of(self, symbol: Symbol) -> Tensor:
-        held = self._held.get(symbol)
-        return symbol.value if held is None else held
-
-    def _symbol_array(self, symbol: Symbol) -> Any:
-        if symbol.role == "input":
-            return self._inputs.array(symbol)
-        tensor = self._tensor_of(symbol)
-        array = tensor.host_array() if tensor.kind is HOST else tensor.device_array()
-        order = self._orders[symbol]
-        return array if order is None else laid_out(array, symbol.spec.shape, order)
-
     def _constant(self, node: Node) -> Any:
-        """The array of a constant, put on the device once."""
-        if node not in self._constants:
-            (value,) = evaluate(node, ())
-            tensor = Tensor.from_numpy(value, device=self.device)
-            self._constants[node] = tensor.device_array()
-        return self._constants[node]
+        return self._operands.constant(node)
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name == "scan":
-            return loop_kernel(
-                node, self._choose, self._constant, self.device.kernels, in_place=self._in_place
-            )
+            constant, family = self._constant, self.device.kernels
+            return loop_kernel(node, self._choose, constant, family, in_place=self._in_place)
         return self._choose_simple(node)
-
-    def _check_symbols(self) -> None:
-        for symbol in self._others:
-            tensor = self._tensor_of(symbol)
-            if not self._reaches(tensor):
-                raise DeviceError.build(
-                    f"{symbol.role} {symbol.name}".strip(),
-                    expected=f"memory that {self.device.name} can read",
-                    got=f"{tensor.kind.name} memory on {tensor.device.name}",
-                    hint=f"move it with .to(device={self.device.name!r})",
-                )
-
-
-def _execute(pieces: list[Piece]) -> None:
-    # Infinities and nans are values here, not news.
-    with single_threaded_blas, np.errstate(all="ignore"):
-        for piece in pieces:
-            piece.run()
-
-
-def _not_capturable(schedule: Schedule) -> Iterator[Kernel]:
-    """The kernels that cannot be captured, also those in loops."""
-    for step in schedule.steps:
-        if not step.kernel.capturable:
-            yield step.kernel
-        if isinstance(step.kernel, LoopKernel):
-            yield from _not_capturable(step.kernel.schedule)
 
 
 def _turn_of(device: Device, schedule: Schedule) -> AbstractContextManager[Any]:
     """What a run holds while it launches. One that waits for other ranks holds nothing: they may be
     threads that need it."""
-    waits = any(True for _ in _not_capturable(schedule))
+    waits = any(True for _ in not_capturable(schedule))
     return nullcontext() if waits else device.turn
 
 

@@ -6,10 +6,7 @@ at the other. They are remembered in `settings.cache_dir` for this CPU, number o
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +16,9 @@ from time import perf_counter
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.tuning_cache import digest, machine
+from caldera.file_cache import FileCache
+from caldera.kernels.tuning_cache import machine
+from caldera.plain_data import json_digest
 from caldera.tensor.dtype import DType, float32, float64
 from caldera.threads import parallel_for
 
@@ -53,15 +52,14 @@ class Peaks:
 
 def cpu_peaks() -> Peaks:
     """The peaks of this machine: remembered, or measured now (about 0.3 s)."""
-    key = (settings.cache_dir, digest({"peaks": machine()}))
+    key = (settings.cache_dir, json_digest({"peaks": machine()}))
     if key not in _known:
-        path = settings.cache_dir / "peaks" / f"{key[1]}.json"
-        found = _read(path)
+        found = _read(key[1])
         if found is None:
             found = measure()
             # A folder that cannot be written only means that it is measured again next time.
             with suppress(OSError):
-                _write(path, found)
+                _PEAKS.write_json(key[1], vars(found))
         _known[key] = found
     return _known[key]
 
@@ -75,13 +73,14 @@ def cpu_peaks_at_least(speeds: Mapping[DType, float]) -> Peaks:
         known.bandwidth,
     )
     if raised != known:
-        key = (settings.cache_dir, digest({"peaks": machine()}))
+        key = (settings.cache_dir, json_digest({"peaks": machine()}))
         _known[key] = raised
         with suppress(OSError):
-            _write(settings.cache_dir / "peaks" / f"{key[1]}.json", raised)
+            _PEAKS.write_json(key[1], vars(raised))
     return raised
 
 
+_PEAKS = FileCache("peaks")
 _known: dict[tuple[Path, str], Peaks] = {}
 
 
@@ -119,20 +118,11 @@ def _least_seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def _read(path: Path) -> Peaks | None:
+def _read(key: str) -> Peaks | None:
+    held = _PEAKS.read_json(key)
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
         found = Peaks(float(held["float32"]), float(held["float64"]), float(held["bandwidth"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
     speeds = (found.float32, found.float64, found.bandwidth)
     return found if all(math.isfinite(speed) and speed > 0 for speed in speeds) else None
-
-
-def _write(path: Path, peaks: Peaks) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside its place and moved there, so that a reader never sees half of it.
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(vars(peaks), file)
-    os.replace(name, path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import joined_runs
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS, Piece, Steps
 from caldera.kernels.table import Array, Call, Runner
@@ -29,6 +30,14 @@ def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
         return LAUNCH_GROUPERS[family](bound)
     runners = joined_runs(runner for _, runner in bound)
     return [Piece(runner, frozenset({n - 1} if n else ())) for n, runner in enumerate(runners)]
+
+
+def execute(pieces: Sequence[Piece]) -> None:
+    """Run them one after the other."""
+    # Infinities and nans are values here, not news.
+    with single_threaded_blas, np.errstate(all="ignore"):
+        for piece in pieces:
+            piece.run()
 
 
 class FusedStep(CapturedGraph):

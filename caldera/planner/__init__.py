@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from caldera.planner.cluster import Cluster, Wire
 from caldera.planner.compute import Compute
+from caldera.planner.layer_cost import LayerCost
 from caldera.planner.link_benchmark import measured_wire
 from caldera.planner.prediction import Prediction, Setting, Way
 from caldera.planner.proposal import Proposal, plan, proposed
 from caldera.planner.ranking import Ranking, rank
-from caldera.planner.workload import LayerCost, Workload, workload_of
+from caldera.planner.workload import Workload, workload_of
 
 __all__ = [
     "Cluster",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from math import prod
 
+from caldera.parallel.asynchronous.server_shards import deal
+from caldera.parallel.asynchronous.transport import PUSH_HEADER_BYTES, REPLY_HEADER_BYTES
+from caldera.parallel.data.buckets import bucket_indices
+from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.planner.collective_cost import Cost, allreduce
-from caldera.planner.data_parallel_cost import batch_too_small, share
+from caldera.planner.data_parallel_cost import (
+    batch_too_small,
+    samples_per_rank,
+    statistics_sums,
+    status_sums,
+)
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
 
 SERVER, AVERAGING, ENSEMBLE = "parameter server", "averaging", "ensemble"
@@ -49,46 +57,49 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     """
     ranks, workload = setting.ranks, setting.workload
     reason = batch_too_small(setting, ranks)
-    sizes = [prod(shape) * workload.value for shape in workload.shapes]
-    if not reason and servers > len(sizes):
-        reason = f"{servers} servers would share {len(sizes)} parameters, which stay whole"
+    if not reason and servers > len(workload.gradients):
+        count = len(workload.gradients)
+        reason = f"{servers} servers would share {count} parameters, which stay whole"
     if reason:
         return refuse(setting, reason)
-    samples = share(setting, ranks)
+    samples = samples_per_rank(setting, ranks)
     # Gradients are packed and added up, parameters packed and unpacked.
     computing = setting.seconds(samples) + 4 * setting.handing_over()
     wire = setting.cluster.in_background().between(ranks, neighbours=False)
     wire = wire.met() if ranks > 2 else wire
-    shares = _shares(sizes, servers)
-    kept = max(shares)
+    shards = server_bytes(setting, servers)
+    kept = max(shards)
     # A rank's gradients in as many parts as there are servers, a server's from all others.
-    own = wire.seconds(workload.trained - (min(shares) if servers == ranks else 0), servers)
+    pushed = sum(shards) + servers * PUSH_HEADER_BYTES
+    own = wire.seconds(pushed - (min(shards) if servers == ranks else 0), servers)
     carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
+    now = Cost()
     if mode == "synchronous":
         exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
-        seconds = computing + exchange
+        now = status_sums(setting, ranks) + statistics_sums(setting, workload.layers, ranks)
+        seconds = computing + exchange + now.seconds
     else:
         exchange = 2 * own
         seconds = max(computing + exchange, at_server)
     # What a server keeps of its own gradients it does not send.
-    sent = carried + workload.trained - kept
+    replies = (ranks - 1) * (kept + REPLY_HEADER_BYTES)
+    sent = replies + pushed - kept - PUSH_HEADER_BYTES
     return Prediction(
-        setting.batch, seconds, computing, exchange, seconds - computing, sent=sent,
+        setting.batch, seconds, computing, exchange + now.seconds, seconds - computing,
+        sent=max(sent, pushed if servers < ranks else 0) + now.sent,
         memory=workload.memory(samples) + 2 * kept,
     )  # fmt: skip
 
 
-def _shares(sizes: Sequence[float], servers: int) -> list[float]:
-    """Bytes of each server: whole parameters are dealt out, the largest first.
-
-    >>> _shares([6.0, 5.0, 2.0], 2)
-    [6.0, 7.0]
-    """
-    loads = [0.0] * servers
-    for nbytes in sorted(sizes, reverse=True):
-        loads[loads.index(min(loads))] += nbytes
-    return loads
+def server_bytes(setting: Setting, servers: int) -> list[float]:
+    """Bytes of the parameters of each server."""
+    sizes = [gradient.nbytes for gradient in setting.workload.gradients]
+    owners = deal([round(nbytes) for nbytes in sizes], servers)
+    return [
+        sum(nbytes for nbytes, owner in zip(sizes, owners, strict=True) if owner == server)
+        for server in range(servers)
+    ]
 
 
 def _hogwild(setting: Setting) -> Prediction:
@@ -99,7 +110,7 @@ def _hogwild(setting: Setting) -> Prediction:
         reason = f"{ranks} ranks are not on one machine"
     if reason:
         return refuse(setting, reason)
-    samples = share(setting, ranks)
+    samples = samples_per_rank(setting, ranks)
     computing = setting.seconds(samples)
     shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
     memory = workload.memory(samples) - shared
@@ -107,21 +118,33 @@ def _hogwild(setting: Setting) -> Prediction:
 
 
 def _local(setting: Setting) -> Prediction:
-    """Parameters and what the optimizer keeps are averaged."""
-    return _now_and_then(setting, setting.workload.parameters + setting.workload.optimizer, 0.0)
+    """Parameters and what the optimizer keeps are averaged, and running statistics."""
+    workload = setting.workload
+    sizes = [round(gradient.nbytes) for gradient in workload.gradients]
+    kept = round(workload.optimizer / (workload.trained or 1.0))
+    return _now_and_then(setting, [*sizes * (1 + kept), *_statistics(setting)], 0.0)
 
 
 def _elastic(setting: Setting) -> Prediction:
     """Each rank is drawn to a centre that all of them keep."""
-    return _now_and_then(setting, setting.workload.parameters, setting.workload.parameters)
+    sizes = [round(gradient.nbytes) for gradient in setting.workload.gradients]
+    return _now_and_then(setting, sizes, setting.workload.parameters)
 
 
-def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Prediction:
-    ranks = setting.ranks
+def _statistics(setting: Setting) -> list[int]:
+    """Bytes of the running means and variances."""
+    workload = setting.workload
+    return [2 * each.synchronised * workload.value for each in workload.layers if each.synchronised]
+
+
+def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Prediction:
+    ranks, cluster = setting.ranks, setting.cluster.in_background()
     reason = batch_too_small(setting, ranks)
     if reason:
         return refuse(setting, reason)
-    whole = allreduce("auto", nbytes, ranks, setting.cluster.in_background())
+    buckets = bucket_indices(sizes, [""] * len(sizes), range(len(sizes)), BUCKET_BYTES)
+    messages = [sum(sizes[index] for index in bucket) for bucket in buckets]
+    whole = sum((allreduce("auto", nbytes, ranks, cluster) for nbytes in messages), Cost())
     # What is sent is weighed before, and the sum after.
     cost = whole + Cost(2 * setting.handing_over())
     return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
@@ -129,7 +152,7 @@ def _now_and_then(setting: Setting, nbytes: float, more_memory: float) -> Predic
 
 def _gossip(setting: Setting, partners: int) -> Prediction:
     """Parameters to one partner or to both neighbours, after each step."""
-    nbytes = setting.workload.parameters
+    nbytes = setting.workload.trained + sum(_statistics(setting))
     partners = min(partners, setting.ranks - 1)
     wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
     wire = wire.met() if partners == 2 else wire
@@ -150,7 +173,7 @@ def _ensemble(setting: Setting) -> Prediction:
 
 
 def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Prediction:
-    samples = share(setting, setting.ranks)
+    samples = samples_per_rank(setting, setting.ranks)
     computing = setting.seconds(samples)
     memory = setting.workload.memory(samples) + more_memory
     return Prediction(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from caldera.amounts import seconds_text
 from caldera.draw.axis import Axis, axis_of
-from caldera.draw.figure import write_figure
-from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
+from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.palette import CATEGORICAL
 from caldera.planner.asynchronous_cost import AVERAGING, SERVER
 from caldera.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
 from caldera.planner.explanation import speed_up, times_text
@@ -33,9 +33,9 @@ _IDEAL = CATEGORICAL[-1]
 
 def plot(series: Mapping[str, Sequence[Ranking]], path: str | PathLike[str]) -> Path:
     """Write the charts to an .svg file; its path."""
-    panels = [panel for name, each in series.items() for panel in scaling_charts(name, each)]
+    charts = [chart for name, each in series.items() for chart in scaling_charts(name, each)]
     ranks = next(iter(series.values()))[-1].setting.ranks
-    return write_figure(path, panels, f"1 to {ranks} ranks, predicted")
+    return write_figure(path, charts, f"1 to {ranks} ranks, predicted")
 
 
 def scaling_charts(scaling: str, series: Sequence[Ranking]) -> list[LineChart]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -15,12 +16,12 @@ import numpy as np
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
 from caldera.compress.dense import DenseCompressor
+from caldera.compress.messages import bounds
 from caldera.compress.sparse.cost import fastest
 from caldera.compress.topk import TopK
 from caldera.errors import ConfigError
 from caldera.planner.cluster import Cluster, Wire
 from caldera.planner.collective_cost import Cost, allreduce
-from caldera.planner.workload import Workload
 
 DEFAULT_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "float16": ("cast", {"dtype": "float16"}),
@@ -64,10 +65,8 @@ class CodecCost:
     """A compression, and what encoding and decoding take: among few ranks, and among many, since
     sums of sparse vectors become denser.
 
-    `thin` is the part of the values that is left where matrices become products of thin ones.
-
     >>> from caldera.compress import QSGD
-    >>> CodecCost(QSGD(bits=4)).cost(4096, 2, Wire(0.0, 1e6)).sent
+    >>> CodecCost(QSGD(bits=4)).cost([(64, 64)], 2, Wire(0.0, 1e6)).sent
     2080
     >>> CodecCost(QSGD(bits=4), CodecSeconds(2, 1e-6), CodecSeconds(8, 4e-6)).seconds(1000, 4)
     0.002
@@ -76,7 +75,6 @@ class CodecCost:
     compressor: Compressor
     few: CodecSeconds = CodecSeconds(_FEW)
     many: CodecSeconds = CodecSeconds(_MANY)
-    thin: float = 1.0
 
     def seconds(self, elements: float, ranks: int) -> float:
         """How long a core works on an exchange of so many values."""
@@ -89,37 +87,50 @@ class CodecCost:
         reached = (ranks - self.few.ranks) / (self.many.ranks - self.few.ranks)
         return low + (high - low) * min(reached, 1.0)
 
-    def cost(self, elements: int, ranks: int, wire: Wire) -> Cost:
-        """An exchange of so many values, without encoding and decoding them."""
+    def cost(self, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> Cost:
+        """An exchange of gradients of these shapes in one message, without encoding and decoding
+        them."""
+        elements = sum(map(math.prod, shapes))
         if ranks == 1 or not elements:
             return Cost()
         if isinstance(self.compressor, TopK):
-            return _sparse(self.compressor, elements, ranks, wire)
+            return _sparse(self.compressor, shapes, ranks, wire)
         if isinstance(self.compressor, RandomK):
-            return _summed(math.ceil(self.compressor.k * elements), ranks, wire)
+            count = sum(self.compressor.count(math.prod(shape)) for shape in shapes)
+            return _summed(count, ranks, wire)
         if isinstance(self.compressor, PowerSGD):
             # The second factor follows from the sum of the first.
-            return _summed(self.thin * elements / 2, ranks, wire).times(2)
+            both = self.compressor.summed_elements(shapes)
+            return sum((_summed(values, ranks, wire) for values in both), Cost())
         assert isinstance(self.compressor, DenseCompressor)
-        part = math.ceil(elements / ranks)
-        sizes = [code.size(part) for code in (self.compressor.code, self.compressor.sum_codec)]
-        if None in sizes:
-            raise ConfigError.build(
-                "planner", expected="a compression whose size is known", got=repr(self.compressor)
-            )
-        there, around = ((ranks - 1) * (size or 0) for size in sizes)
+        there, around = _encoded_bytes(self.compressor, elements, ranks)
         # To everybody at once, then around the ring.
         seconds = wire.met().seconds(there, 1) + wire.seconds(around, ranks - 1)
         return Cost(seconds, there + around)
+
+
+def _encoded_bytes(compressor: DenseCompressor, elements: int, ranks: int) -> tuple[int, int]:
+    """What the busiest rank sends of its vector, and of the sum of its part."""
+    parts = [end - begin for begin, end in pairwise(bounds(elements, ranks))]
+    sizes = [[codec.size(part) for part in parts]
+             for codec in (compressor.code, compressor.sum_codec)]  # fmt: skip
+    there, around = ([size or 0 for size in found] for found in sizes)
+    if None in sizes[0] or None in sizes[1]:
+        raise ConfigError.build(
+            "planner", expected="a compression whose size is known", got=repr(compressor)
+        )
+    sent = [(sum(there) - own, (ranks - 1) * total)
+            for own, total in zip(there, around, strict=True)]  # fmt: skip
+    return max(sent, key=sum)
 
 
 def _summed(values: float, ranks: int, wire: Wire) -> Cost:
     return allreduce("auto", 4 * values, ranks, Cluster(ranks, wire))
 
 
-def _sparse(topk: TopK, elements: int, ranks: int, wire: Wire) -> Cost:
-    block, k = topk.block or elements, topk.k
-    count = max(1, round(elements * (k if k < 1 else k / block)))
+def _sparse(topk: TopK, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> Cost:
+    sizes = [math.prod(shape) for shape in shapes]
+    elements, count = sum(sizes), topk.expected(sizes)
     bits = topk.quantiser.bits(count) if topk.quantiser is not None else 32.0
     link = Link(wire.latency, wire.bandwidth)
     times = predicted_seconds(elements, count, ranks, bits, link)
@@ -127,20 +138,18 @@ def _sparse(topk: TopK, elements: int, ranks: int, wire: Wire) -> Cost:
     chosen = topk.algorithm
     if chosen == "auto":
         chosen = fastest(elements, count, ranks, bits, topk.link)
-    sizes = predicted_seconds(elements, count, ranks, bits, Link(0.0, 1.0))
-    return Cost(times[chosen], sizes[chosen])
+    nbytes = predicted_seconds(elements, count, ranks, bits, Link(0.0, 1.0))
+    return Cost(times[chosen], nbytes[chosen])
 
 
-def default_codecs(wire: Wire, workload: Workload) -> dict[str, CodecCost]:
-    """The usual compressions of a model's gradients for a link, without what encoding takes."""
+def default_codecs(wire: Wire) -> dict[str, CodecCost]:
+    """The usual compressions of gradients for a link, without what encoding takes."""
     made = {}
     for title, (name, arguments) in DEFAULT_COMPRESSORS.items():
         given = dict(arguments)
         if name.startswith("top"):
             given |= {"latency": wire.latency, "bandwidth": wire.bandwidth}
-        compressor = compressors.make(name, **given)
-        rank = compressor.rank if isinstance(compressor, PowerSGD) else 0
-        made[title] = CodecCost(compressor, thin=workload.thin(rank) if rank else 1.0)
+        made[title] = CodecCost(compressors.make(name, **given))
     return made
 
 

@@ -129,7 +129,7 @@ def measured(
 class _AsIfMany(DataParallel):
     """One rank that exchanges gradients with nobody."""
 
-    several = True
+    is_distributed = True
 
 
 def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> Steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from caldera.amounts import bytes_text, flops_text, percent_text, seconds_text
+from caldera.amounts import bytes_text, flops_text, percent_text, seconds_text, table_lines
 from caldera.planner.asynchronous_cost import ENSEMBLE
 from caldera.planner.prediction import Prediction, Setting
 from caldera.planner.ranking import CLEARLY, Entry, Ranking, what_if
@@ -23,10 +23,8 @@ def rows(ranking: Ranking) -> list[tuple[str, ...]]:
 
 def table(ranking: Ranking) -> str:
     """The same as text."""
-    body = rows(ranking)
-    widths = [max(len(row[i]) for row in [HEAD, *body]) for i in range(len(HEAD))]
-    lines = [_line(HEAD, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
-    return "\n".join([*lines, *(_line(row, widths) for row in body)])
+    head, *body = table_lines([HEAD, *rows(ranking)], left=(0,))
+    return "\n".join([head, "-" * len(head), *body])
 
 
 def speed_up(ranking: Ranking, found: Prediction) -> float:
@@ -56,12 +54,6 @@ def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
         bytes_text(found.sent),
         bytes_text(found.memory),
     )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first = cells[0].ljust(widths[0])
-    rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-    return "  ".join([first, *rest])
 
 
 # --- sentences

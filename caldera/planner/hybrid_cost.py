@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from caldera.parallel.data.data_parallel import BUCKET_BYTES
+from caldera.parallel.pipeline.stage_partition import traced_samples
 from caldera.planner.collective_cost import Cost, allgather, allreduce, reduce_scatter
-from caldera.planner.data_parallel_cost import batch_too_small, share, status
-from caldera.planner.overlap import overlapped_sends, pieces, total, without_overlap
+from caldera.planner.data_parallel_cost import (
+    batch_too_small,
+    samples_per_rank,
+    statistics_sums,
+    status_sums,
+)
+from caldera.planner.overlap import (
+    BucketCost,
+    gradient_buckets,
+    overlapped_sends,
+    total,
+    without_overlap,
+)
 from caldera.planner.prediction import Prediction, Setting, Way, refuse
-from caldera.planner.stages import Stage, cut
-from caldera.planner.workload import LayerCost, Workload
+from caldera.planner.stages import Exchange, Stage
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
 FILL_DRAIN, ONE_F_ONE_B = "fill-drain", "1F1B"
@@ -78,7 +87,7 @@ def ways(ranks: int) -> Iterator[Way]:
 
 def _way(mix: HybridConfig) -> Way:
     name, given = _maker(mix)
-    return Way(mix.family, f"{name}, {mix}", (name, given), True, partial(mixed, mix=mix))
+    return Way(mix.family, f"{name}, {mix}", (name, given), True, partial(predict_hybrid, mix=mix))
 
 
 def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
@@ -91,25 +100,22 @@ def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
     return "Hybrid", {"axes": {"data": mix.data, "model": mix.model}}
 
 
-def mixed(setting: Setting, mix: HybridConfig) -> Prediction:
+def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     """What a step costs with so many ranks along each axis."""
-    samples = share(setting, mix.data)
+    samples = samples_per_rank(setting, mix.data)
     micro = samples / mix.micro
     widest = setting.workload.widest
-    stages = _cut(setting.workload, mix.pipeline)
     reason = batch_too_small(setting, mix.data)
-    if stages is None:
-        reason = f"the model has fewer than {mix.pipeline} blocks"
-    elif mix.model > widest:
+    if mix.model > widest:
         reason = f"no layer has more than {widest} units to split"
     elif not reason and mix.micro > samples:
         reason = f"{mix.micro} micro-batches would share {samples} samples"
-    if reason or stages is None:
-        return refuse(setting, reason)
+    stages = None if reason else stages_of(setting, mix)
+    if stages is None:
+        return refuse(setting, reason or f"the model has fewer than {mix.pipeline} blocks")
     whole = setting.seconds(math.ceil(micro))
     times = [whole * stage.split(mix.model) for stage in stages]
-    split = [_split_cost(stage.layers, micro, mix, setting) for stage in stages]
-    handed = [_handed_on(stage, micro, mix, setting) for stage in stages[:-1]]
+    split = [_shared(stage.exchanges, mix, setting) for stage in stages]
     # Gradients of micro-batches are added up: half of what it takes to hand them over.
     adding = setting.handing_over() / (2 * mix.model) if mix.micro > 1 else 0.0
     parts = [stage.trained / (setting.workload.trained or 1.0) for stage in stages]
@@ -117,20 +123,24 @@ def mixed(setting: Setting, mix: HybridConfig) -> Prediction:
         own + cost.seconds + adding * part
         for own, cost, part in zip(times, split, parts, strict=True)
     ]
-    # A stage sends outputs there and gradients back.
-    moved = [there + back for there, back in pairwise([Cost(), *handed, Cost()])]
+    moved = _between_stages(stages, mix, setting)
     # They travel while it computes the next; where that takes longer, it waits.
     slot = max([*busy, *(each.seconds for each in moved)])
     first = sum(busy) + sum(each.seconds for each in moved)
     reduced = [_reduced(s, t, mix, setting) for s, t in zip(stages, times, strict=True)]
     # Stages finish one after the other; what the slowest still has to send is waited for.
     after = max(left for left, _ in reduced)
-    now = status(mix.data, setting, mix.pipeline * mix.model)
+    now = status_sums(setting, setting.ranks)
+    # Batch normalisation is over a micro-batch of all pipelines, for which those wait.
+    stride = mix.pipeline * mix.model
+    sums = [statistics_sums(setting, stage.layers, mix.data, stride) for stage in stages]
+    sums = [each.times(mix.micro) for each in sums]
     after += setting.handing_over() * max(parts) / mix.model
-    seconds = first + (mix.micro - 1) * slot + after + now.seconds
+    waited = now.seconds + max(each.seconds for each in sums)
+    seconds = first + (mix.micro - 1) * slot + after + waited
     exchanges = [
-        (own + other).times(mix.micro) + gradients + now
-        for own, other, (_, gradients) in zip(split, moved, reduced, strict=True)
+        (own + other).times(mix.micro) + gradients + normalised + now
+        for own, other, (_, gradients), normalised in zip(split, moved, reduced, sums, strict=True)
     ]
     computing = mix.micro * max(times)
     idle = sum(busy) - max(busy)
@@ -142,71 +152,72 @@ def mixed(setting: Setting, mix: HybridConfig) -> Prediction:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def _cut(workload: Workload, count: int) -> list[Stage] | None:
-    return cut(workload.layers, count)
+def stages_of(setting: Setting, mix: HybridConfig) -> list[Stage] | None:
+    """The stages of a model, as they will be cut; None if it has too few layers."""
+    traced = traced_samples(setting.batch, mix.data, mix.micro, mix.model)
+    samples = samples_per_rank(setting, mix.data) / mix.micro
+    return setting.workload.network.stages(mix.pipeline, mix.model, samples, traced)
 
 
-def _split_cost(
-    layers: Sequence[LayerCost], samples: float, mix: HybridConfig, setting: Setting
-) -> Cost:
-    """Split layers in pairs: the first by its outputs, the second by its inputs.
-
-    Between the two nothing is sent. The outputs of the second are summed, and on the way back their
-    gradients. A layer that is too small to be split takes the part of the second if it gives less
-    than it takes. One without a partner gathers its outputs, and scatters their gradients.
-    """
+def _shared(exchanges: Sequence[Exchange], mix: HybridConfig, setting: Setting) -> Cost:
+    """What the ranks that share the layers of a stage exchange for a micro-batch."""
     if mix.model == 1:
         return Cost()
     wire = setting.cluster.between(mix.model)
     found = Cost()
-    first: LayerCost | None = None
-    for layer in layers:
-        if first is not None and (layer.units >= mix.model or layer.narrows):
-            nbytes = layer.output * samples
-            found += allreduce("auto", nbytes, mix.model, setting.cluster).times(2)
-            first = None
-        elif first is None and layer.units >= mix.model:
-            first = layer
-    if first is not None:
-        nbytes = first.output * samples
-        found += allgather(nbytes, mix.model, wire) + reduce_scatter(nbytes, mix.model, wire)
+    for kind, nbytes in exchanges:
+        if kind == "sum":
+            found += allreduce("auto", nbytes, mix.model, setting.cluster)
+        else:
+            found += (allgather if kind == "gather" else reduce_scatter)(nbytes, mix.model, wire)
     return found
 
 
-def _handed_on(stage: Stage, samples: float, mix: HybridConfig, setting: Setting) -> Cost:
-    """A micro-batch to the next stage; its gradient comes back the same way."""
+def _between_stages(stages: Sequence[Stage], mix: HybridConfig, setting: Setting) -> list[Cost]:
+    """What each stage sends for a micro-batch: outputs to the next stage, and gradients back."""
     wire = setting.cluster.between(2, mix.model)
-    nbytes = stage.handed_on * samples
-    return Cost(wire.seconds(nbytes), nbytes)
+
+    def sent(nbytes: float) -> Cost:
+        return Cost(wire.seconds(nbytes), nbytes)
+
+    there = [sent(stage.sent_on) for stage in stages[:-1]]
+    back = [sent(stage.sent_back) for stage in stages[:-1]]
+    ends = zip([*there, Cost()], [Cost(), *back], strict=True)
+    return [first + second for first, second in ends]
 
 
 def _reduced(
     stage: Stage, seconds: float, mix: HybridConfig, setting: Setting
 ) -> tuple[float, Cost]:
-    """Gradients over the data axis, and over the model axis those of layers that are not split: the
-    time that is left after the last backward pass, and all."""
-    stride = mix.pipeline * mix.model
-    cluster = setting.cluster.in_background()
-    whole = sum(layer.trained for layer in stage.layers if layer.units < mix.model)
-    found = Cost()
-    if mix.model > 1:
-        found = allreduce("auto", whole, mix.data * mix.model, cluster, mix.pipeline)
-    if mix.data == 1:
-        return found.seconds, found
+    """Gradients over the data axis, and over the model axis too those of layers that are not split:
+    the time that is left after the last backward pass, and all."""
+    workload, cluster = setting.workload, setting.cluster.in_background()
+    shards = workload.network.shards(mix.model)
+    sizes = [workload.gradients[i].nbytes if e is None else e for i, e in enumerate(shards)]
+    # A pipeline takes them from the last parameter to the first.
+    order = workload.backward if mix.pipeline == 1 else range(len(sizes) - 1, -1, -1)
+    own = [number for number in order if number in set(stage.gradients)]
+    backward = seconds * (1 - setting.compute.forward) / (stage.weight or 1.0)
+    layers = range(stage.first, stage.first + len(stage.layers))
+    left, found = 0.0, Cost()
+    for numbers, ranks, stride in (
+        ([i for i in own if shards[i] is not None], mix.data, mix.pipeline * mix.model),
+        ([i for i in own if shards[i] is None], mix.data * mix.model, mix.pipeline),
+    ):
 
-    def cost(nbytes: float) -> Cost:
-        return allreduce("auto", nbytes / mix.model, mix.data, cluster, stride)
+        def cost(bucket: BucketCost, ranks: int = ranks, stride: int = stride) -> Cost:
+            return allreduce("auto", bucket.nbytes, ranks, cluster, stride)
 
-    split = [e if e.units >= mix.model else replace(e, trained=0.0) for e in stage.layers[::-1]]
-    backward = seconds * (1 - setting.compute.forward)
-    share_of_all = stage.weight or 1.0
-    work = pieces(split, backward / share_of_all, BUCKET_BYTES * mix.model)
-    exchange = total(work, cost)
-    if not setting.cluster.hides(mix.data, stride):
-        return found.seconds + exchange.seconds, found + exchange
-    left = overlapped_sends(work, cost) - sum(piece.seconds for piece in work)
-    return found.seconds + left, found + exchange
+        if ranks == 1 or not numbers:
+            continue
+        work = gradient_buckets(workload, backward, numbers, sizes, layers)
+        exchange = total(work, cost)
+        found += exchange
+        if not setting.cluster.hides(ranks, stride):
+            left += exchange.seconds
+        else:
+            left += overlapped_sends(work, cost) - sum(bucket.seconds for bucket in work)
+    return left, found
 
 
 def _memory(index: int, stage: Stage, samples: float, mix: HybridConfig, setting: Setting) -> float:
@@ -239,24 +250,24 @@ def split_dense_layers(setting: Setting) -> Prediction:
         reason = f"no dense layer has more than {widest} units to split"
     if reason:
         return refuse(setting, reason)
-    samples, wire = share(setting, ranks), cluster.between(ranks)
+    samples, wire = samples_per_rank(setting, ranks), cluster.between(ranks)
     computing = setting.seconds(samples) + setting.handing_over()
     backward = computing - setting.compute.forward * setting.seconds(samples)
     hidden = cluster.in_background()
 
-    def cost(nbytes: float) -> Cost:
-        return allreduce("auto", nbytes, ranks, hidden)
+    def cost(bucket: BucketCost) -> Cost:
+        return allreduce("auto", bucket.nbytes, ranks, hidden)
 
-    # Dense layers come last: when the backward pass reaches the others, theirs are done.
-    behind = pieces(others[::-1], backward, BUCKET_BYTES)
+    whole = [i for i in workload.backward if workload.layers[workload.gradients[i].layer] in others]
+    behind = gradient_buckets(workload, backward, whole)
     after = overlapped_sends if cluster.hides(ranks) else without_overlap
-    left = after(behind, cost) - sum(piece.seconds for piece in behind)
+    left = after(behind, cost) - sum(bucket.seconds for bucket in behind)
     moved = Cost()
     for layer in dense:
         moved += allgather(layer.given * setting.batch, ranks, wire)
         moved += reduce_scatter(layer.given * setting.batch, ranks, wire)
     moved += allgather(dense[-1].output * setting.batch, ranks, wire)
-    now = status(ranks, setting)
+    now = status_sums(setting, ranks)
     seconds = computing + left + moved.seconds + now.seconds
     exchange = total(behind, cost) + moved + now
     kept = sum(layer.trained for layer in dense) * (1 - 1 / ranks)

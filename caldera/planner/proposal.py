@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from caldera.comm import Communicator, world
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.machine import usable_cores
 from caldera.planner.build import build_strategy
 from caldera.planner.charts import plot
 from caldera.planner.cluster import Cluster, Wire
@@ -165,14 +165,14 @@ def plan(
     at_full_speed = math.inf
     if speed is None:
         compute, workload = measured(model, workload, max(1, min(batch, each)))
-        at_full_speed = (cores or _cores()) / settings.threads
+        at_full_speed = (cores or usable_cores()) / settings.threads
     else:
         flops = flops_of(speed) if isinstance(speed, str) else speed
         compute = Compute.at_speed(workload, flops)
     within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
     room = bytes_of(memory) if isinstance(memory, str) else memory
     cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room, TURN)
-    codes = {name: timed(code) for name, code in default_codecs(wire, workload).items()}
+    codes = {name: timed(code) for name, code in default_codecs(wire).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
 
@@ -233,9 +233,3 @@ def _wire(
         return measured_wire(everyone)
     seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
     return Wire(seconds, rate_of(given, where), adding, behind=seconds + behind)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return known or 1

@@ -1,20 +1,44 @@
-"""A model cut into stages that have about as much to do as each other."""
+"""How ranks share the layers of a network: its stages, and what these exchange.
+
+`ModelNetwork` asks the strategies, so what it says is what they will do. `EstimatedNetwork` is for
+a workload that somebody wrote down layer by layer, without a model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import NamedTuple, Protocol
 
-from caldera.planner.workload import LayerCost
+from caldera.parallel.pipeline.stage_partition import balanced_cuts
+from caldera.planner.layer_cost import Gradient, LayerCost
+
+
+class Exchange(NamedTuple):
+    """Something that all ranks which share layers wait for: "sum", "gather" or "scatter", and the
+    bytes of the whole value."""
+
+    kind: str
+    nbytes: float
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Layers that follow each other, on one rank of a pipeline."""
+    """Layers that follow each other, on one rank of a pipeline or on several that share them.
 
+    `first` is the number of its first layer, `gradients` has those of its gradients. For a
+    micro-batch it sends `sent_on` bytes to the next stage and gets `sent_back`, and the ranks that
+    share its layers make the `exchanges`.
+    """
+
+    first: int
     layers: tuple[LayerCost, ...]
+    gradients: tuple[int, ...] = ()
+    sent_on: float = 0.0
+    sent_back: float = 0.0
+    exchanges: tuple[Exchange, ...] = ()
 
     @cached_property
     def weight(self) -> float:
@@ -36,70 +60,84 @@ class Stage:
         """Bytes of everything that its layers make of one sample."""
         return sum(layer.output for layer in self.layers)
 
-    @cached_property
-    def handed_on(self) -> float:
-        """Bytes of a sample that the next stage gets."""
-        return self.layers[-1].output
-
     def split(self, ways: int) -> float:
         """The part of a step's time that a rank has left if so many split its layers."""
         able = sum(layer.weight for layer in self.layers if layer.units >= ways)
         return able / ways + self.weight - able
 
 
-def blocks(layers: Sequence[LayerCost]) -> list[tuple[LayerCost, ...]]:
-    """Layers by the part of the model they belong to: nothing is cut inside of one."""
-    return [tuple(each) for _, each in groupby(layers, key=lambda layer: layer.block)]
+class Network(Protocol):
+    """Who knows how ranks share layers."""
+
+    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+        """The network in so many stages, each of which is so many ranks; None if it has too few
+        layers. `samples` are those of a micro-batch, `traced` those that decide about the cuts."""
+
+    def shards(self, ranks: int) -> Sequence[float | None]:
+        """For each gradient the bytes of a rank's part of it, if so many ranks share layers; None
+        if it stays whole."""
 
 
-def cut(layers: Sequence[LayerCost], count: int) -> list[Stage] | None:
-    """The layers in so many stages, the one with most operations having as few as can be; None if
-    there are fewer blocks than that.
+class EstimatedNetwork:
+    """Layers one after the other, cut between blocks; those that can be are split in pairs."""
 
-    >>> from caldera.planner.workload import LayerCost
-    >>> def layer(name, part):
-    ...     return LayerCost(name, "Dense", name, part, part, 4, 4, 4, 4)
-    >>> found = cut([layer("a", 0.5), layer("b", 0.25), layer("c", 0.25)], 2)
-    >>> [stage.weight for stage in found]
-    [0.5, 0.5]
+    def __init__(self, layers: Sequence[LayerCost], gradients: Sequence[Gradient]) -> None:
+        self._layers = layers
+        self._gradients = gradients
+
+    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+        """Blocks with about as many operations; the last layer's output crosses a cut.
+
+        >>> def layer(name, part):
+        ...     return LayerCost(name, "Dense", name, part, part, 4, 4, 4, 4)
+        >>> network = EstimatedNetwork([layer("a", 0.5), layer("b", 0.25), layer("c", 0.25)], [])
+        >>> [stage.weight for stage in network.stages(2, 1, 1.0, 1)]
+        [0.5, 0.5]
+        """
+        blocks = [list(each) for _, each in groupby(self._layers, key=lambda layer: layer.block)]
+        if count > len(blocks):
+            return None
+        costs = [sum(layer.operations for layer in block) for block in blocks]
+        sizes = [round(block[-1].output) for block in blocks[:-1]]
+        edges = [0]
+        for first, last in pairwise([0, *balanced_cuts(costs, sizes, count), len(blocks)]):
+            edges.append(edges[-1] + sum(map(len, blocks[first:last])))
+        return [
+            self._stage(first, last, samples, ranks, is_last=last == len(self._layers))
+            for first, last in pairwise(edges)
+        ]
+
+    def _stage(self, first: int, last: int, samples: float, ranks: int, is_last: bool) -> Stage:
+        layers = tuple(self._layers[first:last])
+        numbers = [i for i, each in enumerate(self._gradients) if first <= each.layer < last]
+        sent = 0.0 if is_last else layers[-1].output * samples
+        exchanges = tuple(_in_pairs(layers, samples, ranks))
+        return Stage(first, layers, tuple(numbers), sent, sent, exchanges)
+
+    def shards(self, ranks: int) -> Sequence[float | None]:
+        """An equal part of whatever belongs to a layer that can be split."""
+        return [
+            each.nbytes / ranks if 1 < ranks <= self._layers[each.layer].units else None
+            for each in self._gradients
+        ]
+
+
+def _in_pairs(layers: Sequence[LayerCost], samples: float, ranks: int) -> list[Exchange]:
+    """Split layers in pairs: the first by its outputs, the second by its inputs.
+
+    Between the two nothing is sent. The outputs of the second are summed, and on the way back their
+    gradients. A layer that is too small to be split takes the part of the second if it gives less
+    than it takes. One without a partner gathers its outputs, and scatters their gradients.
     """
-    parts = blocks(layers)
-    if count > len(parts):
-        return None
-    weights = [sum(layer.operations for layer in part) for part in parts]
-    low, high = max(weights), sum(weights)
-    for _ in range(40):
-        middle = (low + high) / 2
-        if _needed(weights, middle) <= count:
-            high = middle
-        else:
-            low = middle
-    groups = _filled(weights, high * (1 + 1e-9), count)
-    return [
-        Stage(tuple(layer for part in parts[first:last] for layer in part))
-        for first, last in groups
-    ]
-
-
-def _needed(weights: Sequence[float], most: float) -> int:
-    """How many stages there are if none may weigh more than that."""
-    stages, filled = 1, 0.0
-    for weight in weights:
-        if filled + weight > most * (1 + 1e-12):
-            stages, filled = stages + 1, 0.0
-        filled += weight
-    return stages
-
-
-def _filled(weights: Sequence[float], most: float, count: int) -> list[tuple[int, int]]:
-    """First and last block of each stage, each filled as far as the limit and the rest allow."""
-    groups: list[tuple[int, int]] = []
-    first, filled = 0, 0.0
-    for index, weight in enumerate(weights):
-        left = len(weights) - index
-        must = count - len(groups) - 1 >= left and index > first
-        if index > first and len(groups) < count - 1 and (filled + weight > most or must):
-            groups.append((first, index))
-            first, filled = index, 0.0
-        filled += weight
-    return [*groups, (first, len(weights))]
+    found: list[Exchange] = []
+    first: LayerCost | None = None
+    for layer in layers if ranks > 1 else ():
+        if first is not None and (layer.units >= ranks or layer.narrows):
+            found += [Exchange("sum", layer.output * samples)] * 2
+            first = None
+        elif first is None and layer.units >= ranks:
+            first = layer
+    if first is not None:
+        nbytes = first.output * samples
+        found += [Exchange("gather", nbytes), Exchange("scatter", nbytes)]
+    return found

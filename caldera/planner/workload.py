@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING
 
-from caldera.parallel.tensor.layer_sharding import LEAST
+from caldera import op
+from caldera.lazy import Variable
+from caldera.nn.tracing import Context
+from caldera.parallel.data.buckets import in_backward_order
+from caldera.parallel.tensor.layer_sharding import most_ranks
+from caldera.planner.layer_cost import Gradient, LayerCost
+from caldera.planner.model_network import ModelNetwork, leaf_calls
+from caldera.planner.stages import EstimatedNetwork, Network
+from caldera.train.step import trace_network
 from caldera.train.tracking.summary import Row
 
 if TYPE_CHECKING:
@@ -17,46 +23,6 @@ if TYPE_CHECKING:
 
 OPERATIONS_A_VALUE = 8.0
 """A layer that only moves values takes about as long as so many operations on each of them."""
-STATUS_BYTES = 40
-"""The losses and metrics that ranks add up in each step, before they go on."""
-_SPLIT = ("Dense", "Conv1D", "Conv2D", "Conv3D", "MultiHeadAttention", "Attention", "Embedding")
-"""Kinds of layers whose units, channels or heads can be shared out over ranks."""
-_DENSE = ("Dense",)
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """One layer, for one sample.
-
-    - `block`: the part of the model it belongs to; a pipeline is cut between those.
-    - `weight`: its part of the time of a step; those of all layers add up to 1. `operations` is
-      its part of those of the forward pass, by which `PipelineParallel` cuts a model.
-    - `parameters`, `trained`: bytes; `output`, `given`: bytes of what it makes and of its input.
-    - `units`: over how many ranks it can be split at the most; 1 if it cannot.
-    - `synchronised`: channels whose statistics are summed over ranks, for batch normalisation.
-    """
-
-    path: str
-    kind: str
-    block: str
-    weight: float
-    operations: float
-    parameters: float
-    trained: float
-    output: float
-    given: float
-    units: int = 1
-    synchronised: int = 0
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it has many parameters for the work it does."""
-        return self.kind in _DENSE
-
-    @property
-    def narrows(self) -> bool:
-        """Whether to sum what it gives costs less than to gather what it takes."""
-        return self.kind in _SPLIT and 2 * self.output <= self.given
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +35,10 @@ class Workload:
       step takes for gradients and the like however few samples it has.
     - `shapes`: of the parameters that are trained.
     - `value`: bytes of one number.
+    - `gradients`: of the parameters that are trained, in the order of the model, and `backward`
+      their numbers in the order in which the backward pass is done with them; if not given, there
+      is one a layer.
+    - `network`: who knows how ranks share the layers; if not given, that is estimated.
     """
 
     name: str
@@ -79,6 +49,16 @@ class Workload:
     room: float
     shapes: tuple[tuple[int, ...], ...] = ()
     value: int = 4
+    gradients: tuple[Gradient, ...] = ()
+    backward: tuple[int, ...] = ()
+    network: Network = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        given = self.gradients or tuple(_one_a_layer(self.layers, self.shapes, self.value))
+        object.__setattr__(self, "gradients", given)
+        object.__setattr__(self, "backward", self.backward or tuple(range(len(given)))[::-1])
+        if self.network is None:
+            object.__setattr__(self, "network", EstimatedNetwork(self.layers, given))
 
     @cached_property
     def parameters(self) -> float:
@@ -88,7 +68,7 @@ class Workload:
     @cached_property
     def trained(self) -> float:
         """Bytes of all gradients."""
-        return sum(layer.trained for layer in self.layers)
+        return sum(gradient.nbytes for gradient in self.gradients)
 
     @cached_property
     def outputs(self) -> float:
@@ -99,26 +79,6 @@ class Workload:
     def widest(self) -> int:
         """Over how many ranks a layer can be split at the most."""
         return max((layer.units for layer in self.layers), default=1)
-
-    @cached_property
-    def waited_for(self) -> Counter[float]:
-        """Bytes of the messages that all ranks wait for in a step, and how many there are of each.
-
-        The losses and metrics are one. Batch normalisation has two messages forward, the first with
-        the number of samples, and one backward.
-        """
-        sizes = Counter[float]([STATUS_BYTES])
-        for layer in self.layers:
-            if layer.synchronised:
-                vector = layer.synchronised * self.value
-                sizes.update([vector + self.value, vector, 2 * vector])
-        return sizes
-
-    def thin(self, rank: int) -> float:
-        """The part of the values that is left if matrices become products of two with so many
-        columns, wherever that is less."""
-        sizes = [(prod(shape), sum((shape[0], prod(shape[1:])))) for shape in self.shapes if shape]
-        return sum(min(size, rank * sides) for size, sides in sizes) / sum(s for s, _ in sizes)
 
     def memory(self, samples: float) -> float:
         """Bytes that one rank alone needs for batches of so many samples."""
@@ -136,9 +96,19 @@ def workload_of(model: Model) -> Workload:
     """
     found = model.summary(show=False)
     value = found.parameter_bytes / max(found.parameters, 1) or 4.0
-    layers = _layers(found.rows, value)
-    trained = sum(layer.trained for layer in layers)
+    traced = trace_network(model, model.samples_traced)
+    leaves = leaf_calls(model, traced.calls)
+    units = most_ranks(model)
+    layers = _layers(found.rows, value, [units.get(traced.calls[i].layer, 1) for i in leaves])
+    parameters = model.trainable()
+    owners = _owners(traced, leaves)
+    gradients = tuple(
+        Gradient(each.shape, each.node.spec.nbytes, owners.get(each, 0), each.dtype.name)
+        for each in parameters
+    )
+    trained = sum(gradient.nbytes for gradient in gradients)
     inputs = sum(row.nbytes for row in found.rows[:1])
+    ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
     return Workload(
         name=model.name or found.name,
         layers=layers,
@@ -146,9 +116,34 @@ def workload_of(model: Model) -> Workload:
         optimizer=_kept_a_parameter(model) * trained,
         activations=found.activation_bytes + inputs,
         room=trained,
-        shapes=tuple(each.shape for each in model.trainable()),
+        shapes=tuple(each.shape for each in parameters),
         value=round(value),
+        gradients=gradients,
+        backward=tuple(in_backward_order(sum(ends[1:], ends[0]), parameters)),
+        network=ModelNetwork(model, layers, gradients),
     )
+
+
+def _one_a_layer(
+    layers: Sequence[LayerCost], shapes: Sequence[tuple[int, ...]], value: int
+) -> Iterator[Gradient]:
+    """A gradient for each layer that is trained, of these shapes if there are as many."""
+    trained = [(number, layer) for number, layer in enumerate(layers) if layer.trained]
+    flat = [(round(layer.trained / value),) for _, layer in trained]
+    known = shapes if len(shapes) == len(trained) else flat
+    for (number, layer), shape in zip(trained, known, strict=True):
+        yield Gradient(shape, layer.trained, number)
+
+
+def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
+    """The layer that each parameter belongs to; that of a layer with others inside to the first of
+    these."""
+    found: dict[Variable, int] = {}
+    for place, call in enumerate(traced.calls):
+        first = next((i for i, leaf in enumerate(leaves) if leaf >= place), len(leaves) - 1)
+        for each in call.layer.variables().values():
+            found.setdefault(each, first)
+    return found
 
 
 def _kept_a_parameter(model: Model) -> int:
@@ -156,7 +151,7 @@ def _kept_a_parameter(model: Model) -> int:
     return len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
 
 
-def _layers(rows: Sequence[Row], value: float) -> tuple[LayerCost, ...]:
+def _layers(rows: Sequence[Row], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:
     trained = [bool(row.trainable) for row in rows]
     # Nothing before the first layer that learns needs a gradient.
     back = [any(trained[:index]) for index in range(len(rows))]
@@ -177,15 +172,8 @@ def _layers(rows: Sequence[Row], value: float) -> tuple[LayerCost, ...]:
             trained=row.trainable * value,
             output=row.nbytes,
             given=before,
-            units=_units(row),
+            units=most,
             synchronised=row.trainable // 2 if row.kind == "BatchNorm" else 0,
         )
-        for row, work, before in zip(rows, works, given, strict=True)
+        for row, work, before, most in zip(rows, works, given, units, strict=True)
     )
-
-
-def _units(row: Row) -> int:
-    if row.kind not in _SPLIT or row.parameters < LEAST or not row.shape:
-        return 1
-    # Channels come first, features last.
-    return row.shape[0] if row.kind.startswith("Conv") else row.shape[-1]

@@ -6,6 +6,6 @@ picture of the graph is taken apart and put together again, and only our own scr
 
 from __future__ import annotations
 
-from caldera.report.page import page
+from caldera.report.run import run_page
 
-__all__ = ["page"]
+__all__ = ["run_page"]

@@ -9,9 +9,8 @@ import numpy as np
 from caldera.amounts import percent_text
 from caldera.draw.axis import axis_of
 from caldera.draw.html import Safe, card, section, table, tag
-from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
-from caldera.draw.palette import QUIET
-from caldera.report.charts import chart
+from caldera.draw.line_chart import Line, LineChart, inline
+from caldera.draw.palette import CATEGORICAL, QUIET
 from caldera.train.tracking.run_record import RunRecord
 
 MOST_IN_TABLE = 40
@@ -107,11 +106,11 @@ def _scatter(pairs: Sequence[Sequence[float]]) -> Safe:
     finite = [value for point in points for value in point if np.isfinite(value)]
     ends = (min(finite, default=0.0), max(finite, default=1.0))
     same = Line("equal", [(ends[0], ends[0]), (ends[1], ends[1])], QUIET, dashed=True)
-    panel = LineChart(
+    chart = LineChart(
         "predicted over true values",
         "true value",
         [same, Line("sample", points, CATEGORICAL[0], dots_only=True)],
         axis_of(finite),
         axis_of(finite),
     )
-    return tag("div", chart(panel), class_="columns")
+    return tag("div", inline(chart), class_="columns")

@@ -8,8 +8,8 @@ from itertools import pairwise
 from caldera.amounts import bytes_text, flops_text, percent_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
 from caldera.draw.html import Safe, card, folded, join, section, table, tag
-from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
-from caldera.report.charts import chart
+from caldera.draw.line_chart import Line, LineChart, inline
+from caldera.draw.palette import CATEGORICAL
 from caldera.train.tracking.history import History
 from caldera.train.tracking.run_record import KernelRecord, ProfileRecord
 
@@ -51,7 +51,7 @@ def _epochs_chart(history: History) -> Safe:
     epochs = [epoch + 1 for epoch in history.epochs]
     points = [(float(x), y) for x, y in zip(epochs, seconds, strict=True)]
     line = Line("seconds", points, CATEGORICAL[0], last=seconds_text(seconds[-1]))
-    panel = LineChart("seconds an epoch", "epoch", [line], whole_axis(epochs), axis_of(seconds))
+    chart = LineChart("seconds an epoch", "epoch", [line], whole_axis(epochs), axis_of(seconds))
     facts = f"{seconds_text(sum(seconds))} in all"
     if len(seconds) > 2:
         usual = sorted(seconds[1:])[(len(seconds) - 1) // 2]
@@ -59,7 +59,7 @@ def _epochs_chart(history: History) -> Safe:
             f"; the first epoch took {seconds_text(seconds[0])}, others about "
             f"{seconds_text(usual)}. The first one also compiles and chooses kernels"
         )
-    return tag("figure", chart(panel), tag("figcaption", f"{facts}."))
+    return tag("figure", inline(chart), tag("figcaption", f"{facts}."))
 
 
 def _kernels_card(profile: ProfileRecord) -> Safe:
@@ -126,12 +126,12 @@ def memory_section(profile: ProfileRecord | None) -> Safe:
         f"the {bytes_text(profile.naive_bytes)} that it would take if each value had memory of its "
         f"own; {profile.in_place} calls write over an input that nobody reads any more."
     )
-    arena = tag("figure", chart(_arena_panel(profile)), tag("figcaption", planned))
+    arena = tag("figure", inline(_arena_chart(profile)), tag("figcaption", planned))
     both = tag("div", whole, arena, class_="columns")
     return section("memory", "Where the memory went", both)
 
 
-def _arena_panel(profile: ProfileRecord) -> LineChart:
+def _arena_chart(profile: ProfileRecord) -> LineChart:
     unit, size = next(each for each in _UNITS if max(profile.arena_in_use, default=0) >= each[1])
     levels = [nbytes / size for nbytes in profile.arena_in_use]
     ends = [*range(len(levels)), len(levels)]

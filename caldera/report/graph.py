@@ -10,8 +10,8 @@ import re
 from xml.etree import ElementTree
 
 from caldera.draw.html import Safe, join, section, tag
+from caldera.draw.palette import named
 from caldera.draw.svg import element, safe
-from caldera.draw.theme import named
 from caldera.errors import DataError
 from caldera.train.tracking.run_record import RunRecord
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from caldera.amounts import bytes_text, flops_text, seconds_text
 from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
+from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 from caldera.planner import Proposal, Ranking
 from caldera.planner.charts import scaling_charts
 from caldera.planner.explanation import HEAD, row_of, rows, speed_up, times_text
 from caldera.planner.units import rate_text
-from caldera.report.charts import chart
 
 _TITLES = {"strong": "Strong scaling", "weak": "Weak scaling"}
 _ABOUT = {
@@ -52,7 +52,7 @@ def _top(proposal: Proposal, name: str) -> Iterator[Safe]:
 
 def _scaling(proposal: Proposal, scaling: str) -> Safe:
     ranking = proposal.ranking(scaling)
-    charts = [chart(panel) for panel in scaling_charts(scaling, proposal.series(scaling))]
+    charts = map(inline, scaling_charts(scaling, proposal.series(scaling)))
     sentences = [tag("p", line) for line in proposal.explain(scaling).splitlines()]
     numbers = range(1, len(HEAD))
     best = table(HEAD, rows(ranking), numbers=numbers)

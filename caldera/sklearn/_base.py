@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,10 +23,8 @@ from caldera.errors import ConfigError, DataError
 from caldera.nn.layer import Layer
 from caldera.nn.models import mlp
 from caldera.optim import Optimizer, optimizers
-from caldera.sklearn.scale import Scale
 from caldera.train.callbacks import EarlyStopping
-from caldera.train.neural_network import NeuralNetwork
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import NeuralNetwork, load_model
 from caldera.train.tracking.history import History
 
 DTYPES = (np.float64, np.float32)
@@ -263,3 +262,40 @@ class NetworkEstimator(BaseEstimator, ABC):
                 state["model_"].to(state["device"])
             state["history_"] = History.from_dict(state["history_"])
         super().__setstate__(state)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A mean and a deviation for each column.
+
+    >>> import numpy as np
+    >>> scale = Scale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
+    >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
+    [[1.0, 1.0]]
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, weights: np.ndarray | None) -> Self:
+        """That of these rows, each of which counts as much as its weight."""
+        wide = values.astype(np.float64, copy=False)
+        mean = np.average(wide, axis=0, weights=weights)
+        deviation = np.sqrt(np.average((wide - mean) ** 2, axis=0, weights=weights))
+        # A column that never changes has nothing to say; rounding must not make it speak.
+        constant = deviation <= 10 * np.finfo(np.float64).eps * np.abs(mean)
+        return cls(mean, np.where(constant, 1.0, deviation))
+
+    @classmethod
+    def none(cls, columns: int) -> Self:
+        """One that changes nothing."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    def applied(self, values: np.ndarray) -> np.ndarray:
+        """Rows as the network sees them, in their own dtype."""
+        return ((values - self.mean) / self.deviation).astype(values.dtype, copy=False)
+
+    def undone(self, values: np.ndarray) -> np.ndarray:
+        """Rows as they were before `applied`."""
+        return (values * self.deviation + self.mean).astype(values.dtype, copy=False)

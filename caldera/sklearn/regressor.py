@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from caldera.sklearn._base import NetworkEstimator
-from caldera.sklearn.scale import Scale
+from caldera.sklearn._base import NetworkEstimator, Scale
 
 
 class CalderaRegressor(RegressorMixin, NetworkEstimator):

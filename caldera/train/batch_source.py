@@ -78,17 +78,17 @@ class BatchSource(ABC):
 class HostSource(BatchSource):
     """Batches are made on the host and fed to each run.
 
-    With `places` the device may make the last part of them, in the step: see `device_splits`.
+    With `splits` the device may make the last part of them, in the step: see `device_splits`.
     `inputs` is how many arrays of a sample are no targets.
     """
 
     def __init__(
         self, pipeline: Pipeline | None = None, inputs: int = 1,
-        places: tuple[int | None, ...] = (None,),
+        splits: tuple[int | None, ...] = (None,),
     ) -> None:  # fmt: skip
         self._pipeline = pipeline
         self._inputs = inputs
-        self._places = places
+        self._splits = splits
         self._values: dict[Hashable, Values] = {}
 
     @classmethod
@@ -96,8 +96,8 @@ class HostSource(BatchSource):
         """Batches for a device, which takes part in making them if it has memory of its own."""
         if device.is_host:
             return cls()
-        places = device_splits(pipeline)
-        return cls(pipeline, inputs, places if may_change else places[:1])
+        splits = device_splits(pipeline)
+        return cls(pipeline, inputs, splits if may_change else splits[:1])
 
     def key(self, batch: Batch | Share) -> Hashable:
         share = share_of(batch)
@@ -112,12 +112,12 @@ class HostSource(BatchSource):
         return self._values[key]
 
     def epoch(self, loader: Loader) -> Iterator[Batch | Share]:
-        return loader.batches(self._places)
+        return loader.batches(self._splits)
 
     def _place(self, batch: Batch | Share) -> int | None:
         """How many stages the host runs, as far as a share of a batch can say."""
         if isinstance(batch, Share):
-            return self._places[0]
+            return self._splits[0]
         return None if batch.rest is None else batch.rest.first
 
     def _staged(self, count: int, place: int) -> Make:

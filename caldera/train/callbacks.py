@@ -10,16 +10,26 @@ A callback of your own overrides the moments it cares about:
 from __future__ import annotations
 
 import math
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
 from caldera.registry import nearest
 from caldera.train.saving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from caldera.train.run import Run
+
+INTERRUPT = (signal.SIGINT,)
+"""Ctrl-C."""
+WARNINGS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""What a batch system sends before it ends a job."""
 
 _LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "seconds")
 
@@ -225,6 +235,89 @@ class Target(Callback):
         reached = value <= self.value if self.mode == "min" else value >= self.value
         if reached:
             run.stop(f"{self.metric} has reached {self.value:g}")
+
+
+class StopOnSignal(Callback):
+    """Ends the run after the step during which a signal came; a second Ctrl-C does not wait.
+
+    Handlers are installed while the run goes on and put back afterwards, in the main thread only
+    (elsewhere Python allows none). A signal that was ignored stays ignored. `received` is the last
+    signal that came, or None.
+
+    >>> from caldera.train.callbacks import INTERRUPT, StopOnSignal
+    >>> StopOnSignal(INTERRUPT).received is None
+    True
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals] = (*INTERRUPT, *WARNINGS)) -> None:
+        self.signals = tuple(signals)
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def run_begins(self, run: Run) -> None:
+        self.received = None
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self.signals:
+            # None is a handler that Python did not install, and could not put back.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.signal(number, self._receive)
+
+    def batch_ends(self, run: Run) -> None:
+        if self.received is not None:
+            name = self.received.name
+            run.stop("interrupted" if name == "SIGINT" else f"signal {name}")
+
+    def epoch_ends(self, run: Run) -> None:
+        self.batch_ends(run)
+
+    def run_ends(self, run: Run) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        again = self.received is not None
+        self.received = signal.Signals(number)
+        if again and number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+class RoundWeights(Callback):
+    """Rounds all weights by chance to what `dtype` can hold, after every step.
+
+    Then no bit is lost where they are stored or sent in that format (`low.store`,
+    `low.broadcast`; see `caldera.compress.LowPrecisionWeights`). While a plan runs they lie in the
+    model's own dtype. All ranks of data-parallel training round alike.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss="mse", batch_size=4)
+    >>> x = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
+    >>> _ = model.fit((x, x[:, :1]), callbacks=[cd.RoundWeights("bfloat16")], verbose=0)
+    >>> weight = model.parameters()[0].numpy()
+    >>> bool((weight.view(np.uint32) & 0xFFFF == 0).all())
+    True
+    """
+
+    def __init__(self, dtype: str = "bfloat16", seed: int = 0) -> None:
+        self.low = LowPrecisionWeights(dtype, seed)
+
+    def batch_ends(self, run: Run) -> None:
+        for parameter in run.model.trainable():
+            weights = np.array(parameter.numpy(), np.float32)
+            self.low.round(parameter.name, weights)
+            parameter.assign(weights.astype(parameter.dtype))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self.low.state()
+
+    def take_back(self, state: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.low.restore(arrays)
+
+
+# --- columns of the history
 
 
 def latest(run: Run, column: str, where: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from caldera.optim import LossScale
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.strategy import SingleProcessStrategy, Strategy
 from caldera.train.batch_source import BatchSource, HostSource
-from caldera.train.callbacks import Callback
+from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
 from caldera.train.rank_consistency import training_config
@@ -24,8 +24,7 @@ from caldera.train.resident import resident
 from caldera.train.run import Run, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
-from caldera.train.signals import INTERRUPT, WARNINGS, StopOnSignal
-from caldera.train.step import Steps
+from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets
 from caldera.train.tracking.history import History
 
@@ -69,7 +68,9 @@ def make_steps(
         targets=len(sample) - inputs,
         source=source or HostSource(),
     )
-    steps.strategy.prepare(steps.network)
+    steps.strategy.prepare(
+        partial(trace_network, model, several_ranks=steps.strategy.is_distributed)
+    )
     return steps
 
 

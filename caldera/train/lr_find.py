@@ -17,8 +17,8 @@ import numpy as np
 
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
-from caldera.draw.figure import write_figure
-from caldera.draw.line_chart import CATEGORICAL, Line, LineChart
+from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.palette import CATEGORICAL
 from caldera.errors import ConfigError
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot
@@ -58,12 +58,12 @@ class LearningRates:
         # The explosion at the end would press everything else to the floor.
         top = 1.5 * max(self.smoothed[: int(np.argmin(self.smoothed)) + 1])
         shown = [value for value in (*self.losses, *self.smoothed) if value <= top]
-        panel = LineChart(
+        chart = LineChart(
             "loss", "learning rate", [_below(raw, max(shown)), _below(smooth, max(shown))],
             axis_of(rates, log=True), axis_of(shown, log=False),
             note=(self.suggestion, f"suggestion {self.suggestion:.2g}"),
         )  # fmt: skip
-        return write_figure(path, [panel], title)
+        return write_figure(path, [chart], title)
 
     def __repr__(self) -> str:
         rates = self.learning_rates

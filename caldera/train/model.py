@@ -13,7 +13,7 @@ import numpy as np
 from caldera import op, optim
 from caldera.data import Data, IterableData
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import compile
+from caldera.lazy import Expr, compile
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.basic import Sequential
@@ -32,7 +32,7 @@ from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import MAIN, Objective, Signature, Steps, main_output, named_outputs
 from caldera.train.tracking.history import History
-from caldera.train.tracking.profile import profile
+from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
 
 
@@ -142,16 +142,33 @@ class Model(Layer):
         return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
-        inputs = [
-            op.input(f"x{i}", (self.samples_traced, *shape), dtype=dtype)
-            for i, (shape, dtype) in enumerate(specs)
-        ]
         # Parameters take the model's seed, whatever was drawn before.
         op.seed(self.seed)
-        with trace(dtype=self.dtype, device=self.device) as traced:
-            outputs = named_outputs(self(*inputs))
+        _, outputs, traced = self._expressions(specs, self.samples_traced)
         self._signature = Signature(specs, {name: e.shape[1:] for name, e in outputs.items()})
         return traced
+
+    def expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The network for a batch of `count` samples: its inputs, outputs, and calls of layers.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> inputs, outputs, traced = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).expressions(5)
+        >>> [each.shape for each in (*inputs, *outputs.values())]
+        [(5, 4), (5, 3)]
+        """
+        return self._expressions(self.signature.inputs, count)
+
+    def _expressions(
+        self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
+    ) -> tuple[list[Expr], dict[str, Expr], Context]:
+        inputs: list[Expr] = [
+            op.input(f"x{i}", (count, *shape), dtype=dtype)
+            for i, (shape, dtype) in enumerate(specs)
+        ]
+        with trace(dtype=self.dtype, device=self.device) as traced:
+            outputs = named_outputs(self(*inputs))
+        return inputs, outputs, traced
 
     # --- using it
 
@@ -183,12 +200,7 @@ class Model(Layer):
 
     def _predictor(self, count: int) -> Plan:
         if count not in self._predictors:
-            inputs = [
-                op.input(f"x{i}", (count, *shape), dtype=dtype)
-                for i, (shape, dtype) in enumerate(self.signature.inputs)
-            ]
-            with trace(dtype=self.dtype, device=self.device):
-                outputs = named_outputs(self(*inputs))
+            _, outputs, _ = self.expressions(count)
             _, prediction = main_output(outputs, self.objective)
             self._predictors[count] = compile(
                 prediction, device=self.device, precision=self.precision
@@ -321,14 +333,8 @@ class Model(Layer):
         >>> cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).summary(show=False).parameters
         15
         """
-        batch = self.samples_traced
-        inputs = [
-            op.input(f"x{i}", (batch, *shape), dtype=dtype)
-            for i, (shape, dtype) in enumerate(self.signature.inputs)
-        ]
-        with trace(dtype=self.dtype, device=self.device) as traced:
-            self(*inputs)
-        found = summarise(self, traced, batch)
+        _, _, traced = self.expressions(self.samples_traced)
+        found = summarise(self, traced, self.samples_traced)
         if show:
             print(found)
         return found

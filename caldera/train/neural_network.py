@@ -1,16 +1,30 @@
-"""`NeuralNetwork`: the model that is made of a list of layers."""
+"""`NeuralNetwork`: the model that is made of a list of layers, and made again by `cd.load`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from caldera import op
+from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
+from caldera.nn.config import from_config
+from caldera.nn.inspection import network
 from caldera.nn.layer import Layer
+from caldera.nn.losses import losses
+from caldera.nn.metrics import metrics
+from caldera.nn.tracing import trace
+from caldera.optim import optimizers
 from caldera.train.model import Model
+from caldera.train.saving.model_file import SETTINGS, read_content, read_tensors
+from caldera.train.saving.snapshot import assign_all, model_variables
+
+_MOST_INPUTS = 64
 
 
 class NeuralNetwork(Model):
@@ -47,3 +61,91 @@ class NeuralNetwork(Model):
         if not isinstance(first, Input):
             return None
         return ((tuple(first.shape), first.dtype or str(np.dtype(self.dtype))),)
+
+
+# --- from a model file
+
+
+def load_model(path: str | os.PathLike[str]) -> NeuralNetwork:
+    """The network that `save` wrote: layers, weights, loss, optimizer and settings.
+
+    Only registered layers are made; everything is checked before memory is taken. A model with a
+    `forward` of its own needs its class: make it, and use its `load_weights`.
+
+    >>> import caldera as cd
+    >>> cd.load("no/such/file.caldera")
+    Traceback (most recent call last):
+    caldera.errors.DataError: load_safetensors_metadata file.caldera:
+    expected a file at no/such/file.caldera, got no folder no/such
+    """
+    where = Path(path).name
+    content = read_content(path)
+    if content["kind"] != "NeuralNetwork":
+        raise ConfigError.build(
+            where, expected="a NeuralNetwork", got=f"the weights of {content['class']!r}",
+            hint=f"make a {content['class']} and call its load_weights(path)",
+        )  # fmt: skip
+    inputs = _inputs(content["inputs"], where)
+    settings = _settings(content["settings"], where)
+    _check_sizes(content, inputs, settings["dtype"], where)
+    tensors = read_tensors(path, content)
+    model = NeuralNetwork(_layers(content["layers"], where), **settings)
+    if model.input_specs() is None:
+        # Only shape and dtype matter, so one number stands for all.
+        model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
+    assign_all(model_variables(model), tensors, where)
+    return model
+
+
+def _layers(config: Any, where: str) -> list[Any]:
+    if not isinstance(config, list):
+        raise DataError.build(where, expected="a list of layers", got=repr(config)[:100])
+    whole = from_config({"layer": "Sequential", "layers": config})
+    assert isinstance(whole, Sequential)
+    return list(whole.layers)
+
+
+def _inputs(given: Any, where: str) -> list[tuple[tuple[int, ...], str]]:
+    try:
+        if not 0 < len(given) <= _MOST_INPUTS:
+            raise ValueError(f"{len(given)} inputs")
+        return [(tuple(int(n) for n in shape), str(dtype)) for shape, dtype in given]
+    except (TypeError, ValueError) as problem:
+        raise DataError.build(
+            where, expected="shape and dtype of each input", got=str(problem)
+        ) from None
+
+
+def _settings(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
+        got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
+        raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])
+    if not isinstance(given["loss"], Mapping) or not isinstance(given["metrics"], list):
+        raise DataError.build(where, expected="losses by name and a list of metrics", got="others")
+    return {
+        **given,
+        "loss": {name: losses.from_config(each) for name, each in given["loss"].items()},
+        "optimizer": optimizers.from_config(given["optimizer"]),
+        "metrics": [metrics.from_config(each) for each in given["metrics"]],
+    }
+
+
+def _check_sizes(
+    content: Mapping[str, Any],
+    inputs: list[tuple[tuple[int, ...], str]],
+    dtype: str,
+    where: str,
+) -> None:
+    """Compare what the layers need with what the file holds, without making any variable."""
+    outline = network(_layers(content["layers"], where))
+    with trace(allocate=False, dtype=dtype):
+        outline(*[op.input(f"x{i}", (2, *s), dtype=kind) for i, (s, kind) in enumerate(inputs)])
+    needed = {name: list(each.shape) for name, each in model_variables(outline).items()}
+    held = {name: each["shape"] for name, each in content["tensors"].items()}
+    if needed != held:
+        differing = sorted(name for name in needed | held if needed.get(name) != held.get(name))
+        raise DataError.build(
+            where, expected="the weights that its layers need",
+            got="; ".join(f"{n}: {held.get(n)} for {needed.get(n)}" for n in differing[:8]),
+            hint="the file is damaged",
+        )  # fmt: skip

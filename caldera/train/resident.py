@@ -18,7 +18,7 @@ from caldera.config import settings
 from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
 from caldera.data.loading.device_stages import can_run_on_device
 from caldera.data.random_draws import Draw, LazyDraw
-from caldera.data.sources.stored_arrays import StoredArrays
+from caldera.data.sources.base import StoredArrays
 from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.memory import DEVICE, Device

@@ -226,19 +226,6 @@ class Steps:
         self.strategy.traced(traced)
         return named_outputs(result), traced
 
-    def network(self, count: int) -> Context:
-        """The trace of the network for so many samples, whichever these are."""
-        inputs = [
-            op.input(f"x{i}", (count, *shape), dtype)
-            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
-        ]
-        with trace(
-            training=True, dtype=self.model.dtype, device=self.model.device, random=self.random,
-            several_ranks=self.strategy.is_distributed,
-        ) as traced:  # fmt: skip
-            self.model(*inputs)
-        return traced
-
     def inputs(self, count: int) -> list[Expr]:
         """The inputs of the network for `count` samples."""
         return [
@@ -353,6 +340,21 @@ class Steps:
 def _whole(samples: int) -> Share:
     """A whole batch of so many samples."""
     return Share.of(0, samples, samples)
+
+
+def trace_network(model: Model, count: int, *, several_ranks: bool = False) -> Context:
+    """The trace of a training pass over so many samples, whichever these are: to be looked at."""
+    inputs = [
+        op.input(f"x{i}", (count, *shape), dtype)
+        for i, (shape, dtype) in enumerate(model.signature.inputs)
+    ]
+    random = op.var("random state", (2,), dtype="int64", device=model.device)
+    with trace(
+        training=True, dtype=model.dtype, device=model.device, random=random,
+        several_ranks=several_ranks,
+    ) as traced:  # fmt: skip
+        model(*inputs)
+    return traced
 
 
 def lifted(value: float, dtype: Any) -> Expr:

@@ -12,6 +12,7 @@ from caldera.lazy import forget_plans
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.memory.gpus import card_count
+from tests.card import accepted
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
 
 HERE = Path(__file__).parent
@@ -19,8 +20,12 @@ HERE = Path(__file__).parent
 
 STAND_INS = {"float16": "bfloat16", "float64": "float32"}
 """Sources that differ in nothing but the type: where a card is played, one of the two is enough."""
-EVERY_TYPE = ("test_loops.py", "test_every_op.py")
+EVERY_TYPE = ("test_elementwise.py", "test_every_op.py")
 """Files whose subject is the types."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    accepted.strict = config.getoption("accept_card_sources")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,43 +2,41 @@
 
 Threads of a block are fibers, so barriers, shuffles and tensor-core products do what they do on a
 card; memory and streams are those of the loopback device. It is slow and it is right: what it finds
-wrong is wrong on a card too, and CI needs no card to find it. Where NVIDIA's compiler is installed,
-each source also has to compile for a real card before it may run here.
+wrong is wrong on a card too, and CI needs no card to find it. Each source also has to compile for a
+real card before it may run here (`accepted`).
+
+A cold run compiles 1,500 sources, so little is done for each: the machine is compiled once
+(machine.cpp), the headers that sources include are read once for all that include the same, and
+what was compiled is kept from run to run and shared by the workers of a run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import hashlib
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.cuda.runtime.driver import Driver, Size, headers
+from caldera.kernels.cuda.runtime.driver import Driver, Size
 from caldera.memory import device as find_device
 from caldera.memory.loopback import LoopbackDevice
+from tests.card.accepted import check_for_a_card, included
+from tests.object_cache import CACHE, cached_file
 
 HERE = Path(__file__).parent
-_CALL = """
-#include <utility>
-template <typename... P, size_t... I>
-static void spread(void (*kernel)(P...), void** given, std::index_sequence<I...>) {
-    kernel(*(P*)given[I]...);
+_RUN = """
+extern "C" __attribute__((visibility("default")))
+void run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
+    emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared, arguments,
+                  meeting);
 }
-template <typename... P> static void spread(void (*kernel)(P...), void** given) {
-    spread(kernel, given, std::index_sequence_for<P...>());
-}
-namespace emulated { static void call(void** given) { spread(&NAME, given); } }
 """
-ARCHITECTURE = "sm_90"
-_INCLUDE = re.compile(r'#include "([^"]+)"')
 # The machine that a kernel runs on is a few global variables.
 _one_at_a_time = threading.Lock()
 _GRID = re.compile(r"\bgrid_")
@@ -50,44 +48,6 @@ _BLOCK = re.compile(r"\b(block_|warp_|mma_|__sync|__shfl|__ballot)")
 def compiler() -> str | None:
     """The C++ compiler, or None."""
     return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-
-
-def _included(source: str) -> dict[str, str]:
-    """The headers that a source includes, directly or not: only a change of these concerns it."""
-    found: dict[str, str] = {}
-    texts = [source]
-    while texts:
-        for name in _INCLUDE.findall(texts.pop()):
-            if name not in found:
-                assert name in headers(), f"there is no header {name}\n{source}"
-                found[name] = headers()[name]
-                texts.append(found[name])
-    return dict(sorted(found.items()))
-
-
-@cache
-def _folder(names: tuple[str, ...]) -> Path:
-    """These headers with the emulated machine among them, and what was compiled with them."""
-    real = {name: headers()[name] for name in names}
-    texts = {**real, "machine.cuh": (HERE / "machine.cuh").read_text()}
-    launcher = (HERE / "launcher.cpp").read_text()
-    made_of = [*real, *real.values(), texts["machine.cuh"], launcher]
-    digest = hashlib.blake2b("\n".join(made_of).encode(), digest_size=8)
-    root = Path(tempfile.gettempdir()) / f"caldera-test-card-{os.getuid()}"
-    folder = root / digest.hexdigest()
-    if not folder.exists():
-        root.mkdir(exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=root))
-        for name, text in texts.items():
-            (fresh / name).write_text(text)
-        # Read once by the compiler for all sources: that halves the time of each.
-        _compile("c++-header", fresh / "machine.cuh.gch", fresh, str(fresh / "machine.cuh"))
-        try:
-            fresh.rename(folder)
-        except OSError:
-            # Another worker was faster.
-            shutil.rmtree(fresh)
-    return folder
 
 
 class EmulatedDriver(Driver):
@@ -136,47 +96,78 @@ class EmulatedDriver(Driver):
 
 def globals_of(source: str) -> frozenset[str]:
     """The variables of the card that all launches of a source's functions have in common."""
-    texts = [source, *_included(source).values()]
+    texts = [source, *included(source).values()]
     return frozenset(name for text in texts for name in _GLOBAL.findall(text))
 
 
-def _key(*made_of: object) -> str:
-    return hashlib.blake2b("\n".join(map(str, made_of)).encode(), digest_size=16).hexdigest()
+# --- compiling
 
 
-def check_for_a_card(source: str) -> None:
-    """Compile a source for a real card, once: what succeeded is remembered on disk."""
-    if nvrtc.library() is None:
-        return
-    included = _included(source)
-    passed = _folder(tuple(included)) / f"{_key(source, ARCHITECTURE, nvrtc.version())}.passed"
-    if not passed.exists():
-        nvrtc.compile_source(source, included, ARCHITECTURE)
-        passed.touch()
+_OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+            "-U_FORTIFY_SOURCE", "-nostdinc++")  # fmt: skip
 
 
 def _built(source: str, name: str) -> Path:
-    folder = _folder(tuple(_included(source)))
-    file = folder / f"{_key(source, name)}.so"
-    if not file.exists():
-        text = '#include "machine.cuh"\n' + source + _CALL.replace("NAME", name)
-        text += (HERE / "launcher.cpp").read_text()
-        descriptor, fresh = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        os.close(descriptor)
-        _compile("c++", Path(fresh), folder, "-", "-shared", text=text)
-        os.replace(fresh, file)
-    return file
+    """The library whose `run` runs this function of a source."""
+    folder = _headers(tuple(included(source).items()))
+    machine = _machine() / "machine.o"
+    text = '#include "headers.cuh"\n' + source + _RUN.replace("NAME", name)
+    # C's functions are those that this process has: looking for libraries takes the linker long.
+    return cached_file(
+        folder / f"{_key(source, name)}.so",
+        lambda file: _compile(
+            f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
+            "-x", "none", str(machine), "-lgcc", text=text,
+        ),
+    )  # fmt: skip
 
 
-def _compile(
-    language: str, target: Path, folder: Path, source: str, *options: str, text: str = ""
-) -> None:
-    """Compile a file, or the text if the source is "-"."""
-    program = compiler()
-    assert program is not None
+@cache
+def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
+    """A folder with these headers, read by the compiler: half of the time of a source."""
+    machine = _machine()
+    real = {"machine.cuh": (machine / "machine.cuh").read_text()}
+    real = {**real, **{name: text for name, text in texts if name not in real}}
+    folder = machine / _key(*real, *real.values())
+    folder.mkdir(exist_ok=True)
+    for name, text in real.items():
+        cached_file(folder / name, lambda file, text=text: file.write_text(text))
+    every = "".join(f'#include "{name}"\n' for name in real)
+    header = cached_file(folder / "headers.cuh", lambda file: file.write_text(every))
+    cached_file(
+        folder / "headers.cuh.gch",
+        lambda file: _compile(
+            f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
+        ),
+    )  # fmt: skip
+    return folder
+
+
+@cache
+def _machine() -> Path:
+    """A folder with the machine, compiled."""
+    # Libraries of kernels take C's functions from here.
+    ctypes.CDLL(ctypes.util.find_library("m"), mode=ctypes.RTLD_GLOBAL)
+    header, code = HERE / "machine.cuh", HERE / "machine.cpp"
+    version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=True)
+    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _RUN, version.stdout)
+    folder = CACHE / "card" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    cached_file(folder / "machine.cuh", lambda file: file.write_text(header.read_text()))
+    cached_file(
+        folder / "machine.o", lambda file: _compile("-O2", "-c", "-o", str(file), str(code))
+    )
+    return folder
+
+
+def _key(*made_of: object) -> str:
+    return hashlib.blake2b("\n".join(map(str, made_of)).encode(), digest_size=10).hexdigest()
+
+
+def _compile(*arguments: str, text: str = "") -> None:
+    """Call the compiler; "-" among the arguments stands for the text."""
     done = subprocess.run(
-        [program, "-x", language, "-std=c++17", "-O1", "-w", "-fPIC", "-ffp-contract=off",
-         "-U_FORTIFY_SOURCE", *options, f"-I{folder}", "-o", str(target), source],
+        [str(compiler()), *_OPTIONS, *arguments],
         input=text.encode(), capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stderr.decode()}\n{text}"

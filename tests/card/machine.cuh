@@ -1,14 +1,14 @@
 // CUDA for a machine without a card: every thread of a block is a fiber, and a fiber that has to
 // wait for others lets them run. Blocks run one after the other, or all at once for kernels in
 // which the whole grid meets.
+//
+// Every source is compiled with this header: what is not a template is only declared here and
+// defined in machine.cpp, which is compiled once, and C's headers are read without C++'s.
 #pragma once
 #include <math.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
-#include <utility>
 
 #define __global__
 #define __device__
@@ -58,86 +58,49 @@ struct Block {
     char* shared;
 };
 
-struct Fiber {
-    ucontext_t start;
-    jmp_buf place;
-    bool started;
-    uint3 thread;
+// What a kernel sees of the thread that runs it.
+struct Thread {
+    uint3 index;
     unsigned rank;
     Block* block;
-    bool done;
-    // The barrier it waits for, and how often that had been passed when it came.
-    const Barrier* awaited;
-    unsigned since;
 };
 
-static dim3 grid_size, block_size;
-static Fiber* current;
-static jmp_buf scheduler;
+extern dim3 grid_size, block_size;
+extern Thread* current;
 
-static bool alone;
-
-// Jumps instead of switches of context: those ask the system to do what is not needed here.
-__attribute__((noinline)) static void give_way() {
-    if (alone) abort();  // taken for a kernel whose threads never meet
-    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
-}
-
-__attribute__((noinline)) static void resume(Fiber* fiber) {
-    current = fiber;
-    if (_setjmp(scheduler)) return;
-    if (fiber->started) _longjmp(fiber->place, 1);
-    fiber->started = true;
-    setcontext(&fiber->start);
-}
-
-inline void meet(Barrier& barrier, unsigned& alive) {
-    unsigned mine = barrier.generation;
-    barrier.arrived++;
-    current->awaited = &barrier;
-    current->since = mine;
-    while (barrier.generation == mine) {
-        // Threads that have ended do not come.
-        if (barrier.arrived >= alive) {
-            barrier.arrived = 0;
-            barrier.generation++;
-            break;
-        }
-        give_way();
-    }
-    current->awaited = 0;
-}
-
-inline void meet_warp() {
-    Block& block = *current->block;
-    unsigned warp = current->rank / 32;
-    meet(block.warps[warp], block.alive_in_warp[warp]);
-}
+// Runs the fibers that `current` waits for.
+void give_way();
+void meet_warp();
+// What a lane of the warp has given.
+u64 exchanged_bits(u64 mine, unsigned lane);
 
 template <typename T> T exchanged(T value, unsigned lane) {
     static_assert(sizeof(T) <= 8, "registers are exchanged");
-    Block& block = *current->block;
     u64 packed = 0;
     memcpy(&packed, &value, sizeof(T));
-    block.exchange[current->rank] = packed;
-    meet_warp();
-    u64 theirs = block.exchange[(current->rank & ~31u) + lane];
-    meet_warp();
-    memcpy(&value, &theirs, sizeof(T));
+    packed = exchanged_bits(packed, lane);
+    memcpy(&value, &packed, sizeof(T));
     return value;
 }
+
+// The kernel with its parameters taken from pointers: those in braces are taken in their order.
+struct Call {
+    template <typename... P> Call(void (*kernel)(P...), P... given) { kernel(given...); }
+};
+template <typename... P> void call(void (*kernel)(P...), void** given) {
+    Call{kernel, *(P*)*given++...};
+}
+void run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
+         int meeting);
 }  // namespace emulated
 
-#define threadIdx (emulated::current->thread)
+#define threadIdx (emulated::current->index)
 #define blockIdx (emulated::current->block->index)
 #define blockDim (emulated::block_size)
 #define gridDim (emulated::grid_size)
 #define warpSize 32
 
-inline void __syncthreads() {
-    emulated::Block& block = *emulated::current->block;
-    emulated::meet(block.meeting, block.alive);
-}
+void __syncthreads();
 inline void __syncwarp(unsigned = 0xffffffffu) { emulated::meet_warp(); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -162,16 +125,7 @@ template <typename T> T __shfl_up_sync(unsigned, T value, unsigned delta, int wi
     unsigned other = lane_of() >= base + delta ? lane_of() - delta : lane_of();
     return emulated::exchanged(value, other);
 }
-inline unsigned __ballot_sync(unsigned, int predicate) {
-    emulated::Block& block = *emulated::current->block;
-    block.exchange[emulated::current->rank] = predicate ? 1 : 0;
-    emulated::meet_warp();
-    unsigned found = 0;
-    for (unsigned lane = 0; lane < 32; lane++)
-        if (block.exchange[(emulated::current->rank & ~31u) + lane]) found |= 1u << lane;
-    emulated::meet_warp();
-    return found;
-}
+unsigned __ballot_sync(unsigned, int predicate);
 
 template <typename T> T atomicAdd(T* place, T value) { T old = *place; *place = old + value; return old; }
 template <typename T> T atomicMax(T* place, T value) { T old = *place; if (value > old) *place = value; return old; }
@@ -182,6 +136,33 @@ template <typename T> T atomicCAS(T* place, T expected, T value) {
     if (old == expected) *place = value;
     return old;
 }
+
+// As in CUDA, and in C++'s header: a function of a float is computed with floats.
+#define OF_FLOATS(name) inline float name(float x) { return name##f(x); }
+OF_FLOATS(fabs)
+OF_FLOATS(exp)
+OF_FLOATS(exp2)
+OF_FLOATS(expm1)
+OF_FLOATS(log)
+OF_FLOATS(log2)
+OF_FLOATS(log1p)
+OF_FLOATS(sqrt)
+OF_FLOATS(sin)
+OF_FLOATS(cos)
+OF_FLOATS(tan)
+OF_FLOATS(tanh)
+OF_FLOATS(erf)
+OF_FLOATS(floor)
+OF_FLOATS(ceil)
+OF_FLOATS(rint)
+OF_FLOATS(round)
+OF_FLOATS(trunc)
+inline float pow(float x, float y) { return powf(x, y); }
+inline float fmod(float x, float y) { return fmodf(x, y); }
+inline float fmax(float x, float y) { return fmaxf(x, y); }
+inline float fmin(float x, float y) { return fminf(x, y); }
+inline float copysign(float x, float y) { return copysignf(x, y); }
+inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
 
 inline u32 __umulhi(u32 a, u32 b) { return (u32)(((u64)a * b) >> 32); }
 inline float __expf(float x) { return expf(x); }
@@ -194,14 +175,8 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline double __dmul_rn(double a, double b) { return a * b; }
-inline void sincospif(float x, float* sine, float* cosine) {
-    *sine = (float)sin(M_PI * (double)x);
-    *cosine = (float)cos(M_PI * (double)x);
-}
-inline void sincospi(double x, double* sine, double* cosine) {
-    *sine = sin(M_PI * x);
-    *cosine = cos(M_PI * x);
-}
+void sincospif(float x, float* sine, float* cosine);
+void sincospi(double x, double* sine, double* cosine);
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline double __dsqrt_rn(double a) { return sqrt(a); }
@@ -225,27 +200,8 @@ template <typename T> T max(T a, T b) { return a < b ? b : a; }
 inline float bits_to_float(u32 bits) { return __uint_as_float(bits); }
 inline u32 float_to_bits(float x) { return __float_as_uint(x); }
 
-inline float half_bits_to_float(u16 bits) {
-    u32 sign = (u32)(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, mantissa = bits & 0x3ffu;
-    if (exponent == 31) return bits_to_float(sign | 0x7f800000u | (mantissa << 13));
-    if (exponent) return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-    float small = ldexpf((float)mantissa, -24);
-    return sign ? -small : small;
-}
-inline u16 double_to_half_bits(double x) {
-    u16 sign = signbit(x) ? 0x8000u : 0;
-    double size = fabs(x);
-    if (size != size) return 0x7fffu;
-    if (size >= 65520.0) return sign | 0x7c00u;
-    int exponent;
-    frexp(size, &exponent);
-    // The unit in the last place: fixed below the smallest normal number.
-    double unit = ldexp(1.0, exponent - 11 < -24 ? -24 : exponent - 11);
-    double rounded = nearbyint(size / unit) * unit;
-    if (rounded < ldexp(1.0, -14)) return sign | (u16)(rounded / ldexp(1.0, -24));
-    double fraction = frexp(rounded, &exponent);
-    return sign | (u16)((exponent + 14) << 10) | (u16)(ldexp(fraction, 11) - 1024.0);
-}
+float half_bits_to_float(u16 bits);
+u16 double_to_half_bits(double x);
 inline u16 float_to_half_bits(float x) { return double_to_half_bits(x); }
 inline u16 float_to_bfloat_bits(float x) {
     u32 bits = float_to_bits(x);
@@ -254,24 +210,13 @@ inline u16 float_to_bfloat_bits(float x) {
 inline u32 bfloat_pair(float low, float high) {
     return float_to_bfloat_bits(low) | (u32)float_to_bfloat_bits(high) << 16;
 }
-
-inline float bfloat_bits_to_float(u16 bits) { return bits_to_float((u32)bits << 16); }
-template <float (*WIDE)(u16)> u32 two_above(u32 a, u32 b) {
-    u32 low = WIDE((u16)a) > WIDE((u16)b), high = WIDE((u16)(a >> 16)) > WIDE((u16)(b >> 16));
-    return low * 0xffffu | high * 0xffff0000u;
+inline u32 half_pair(float low, float high) {
+    return (u32)float_to_half_bits(high) << 16 | float_to_half_bits(low);
 }
-template <float (*WIDE)(u16)> u32 larger_bits(u16 a, u16 b) {
-    float x = WIDE(a), y = WIDE(b);
-    return x != x || y != y ? 0x7fffu : x > y || (x == y && !signbit(x)) ? a : b;
-}
-template <float (*WIDE)(u16)> u32 two_max(u32 a, u32 b) {
-    return larger_bits<WIDE>((u16)a, (u16)b) |
-           larger_bits<WIDE>((u16)(a >> 16), (u16)(b >> 16)) << 16;
-}
-inline u32 half_pair_above(u32 a, u32 b) { return two_above<half_bits_to_float>(a, b); }
-inline u32 bfloat_pair_above(u32 a, u32 b) { return two_above<bfloat_bits_to_float>(a, b); }
-inline u32 half_pair_max(u32 a, u32 b) { return two_max<half_bits_to_float>(a, b); }
-inline u32 bfloat_pair_max(u32 a, u32 b) { return two_max<bfloat_bits_to_float>(a, b); }
+u32 half_pair_above(u32 a, u32 b);
+u32 bfloat_pair_above(u32 a, u32 b);
+u32 half_pair_max(u32 a, u32 b);
+u32 bfloat_pair_max(u32 a, u32 b);
 inline i32 thread_now() { return (i32)threadIdx.x; }
 inline u32 tf32_below(float x) { return float_to_bits(x) & 0xffffe000u; }
 inline u32 tf32_near(float x) {
@@ -280,75 +225,14 @@ inline u32 tf32_near(float x) {
 }
 inline u32 tf32_bits(float x) { return (float_to_bits(x) + 0x1000u) & ~0x1fffu; }
 
-// The fragments are spread over the lanes as on the card: put together, multiplied, spread again. A
-// word holds MANY numbers; `product` multiplies those of two words with the same place in them.
-template <int MANY, typename Product>
-void mma_of(float* c, const u32* a, u32 b0, u32 b1, Product product) {
-    emulated::Block& block = *emulated::current->block;
-    unsigned g = lane_of() / 4, t = lane_of() % 4, first = emulated::current->rank & ~31u;
-    u32* mine = block.fragments[emulated::current->rank];
-    for (unsigned i = 0; i < 4; i++) mine[i] = a[i];
-    mine[4] = b0;
-    mine[5] = b1;
-    emulated::meet_warp();
-    for (unsigned i = 0; i < 2; i++)
-        for (unsigned j = 0; j < 2; j++)
-            for (unsigned k = 0; k < 8 * MANY; k++) {
-                unsigned lane = k % (4 * MANY) / MANY, word = k / (4 * MANY);
-                u32 left = block.fragments[first + g * 4 + lane][i + word * 2];
-                u32 right = block.fragments[first + (2 * t + j) * 4 + lane][4 + word];
-                c[2 * i + j] += product(left, right, k % MANY);
-            }
-    emulated::meet_warp();
-}
-inline void mma_tf32(float* c, const u32* a, u32 b0, u32 b1) {
-    mma_of<1>(c, a, b0, b1, [](u32 left, u32 right, unsigned) {
-        return bits_to_float(left) * bits_to_float(right);
-    });
-}
-template <typename Wide> void mma_of_16_bits(float* c, const u32* a, u32 b0, u32 b1, Wide wide) {
-    mma_of<2>(c, a, b0, b1, [&](u32 left, u32 right, unsigned place) {
-        return wide((u16)(left >> place * 16)) * wide((u16)(right >> place * 16));
-    });
-}
-inline void mma_half(float* c, const u32* a, u32 b0, u32 b1) {
-    mma_of_16_bits(c, a, b0, b1, half_bits_to_float);
-}
-inline void mma_bfloat(float* c, const u32* a, u32 b0, u32 b1) {
-    mma_of_16_bits(c, a, b0, b1, [](u16 bits) { return bits_to_float((u32)bits << 16); });
-}
-
-inline u32 half_pair(float low, float high) {
-    return (u32)float_to_half_bits(high) << 16 | float_to_half_bits(low);
-}
+void mma_tf32(float* c, const u32* a, u32 b0, u32 b1);
+void mma_half(float* c, const u32* a, u32 b0, u32 b1);
+void mma_bfloat(float* c, const u32* a, u32 b0, u32 b1);
 
 typedef u64 SharedPlace;
 inline SharedPlace shared_place(const void* pointer) { return (SharedPlace)pointer; }
-// Matrix m of those whose rows the lanes say: where its row begins.
-inline const char* row_of(unsigned m, unsigned row) {
-    const emulated::Block& block = *emulated::current->block;
-    u64 place = block.exchange[(emulated::current->rank & ~31u) + m * 8 + row];
-    if (place % 16) abort();
-    return (const char*)place;
-}
-inline void mma_rows(u32* words, SharedPlace row) {
-    emulated::current->block->exchange[emulated::current->rank] = row;
-    emulated::meet_warp();
-    for (unsigned m = 0; m < 4; m++)
-        memcpy(words + m, row_of(m, lane_of() / 4) + lane_of() % 4 * 4, 4);
-    emulated::meet_warp();
-}
-inline void mma_columns(u32* words, SharedPlace row) {
-    emulated::current->block->exchange[emulated::current->rank] = row;
-    emulated::meet_warp();
-    for (unsigned m = 0; m < 4; m++) {
-        u16 both[2];
-        for (unsigned i = 0; i < 2; i++)
-            memcpy(both + i, row_of(m, lane_of() % 4 * 2 + i) + lane_of() / 4 * 2, 2);
-        memcpy(words + m, both, 4);
-    }
-    emulated::meet_warp();
-}
+void mma_rows(u32* words, SharedPlace row);
+void mma_columns(u32* words, SharedPlace row);
 template <int BYTES> void copy_now(void* to, const void* from, bool inside) {
     if ((u64)to % BYTES || (inside && (u64)from % BYTES)) abort();
     if (inside) memcpy(to, from, BYTES);

@@ -201,7 +201,8 @@ def test_the_text_is_cuda(dtype: str) -> None:
     sources += [text.text(text.EACH, dtype, last=last) for last in ("true", "false")]
     sources += [text.text(text.EACH_WEIGHT, dtype)]
     sources += [
-        text.text(text.ADD_UP, dtype, places=each) for each in ("ImagePlaces", "FilterPlaces")
+        text.text(text.SPLIT_K_REDUCE, dtype, places=each)
+        for each in ("ImagePlaces", "FilterPlaces")
     ]
     for source in sources:
         assert nvrtc.compile_source(source, headers(), "sm_90")

@@ -26,7 +26,7 @@ def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places where rows may be while they are worked on."""
     if request.param == "workspace":
-        monkeypatch.setattr("caldera.kernels.cuda.runtime.shared_memory._MOST", 0)
+        monkeypatch.setattr("caldera.kernels.cuda.runtime.driver._MOST_SHARED", 0)
         monkeypatch.setattr("caldera.kernels.cuda.fourier.stockham._MOST_BLOCKS", 2)
 
 

@@ -42,7 +42,7 @@ def _run(place: Device, node: object, *inputs: np.ndarray) -> tuple[np.ndarray, 
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places where matrices may be while they are worked on."""
     if request.param == "workspace":
-        monkeypatch.setattr("caldera.kernels.cuda.runtime.shared_memory._MOST", 0)
+        monkeypatch.setattr("caldera.kernels.cuda.runtime.driver._MOST_SHARED", 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caldera.graph.node import Node
-from caldera.graph.ops import norm_epilogue, normalisation
+from caldera.graph.ops import epilogue, normalisation
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
@@ -60,10 +60,10 @@ def batch_nodes(
     attrs: Any = {"axis": 1, "eps": EPS}
     given: list[tuple[Any, tuple[np.ndarray, ...]]] = [
         (normalisation.batch_norm, (x, scale, shift)),
-        (norm_epilogue.batch_norm_relu, (x, scale, shift - shift.dtype.type(0.5), more)),
+        (epilogue.batch_norm_relu, (x, scale, shift - shift.dtype.type(0.5), more)),
         (normalisation.batch_norm_grad, (g, x, scale, mean, variance)),
-        (norm_epilogue.batch_norm_relu_grad, (g, x, scale, shift, mean, variance)),
-        (norm_epilogue.batch_norm_inference_relu, (x, scale, shift, scale, shift)),
+        (epilogue.batch_norm_relu_grad, (g, x, scale, shift, mean, variance)),
+        (epilogue.batch_norm_inference_relu, (x, scale, shift, scale, shift)),
     ]
     return [(node_of(op, arrays, **attrs), arrays) for op, arrays in given]
 
@@ -115,7 +115,7 @@ def test_small_batches_with_their_channels_last_take_one_launch(
         check(card, arranged, inputs, ["at once"], layouts=["channels last"])
         if isinstance(using, EmulatedDriver):
             # Checked twice, in case a launch leaves something behind.
-            names = {"batch_norm", "batch_slopes"} & set(using.launches)
+            names = {"batch_norm", "batch_gradients"} & set(using.launches)
             assert len(names) == 1
             assert len(using.launches) == 2
             using.launches.clear()

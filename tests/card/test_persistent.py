@@ -14,8 +14,8 @@ from caldera import nn, op, optim
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, fuse_epilogues
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
-from caldera.kernels.cuda.persistent.program import Program, shared_out
-from caldera.kernels.cuda.persistent.tasks import Part, plain
+from caldera.kernels.cuda.persistent.program import Program, assign_blocks
+from caldera.kernels.cuda.persistent.tasks import Task, plain
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
@@ -201,7 +201,7 @@ def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before(
     update = _loop(other, weights)
     follower = _loop(slopes, ended)
     assert fuse_epilogues([producer, update, follower], lambda array: True) == [producer, update]
-    assert producer.followers == [follower]
+    assert producer.epilogues == [follower]
     assert not producer.stores
 
 
@@ -212,27 +212,27 @@ def test_a_loop_that_reads_what_is_written_in_between_is_not_taken_in() -> None:
     assert fuse_epilogues(pieces, lambda array: True) == pieces
 
 
-def _part(units: int, heavy: bool) -> Part:
-    return Part("work", units, [], [], plain(lambda places: []), heavy)
+def _part(units: int, heavy: bool) -> Task:
+    return Task("work", units, [], [], plain(lambda places: []), heavy)
 
 
 def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
     heavy, other, light, more = _part(4, True), _part(3, True), _part(2, False), _part(5, False)
-    assert shared_out([light, heavy, more, other], 10) == [
+    assert assign_blocks([light, heavy, more, other], 10) == [
         (heavy, 0, 4), (other, 4, 3), (light, 7, 2), (more, 7, 3)
     ]  # fmt: skip
     # Where nothing is left they go everywhere.
-    assert shared_out([heavy, light], 4) == [(heavy, 0, 4), (light, 0, 2)]
+    assert assign_blocks([heavy, light], 4) == [(heavy, 0, 4), (light, 0, 2)]
 
 
 def test_equal_code_on_other_arrays_is_there_once() -> None:
     arrays = [np.zeros(4, np.float32) for _ in range(4)]
 
-    def doubling(source: np.ndarray, target: np.ndarray) -> Part:
+    def doubling(source: np.ndarray, target: np.ndarray) -> Task:
         code = plain(
             lambda places: [f"{places.element(target, ['0'])} = 2 * {places.name(source)}[0];"]
         )
-        return Part("double", 1, [source], [target], code)
+        return Task("double", 1, [source], [target], code)
 
     parts = [doubling(one, other) for one, other in pairwise(arrays)]
     program = Program([[part] for part in parts], 2)

@@ -120,9 +120,9 @@ def test_where_there_are_few_results_all_multiprocessors_have_work() -> None:
     ):
         cut = tiling(rows, columns, length, 1, 4)
         assert cut.blocks >= 50
-        assert cut.pieces * cut.span >= length
+        assert cut.splits * cut.span >= length
     assert tiling(8192, 8192, 8192, 1, 4).tile.side == 128
-    assert tiling(8192, 8192, 8192, 1, 4).pieces == 1
+    assert tiling(8192, 8192, 8192, 1, 4).splits == 1
 
 
 def test_a_product_with_itself(card: Device) -> None:
@@ -140,7 +140,7 @@ ATTRIBUTES: dict[str, tuple[tuple[str, Any], ...]] = {
 SPECIAL = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0, 90.0, -90.0, 1.0]])
 
 
-def _ended(a: Shape, b: Shape, activation: str | None, bias: Shape | None, dtype: str) -> Node:
+def _epilogue(a: Shape, b: Shape, activation: str | None, bias: Shape | None, dtype: str) -> Node:
     shapes = [a, b] if bias is None else [a, b, bias]
     inputs = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]
     node: Node = epilogue.matmul_epilogue(
@@ -152,7 +152,7 @@ def _ended(a: Shape, b: Shape, activation: str | None, bias: Shape | None, dtype
 
 @pytest.mark.parametrize("activation", [None, *sorted(ACTIVATIONS)])
 def test_activations(card: Device, activation: str | None) -> None:
-    node = _ended((3, 4), (4, 8), activation, (8,), "float32")
+    node = _epilogue((3, 4), (4, 8), activation, (8,), "float32")
     left, right, bias = numbers((3, 4), (4, 8), (8,))
     assert check(card, node, (left, right, bias))
     # What is not finite, and both zeros: the product is the bias.
@@ -161,7 +161,7 @@ def test_activations(card: Device, activation: str | None) -> None:
 
 def test_the_exact_gelu(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTRIBUTES, "gelu", (("approximate", False),))
-    node = _ended((3, 4), (4, 8), "gelu", (8,), "float64")
+    node = _epilogue((3, 4), (4, 8), "gelu", (8,), "float64")
     check(card, node, numbers((3, 4), (4, 8), (8,), dtype="float64"), layouts=("dense",))
 
 
@@ -172,13 +172,13 @@ def test_the_exact_gelu(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_endings_of_tiles(card: Device, bias: Shape | None, dtype: str) -> None:
     shapes = [(33, 30), (30, 41)] if bias is None else [(33, 30), (30, 41), bias]
-    node = _ended((33, 30), (30, 41), "tanh", bias, dtype)
+    node = _epilogue((33, 30), (30, 41), "tanh", bias, dtype)
     check(card, node, numbers(*shapes, dtype=dtype), ["tiles"], layouts=("dense", "with gaps"))
 
 
 def test_endings_of_cut_sums_and_of_batches(card: Device) -> None:
     for a, b in (((20, 2000), (2000, 24)), ((2, 20, 300), (2, 300, 24))):
-        node = _ended(a, b, "sigmoid", (24,), "float32")
+        node = _epilogue(a, b, "sigmoid", (24,), "float32")
         check(card, node, numbers(a, b, (24,)), ["tiles"], layouts=("dense",))
 
 
@@ -260,23 +260,23 @@ def test_training_steps(card: Device) -> None:
 
 # --- for a real card
 
-ENDINGS = [
+EPILOGUES = [
     EpilogueCode("float32", Epilogue(True, "relu")), EpilogueCode("float64", accumulates=True),
     EpilogueCode("float16", Epilogue(False, "gelu", (("approximate", True),))),
     EpilogueCode("bfloat16"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.dtype)
-def test_the_text_is_cuda(ending: EpilogueCode) -> None:
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda epilogue: epilogue.dtype)
+def test_the_text_is_cuda(epilogue: EpilogueCode) -> None:
     if nvrtc.library() is None:
         pytest.skip("no NVRTC here")
-    many = min(4, 16 // BY_NAME[ending.dtype].itemsize)
+    many = min(4, 16 // BY_NAME[epilogue.dtype].itemsize)
     sources = [
-        tiled._tiles_text(ending, tile, (along, many), (not along, 1), along)
-        for tile in TILES[1 if ending.dtype == "float64" else 0 :]
+        tiled._tiles_text(epilogue, tile, (along, many), (not along, 1), along)
+        for tile in TILES[1 if epilogue.dtype == "float64" else 0 :]
         for along in (True, False)
     ]
-    sources += [tiled._each_text(ending), tiled._add_up_text(ending, "u64", "T")]
+    sources += [tiled._each_text(epilogue), tiled._split_k_text(epilogue, "u64", "T")]
     for source in sources:
         assert nvrtc.compile_source(source, headers(), "sm_90")

@@ -139,7 +139,7 @@ def test_tensor_cores_round_only_where_they_are_asked_to(card: Device, lt: FakeC
 # --- endings
 
 
-def _ended(activation: str | None, bias: bool, dtype: str, batch: Shape = ()) -> Node:
+def _epilogue(activation: str | None, bias: bool, dtype: str, batch: Shape = ()) -> Node:
     shapes = [(*batch, 20, 30), (30, 40), *([(40,)] if bias else [])]
     inputs = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]
     node: Node = epilogue.matmul_epilogue(
@@ -161,7 +161,7 @@ def test_endings(
 ) -> None:
     if activation is None and not bias:
         return
-    node = _ended(activation, bias, dtype)
+    node = _epilogue(activation, bias, dtype)
     inputs = numbers(*[given.shape for given in node.inputs], dtype=dtype)
     _check(card, node, inputs)
     is_theirs = bias and activation in (None, "relu") and dtype != "float64"
@@ -173,7 +173,7 @@ def test_endings(
 
 
 def test_a_nan_comes_through_relu(card: Device, lt: FakeCublasLt) -> None:
-    node = _ended("relu", True, "float32")
+    node = _epilogue("relu", True, "float32")
     left, right, bias = numbers((20, 30), (30, 40), (40,))
     left[3, 4] = np.nan
     _check(card, node, (left, right, bias))
@@ -185,7 +185,7 @@ def test_fast_endings_are_the_librarys(card: Device, lt: FakeCublasLt) -> None:
             ("relu", True, "RELU_BIAS"), ("relu", False, "RELU"), ("gelu", True, "GELU_BIAS"),
         ):  # fmt: skip
             lt.epilogues.clear()
-            node = _ended(activation, bias, "float32", batch=(2,))
+            node = _epilogue(activation, bias, "float32", batch=(2,))
             _check(card, node, numbers(*[given.shape for given in node.inputs]))
             assert set(lt.epilogues) == {name}
 

@@ -34,25 +34,25 @@ _call = st.tuples(st.lists(part, max_size=2), st.lists(part, min_size=1, max_siz
 def any_order(calls: Sequence[StreamCall], seed: int) -> list[StreamCall]:
     """The calls in an order in which a card might run them."""
     draw = random.Random(seed)
-    lanes: dict[int, list[int]] = {}
+    streams: dict[int, list[int]] = {}
     for number, each in enumerate(calls):
-        lanes.setdefault(each.lane, []).append(number)
+        streams.setdefault(each.stream, []).append(number)
     done: set[int] = set()
     found = []
-    while lanes:
-        able = [lane for lane, ahead in lanes.items() if done.issuperset(calls[ahead[0]].after)]
-        lane = draw.choice(able)
-        number = lanes[lane].pop(0)
+    while streams:
+        able = [one for one, ahead in streams.items() if done.issuperset(calls[ahead[0]].after)]
+        stream = draw.choice(able)
+        number = streams[stream].pop(0)
         done.add(number)
         found.append(calls[number])
-        if not lanes[lane]:
-            del lanes[lane]
+        if not streams[stream]:
+            del streams[stream]
     return found
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_call, max_size=14), st.integers(1, 4), st.integers(0, 1000))
-def test_any_order_of_lanes_gives_what_the_calls_give(
+def test_any_order_of_streams_gives_what_the_calls_give(
     calls: list[Any], count: int, seed: int
 ) -> None:
     def after(order: Callable[[list[StreamCall]], Sequence[StreamCall]]) -> np.ndarray:
@@ -83,8 +83,8 @@ def test_what_has_time_gets_out_of_the_way() -> None:
         before = frozenset({len(pieces) - 1 if len(pieces) == 1 else len(pieces) - 2})
         pieces += [Piece(print, before, 1e-5), Piece(print, before, 9e-6)]
     pieces.append(Piece(print, frozenset(range(len(pieces))), 1e-5))
-    lanes = [call.lane for call in assign_streams(pieces, 2)]
-    chain, weights = {lanes[n] for n in range(1, 10, 2)}, {lanes[n] for n in range(2, 10, 2)}
+    streams = [call.stream for call in assign_streams(pieces, 2)]
+    chain, weights = {streams[n] for n in range(1, 10, 2)}, {streams[n] for n in range(2, 10, 2)}
     assert len(chain) == len(weights) == 1
     assert chain != weights
 
@@ -92,7 +92,7 @@ def test_what_has_time_gets_out_of_the_way() -> None:
 def test_a_chain_stays_on_one_lane() -> None:
     pieces = [Piece(print, frozenset({n - 1} if n else ()), 1e-5) for n in range(6)]
     calls = assign_streams(pieces)
-    assert {(call.lane, call.after) for call in calls} == {(0, ())}
+    assert {(call.stream, call.after) for call in calls} == {(0, ())}
 
 
 def test_calls_that_share_something_wait_for_each_other() -> None:
@@ -136,17 +136,17 @@ def _learnt(
     monkeypatch: pytest.MonkeyPatch,
     order: Callable[[Sequence[StreamCall]], Sequence[StreamCall]],
 ) -> tuple[int, list[bytes]]:
-    """How many lanes were used, and the weights after some steps whose calls ran in an order."""
+    """How many streams were used, and the weights after some steps whose calls ran in an order."""
     used: set[int] = set()
 
     def launch_on_streams(self: LoopbackStream, calls: Sequence[StreamCall]) -> None:
-        used.update(call.lane for call in calls)
+        used.update(call.stream for call in calls)
         for call in order(calls):
             self.launch(call.call)
 
     monkeypatch.setattr(LoopbackStream, "has_side_streams", True)
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
-    monkeypatch.setattr(plan, "Faster", lambda stream, forms: forms[1])
+    monkeypatch.setattr(plan, "AutotunedGraph", lambda stream, forms: forms[1])
     generator = np.random.default_rng(0)
     x = generator.normal(size=(16, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(
@@ -174,8 +174,8 @@ def test_a_network_learns_the_same_in_any_order(
 @pytest.mark.skipif(card_count() > 0, reason="a real card chooses the order itself")
 def test_an_order_that_was_forgotten_is_seen(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(calls: Sequence[StreamCall]) -> Sequence[StreamCall]:
-        """The last lane first, as nobody waits for anybody."""
-        return sorted(calls, key=lambda call: -call.lane)
+        """The last stream first, as nobody waits for anybody."""
+        return sorted(calls, key=lambda call: -call.stream)
 
     _, right = _learnt(_towers(), card, monkeypatch, list)
     try:

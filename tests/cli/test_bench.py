@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from caldera.bench import contestants, session
-from caldera.bench.protocol import WorkerError
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import WorkerError, WorkerHandle
 from tests.cli.conftest import Caldera
 
 

@@ -105,7 +105,7 @@ def test_an_unexpected_error_is_one_line_too(
     def broken() -> None:
         raise ZeroDivisionError("by\nzero")
 
-    monkeypatch.setattr("caldera.cli.commands.info.facts", broken)
+    monkeypatch.setattr("caldera.cli.commands.info.environment", broken)
     done = caldera("info")
     assert done.status == 1
     assert done.err.startswith("caldera info: ZeroDivisionError: by zero;")
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_with_130(caldera: Caldera, monkeypatch: pytest.MonkeyPatch)
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caldera.cli.commands.info.facts", interrupted)
+    monkeypatch.setattr("caldera.cli.commands.info.environment", interrupted)
     done = caldera("info")
     assert (done.status, done.err) == (130, "caldera info: interrupted\n")
 

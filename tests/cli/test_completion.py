@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from caldera.cli import completion
+from caldera.cli.commands.completion import SHELLS
 from caldera.cli.program import find_commands
 from caldera.optim import optimizers
 from tests.cli.conftest import Caldera
-
-SHELLS = list(completion.SCRIPTS)
 
 
 @pytest.fixture
@@ -84,20 +83,29 @@ def test_bash_offers_files_beside_names(scripts: dict[str, Path], tmp_path: Path
 def test_zsh_knows_the_function(scripts: dict[str, Path]) -> None:
     program = (
         f"autoload -Uz compinit && compinit -u -D; source '{scripts['zsh']}';"
-        " print -r -- $_comps[caldera]; whence -w _caldera"
+        " print -r -- $_comps[caldera]; whence -w _shtab_caldera"
     )
     done = subprocess.run(
         [shell_or_skip("zsh"), "-f", "-c", program], capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["_caldera", "_caldera: function"]
+    assert done.stdout.splitlines() == ["_shtab_caldera", "_shtab_caldera: function"]
     assert not done.stderr
 
 
 def test_zsh_has_every_flag_with_its_values(scripts: dict[str, Path]) -> None:
     text = scripts["zsh"].read_text()
-    assert "'--optimizer[" in text
-    assert f":NAME:({' '.join(optimizers)})'" in text
-    assert all(f"        {name})" in text for name in find_commands())
+    assert '"--optimizer[' in text
+    assert f':NAME:({" ".join(optimizers)})"' in text
+    assert all(f"    {name})" in text for name in find_commands())
+
+
+def test_without_shtab_it_says_what_to_install(
+    caldera: Caldera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    done = caldera("completion", "bash")
+    assert done.status == 2
+    assert "pip install shtab" in done.err
 
 
 def test_a_shell_nobody_knows(caldera: Caldera) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import requires
@@ -38,7 +39,7 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(
     caldera: Caldera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optional_parts, "find_spec", lambda name: None)
-    monkeypatch.setattr(optional_parts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     lines = caldera("info").out.splitlines()
     missing = lines[lines.index("not here, and how to get it") :]
     assert any(

@@ -19,7 +19,7 @@ from PIL import Image
 import caldera as cd
 from caldera import data
 from caldera.cli.recipe import read_recipe
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import load_model
 from caldera.train.tracking.history import History
 from tests.cli.conftest import Caldera
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
-from caldera.bench.precision import REFERENCE_PRECISION
+from caldera.bench.equality import REFERENCE_PRECISION
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -21,7 +21,7 @@ from caldera.bench.workloads import (
     TrainingCase,
     UpdateCase,
 )
-from caldera.bench.workloads.batch_files import read_batches
+from caldera.bench.workloads.base import read_batches
 from caldera.errors import ConfigError
 from caldera.nn.basic import Dropout
 from caldera.train.neural_network import NeuralNetwork

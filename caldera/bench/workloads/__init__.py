@@ -33,5 +33,5 @@ __all__ = [
     "Rule",
     "TrainingCase",
     "UpdateCase",
-    "Work",
+    "Workload",
 ]

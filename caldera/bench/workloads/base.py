@@ -10,6 +10,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,3 +304,26 @@ class Workload:
         """The summary, and how large a batch is on a device."""
         sizes = {case.on(device).batch for case in self.cases if isinstance(case, TrainingCase)}
         return ", ".join([self.summary, *(f"batch {size}" for size in sorted(sizes))])
+
+
+def write_batches(case: TrainingCase, folder: Path) -> None:
+    """Draw the batches of a case and write them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (x, y) in enumerate(case.data()):
+        np.save(folder / f"x{number}.npy", x, allow_pickle=False)
+        np.save(folder / f"y{number}.npy", y, allow_pickle=False)
+
+
+def read_batches(
+    case: TrainingCase, folder: Path, dtype: str, batch: int | None = None
+) -> list[tuple[Array, Array]]:
+    """What `case.data(dtype, batch)` gives, from files."""
+    found = []
+    for number in range(case.batches):
+        x, y = (
+            np.load(folder / f"{name}{number}.npy", mmap_mode="r", allow_pickle=False)[:batch]
+            for name in "xy"
+        )
+        # Copies: what is mapped cannot be written to, and some frameworks insist that it can.
+        found.append((np.array(x, x.dtype if case.words else dtype), np.array(y)))
+    return found

@@ -7,12 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from caldera.bench.card import card_state
-from caldera.bench.card_contestants import CARD_PEERS
-from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
-from caldera.bench.options import Options
+from caldera.bench.case_runner import Options
+from caldera.bench.contestants import ACCURACIES, CARD_PEERS, INSTALL, PEERS, missing_peers
+from caldera.bench.equality import PRECISIONS
 from caldera.bench.page import page
-from caldera.bench.precision import PRECISIONS
 from caldera.bench.results import Report
 from caldera.bench.session import Session
 from caldera.bench.table import print_report
@@ -21,6 +19,7 @@ from caldera.cli.command import Command
 from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.machine import card_state
 
 _CPU, _CARD = "cpu", "cuda"
 _DEVICES = (_CPU, _CARD)

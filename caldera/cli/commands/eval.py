@@ -15,8 +15,8 @@ from caldera.cli.options import OPTIONS, add_options, given_options
 from caldera.cli.result_text import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
-from caldera.train.class_names import read_class_names
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import load_model
+from caldera.train.tracking.run_folder import read_class_names
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 from caldera.cli.command import Command
-from caldera.cli.drawing import draw_training_step
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
+from caldera.errors import ConfigError
+from caldera.strategy import SingleProcessStrategy
+from caldera.train.model import Model
+from caldera.train.step import Steps
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the picture."""
     print(f"wrote   {draw_training_step(find_model(arguments), Path(arguments.out))}")
     return 0
+
+
+def draw_training_step(model: Model, path: Path) -> Path:
+    """Write the SVG of one training step (forward, loss, gradients, updates); its path."""
+    if path.suffix.lower() != ".svg":
+        raise ConfigError.build("graph", expected="a file that ends in .svg", got=str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    steps = Steps(model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy())
+    return steps.training(model.batch_size).draw(path)
 
 
 COMMAND = Command(

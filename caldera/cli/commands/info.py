@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from caldera.cli.command import Command
 from caldera.cli.optional_parts import Part, parts
-from caldera.machine import facts
+from caldera.train.tracking.environment import environment
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found."""
-    found, optional = facts(), parts()
+    found, optional = environment(), parts()
     if arguments.json:
         by_name = {part.name: asdict(part) for part in optional}
         print(json.dumps({**found, "parts": by_name}, indent=2))

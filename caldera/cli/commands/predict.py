@@ -15,9 +15,9 @@ from caldera import io
 from caldera.cli.command import Command
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.errors import ShapeError
-from caldera.train.class_names import read_class_names
 from caldera.train.model import Model
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import load_model
+from caldera.train.tracking.run_folder import read_class_names
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from caldera.cli.command import Command, UsageError
-from caldera.report import page
+from caldera.report import run_page
 from caldera.train.tracking.run_folder import RunFolder
 
 PAGE = "report.html"
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.out) if arguments.out else folder.path / PAGE
     if target.suffix.lower() not in (".html", ".htm"):
         raise UsageError.build("--out", expected="a file that ends in .html", got=str(target))
-    text = page(folder)
+    text = run_page(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     print(f"wrote   {target}")

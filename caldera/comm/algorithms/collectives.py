@@ -10,7 +10,8 @@ import numpy as np
 
 from caldera.comm.algorithms.direct import direct_reduce_scatter
 from caldera.comm.algorithms.partition import bounds, even_counts, segments
-from caldera.comm.algorithms.point_to_point import (
+from caldera.comm.algorithms.ring import ring_allgather, ring_reduce_scatter
+from caldera.comm.algorithms.segments import (
     TAG,
     post_receive,
     post_send,
@@ -19,17 +20,16 @@ from caldera.comm.algorithms.point_to_point import (
     start_send,
     wait_all,
 )
-from caldera.comm.algorithms.ring import ring_allgather, ring_reduce_scatter
 from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 _NOTHING = np.empty(0, np.uint8)
 
 
-def broadcast(comm: Communicator, buffer: np.ndarray, root: int) -> None:
+def broadcast(comm: PointToPoint, buffer: np.ndarray, root: int) -> None:
     """Along a tree if the buffer is one segment, else along a chain that passes segments on."""
     place = (comm.rank - root) % comm.size
     pieces = segments((0, buffer.size), segment_elements(comm, buffer))
@@ -48,7 +48,7 @@ def broadcast(comm: Communicator, buffer: np.ndarray, root: int) -> None:
     wait_all(leaving)
 
 
-def _tree_broadcast(comm: Communicator, buffer: np.ndarray, root: int, place: int) -> None:
+def _tree_broadcast(comm: PointToPoint, buffer: np.ndarray, root: int, place: int) -> None:
     # The parent of a place is the place without its lowest bit.
     lowest = place & -place
     if place:
@@ -63,7 +63,7 @@ def _tree_broadcast(comm: Communicator, buffer: np.ndarray, root: int, place: in
 
 
 def reduce(
-    comm: Communicator, send: np.ndarray, receive: np.ndarray | None, root: int, op: str
+    comm: PointToPoint, send: np.ndarray, receive: np.ndarray | None, root: int, op: str
 ) -> None:
     """Each rank reduces a part, and the root collects the parts."""
     counts = even_counts(send.size, comm.size)
@@ -84,7 +84,7 @@ def reduce(
 
 
 def reduce_scatter(
-    comm: Communicator, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
+    comm: PointToPoint, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
 ) -> None:
     """A ring, or the sums in one place where passing partial sums on would round them."""
     if must_widen(send.dtype, op):
@@ -96,7 +96,7 @@ def reduce_scatter(
     receive[:] = buffer[begin:end]
 
 
-def allgather(comm: Communicator, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+def allgather(comm: PointToPoint, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
     """A ring."""
     begin, end = bounds(counts)[comm.rank]
     receive[begin:end] = send
@@ -104,7 +104,7 @@ def allgather(comm: Communicator, send: np.ndarray, receive: np.ndarray, counts:
 
 
 def alltoall(
-    comm: Communicator,
+    comm: PointToPoint,
     send: np.ndarray,
     receive: np.ndarray,
     leaving: list[int],
@@ -126,7 +126,7 @@ def alltoall(
 
 
 def exchange_messages(
-    comm: Communicator, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
+    comm: PointToPoint, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
 ) -> dict[int, np.ndarray]:
     """All at once, beginning with the neighbours; messages lie in rooms for the longest."""
     rooms = {rank: np.empty(longest[rank], np.uint8) for rank in longest}
@@ -139,7 +139,7 @@ def exchange_messages(
     return {rank: rooms[rank][: request.received] for rank, request in arriving.items()}
 
 
-def barrier(comm: Communicator) -> None:
+def barrier(comm: PointToPoint) -> None:
     """In round k everybody hears from the rank 2**k before it; then from all."""
     distance = 1
     while distance < comm.size:

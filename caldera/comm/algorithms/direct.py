@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.comm.algorithms.partition import bounds, even_counts
-from caldera.comm.algorithms.point_to_point import start_receive, start_send, wait_all
 from caldera.comm.algorithms.ring import ring_allgather
+from caldera.comm.algorithms.segments import start_receive, start_send, wait_all
 from caldera.comm.reduction import combine, downcast, finish, must_widen, upcast
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def direct(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def direct(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place.
 
     >>> import numpy as np
@@ -40,7 +40,7 @@ def direct(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
 
 
 def direct_reduce_scatter(
-    comm: Communicator, send: np.ndarray, counts: Sequence[int], op: str
+    comm: PointToPoint, send: np.ndarray, counts: Sequence[int], op: str
 ) -> np.ndarray:
     """The reduction of this rank's part, in the order of the ranks."""
     parts = bounds(counts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.point_to_point import (
+from caldera.comm.algorithms.segments import (
     combine_from,
     start_receive,
     start_send,
@@ -20,10 +20,10 @@ from caldera.comm.algorithms.point_to_point import (
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def doubling(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def doubling(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place.
 
     >>> import numpy as np
@@ -59,7 +59,7 @@ def core_ranks(size: int) -> tuple[int, int]:
     return core, size - core
 
 
-def fold_in(comm: Communicator, buffer: np.ndarray, op: str) -> bool:
+def fold_in(comm: PointToPoint, buffer: np.ndarray, op: str) -> bool:
     """Ranks beyond the power of two give what they have away; whether this rank goes on."""
     core, extra = core_ranks(comm.size)
     if comm.rank >= core:
@@ -70,7 +70,7 @@ def fold_in(comm: Communicator, buffer: np.ndarray, op: str) -> bool:
     return True
 
 
-def fold_out(comm: Communicator, buffer: np.ndarray, extra: int) -> None:
+def fold_out(comm: PointToPoint, buffer: np.ndarray, extra: int) -> None:
     """Ranks beyond the power of two get the result."""
     core = comm.size - extra
     if comm.rank >= core:

@@ -12,14 +12,14 @@ import numpy as np
 
 from caldera.comm.algorithms.doubling import core_ranks, fold_in, fold_out
 from caldera.comm.algorithms.partition import bounds, even_counts
-from caldera.comm.algorithms.point_to_point import combine_from, exchange, start_send, wait_all
+from caldera.comm.algorithms.segments import combine_from, exchange, start_send, wait_all
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def halving(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def halving(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place.
 
     >>> import numpy as np
@@ -37,7 +37,7 @@ def halving(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
     fold_out(comm, buffer, extra)
 
 
-def _halve_and_double(comm: Communicator, buffer: np.ndarray, op: str, core: int) -> None:
+def _halve_and_double(comm: PointToPoint, buffer: np.ndarray, op: str, core: int) -> None:
     parts = bounds(even_counts(buffer.size, core))
 
     def stretch(first: int, count: int) -> np.ndarray:

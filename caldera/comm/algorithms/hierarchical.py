@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.point_to_point import (
+from caldera.comm.algorithms.ring import ring
+from caldera.comm.algorithms.segments import (
     combine_from,
     start_receive,
     start_send,
     wait_all,
 )
-from caldera.comm.algorithms.ring import ring
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def hierarchical(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def hierarchical(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place; `comm.nodes` says who is where.
 
     >>> import numpy as np

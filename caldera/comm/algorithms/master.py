@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.point_to_point import (
+from caldera.comm.algorithms.segments import (
     combine_from,
     start_receive,
     start_send,
@@ -18,10 +18,10 @@ from caldera.comm.algorithms.point_to_point import (
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def master(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def master(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place; summed in the order of the ranks.
 
     >>> import numpy as np

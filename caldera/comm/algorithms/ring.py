@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.comm.algorithms.partition import bounds, even_counts, segments
-from caldera.comm.algorithms.point_to_point import (
+from caldera.comm.algorithms.segments import (
     WINDOW,
     post_receive,
     post_send,
@@ -26,11 +26,11 @@ from caldera.comm.reduction import combine, finish
 from caldera.comm.request import Request
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
 def ring(
-    comm: Communicator, buffer: np.ndarray, op: str = "sum", group: Sequence[int] | None = None
+    comm: PointToPoint, buffer: np.ndarray, op: str = "sum", group: Sequence[int] | None = None
 ) -> None:
     """Reduce a flat buffer over the ranks of a group, in place.
 
@@ -49,7 +49,7 @@ def ring(
 
 
 def ring_reduce_scatter(
-    comm: Communicator,
+    comm: PointToPoint,
     buffer: np.ndarray,
     counts: Sequence[int],
     op: str,
@@ -61,7 +61,7 @@ def ring_reduce_scatter(
 
 
 def ring_allgather(
-    comm: Communicator,
+    comm: PointToPoint,
     buffer: np.ndarray,
     counts: Sequence[int],
     group: Sequence[int] | None = None,
@@ -72,7 +72,7 @@ def ring_allgather(
 
 
 def _travel(
-    comm: Communicator,
+    comm: PointToPoint,
     buffer: np.ndarray,
     counts: Sequence[int],
     op: str,

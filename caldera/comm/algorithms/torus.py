@@ -16,10 +16,10 @@ from caldera.comm.algorithms.ring import ring, ring_allgather, ring_reduce_scatt
 from caldera.comm.reduction import finish
 
 if TYPE_CHECKING:
-    from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
 
 
-def torus(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
+def torus(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
     """Reduce a flat buffer over all ranks, in place. A prime number of ranks is a ring.
 
     >>> import numpy as np

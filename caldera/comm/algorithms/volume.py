@@ -72,3 +72,13 @@ def broadcast_volume(rank: int, ranks: int, root: int, elements: int) -> Volume:
     """
     sends = (rank + 1) % ranks != root
     return Volume(int(sends), elements * sends, elements * (rank != root))
+
+
+def alltoall_volume(rank: int, leaving: Sequence[int], arriving: Sequence[int]) -> Volume:
+    """Everything but what a rank has for itself, to all others and from them.
+
+    >>> alltoall_volume(0, [1, 2, 3], [1, 1, 1])
+    Volume(messages=2, sent=5, received=2)
+    """
+    others = len(leaving) - 1
+    return Volume(others, sum(leaving) - leaving[rank], sum(arriving) - arriving[rank])

@@ -58,10 +58,8 @@ def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
         with comm.traffic.apart("tuning"):
             _rooms[comm] = _Rooms(comm)
     # What it moves is what others do with messages.
-    moved = allreduce_volume(comm.rank, comm.size, buffer.size)
     with comm.traffic.operation("window"):
-        comm.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
-        comm.traffic.received(moved.received * buffer.itemsize)
+        comm._count(allreduce_volume(comm.rank, comm.size, buffer.size), buffer)
     for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
         _piece(comm, buffer[begin:end], op, _rooms[comm])
 

@@ -31,7 +31,7 @@ from caldera.data.sources.base import Array
 from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage, class_names
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
-from caldera.io.files import PathLike, file_size, opened
+from caldera.io.files import PathLike, read_bounded
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 _CHANNELS = 3
@@ -201,14 +201,7 @@ def _read_records(form: _Form, folder: Path, where: str) -> dict[str, bytes]:
     for name in (*form.train, *form.test, form.class_file):
         if name == form.class_file and not (folder / name).is_file():
             continue
-        with opened(folder / name, "rb", f"{where} {name}") as file:
-            if file_size(file) > _LARGEST_MEMBER:
-                raise DataError.build(
-                    f"{where} {name}",
-                    expected=f"at most {_LARGEST_MEMBER} bytes",
-                    got=str(file_size(file)),
-                )
-            records[name] = file.read(_LARGEST_MEMBER)
+        records[name] = read_bounded(folder / name, _LARGEST_MEMBER, f"{where} {name}")
     return records
 
 

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
 from caldera.data.sources.array_data import ArrayData
-from caldera.data.sources.base import Array, Data
-from caldera.data.transforms.scale import SCALE
+from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.transforms.stage import StagesLike
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.tensor.convert import array_of

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from caldera import io
 from caldera.config import settings
 from caldera.data.sources.base import Array
 from caldera.errors import DataError
+from caldera.file_cache import atomic_write
 from caldera.io.files import PathLike, opened
 
 ENVIRONMENT = "CALDERA_DATA"
@@ -84,22 +84,8 @@ def cached_arrays(key: str, make: Callable[[], dict[str, Array]]) -> dict[str, A
             pass
     made = make()
     try:
-        with replaced(path) as temporary:
-            io.save_npz(temporary, made)
+        with atomic_write(path, durable=True) as unfinished:
+            io.save_npz(unfinished, made)
     except (OSError, DataError):
         pass
     return made
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A name to write to; the file gets its own when all is well, and else leaves no trace."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

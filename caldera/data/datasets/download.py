@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caldera.data.datasets.dataset_cache import replaced
 from caldera.errors import DataError
+from caldera.file_cache import atomic_write
 
 _PIECE = 1 << 20
 _TIMEOUT_S = 30
@@ -33,8 +33,8 @@ def download(file: PublishedFile, mirrors: Sequence[str], folder: Path, where: s
     failures = []
     for mirror in mirrors:
         try:
-            with replaced(target) as temporary:
-                _fetch(mirror + file.name, file, temporary)
+            with atomic_write(target, durable=True) as unfinished:
+                _fetch(mirror + file.name, file, unfinished)
             return target
         except Exception as error:
             # Whatever is wrong with this mirror, the next one may have the file.

@@ -109,13 +109,13 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
-    def batches(self, places: Sequence[int | None] = (None,)) -> Iterator[Batch]:
-        """As iterating; `places` are the numbers of stages that may be run before handing it out.
+    def batches(self, splits: Sequence[int | None] = (None,)) -> Iterator[Batch]:
+        """As iterating; `splits` are the numbers of stages that may be run before handing it out.
 
         A batch for which that is not all of them has a `rest`.
         """
         jobs = self._read_jobs() if self.data.is_stream else self._numbered_jobs()
-        with closing(prefetched(self.data, jobs, self._tuned(tuple(places)))) as made:
+        with closing(prefetched(self.data, jobs, self._tuned(tuple(splits)))) as made:
             for ready in made:
                 self._position = ready.job.share.start + ready.job.share.count
                 yield _batch(ready)
@@ -132,16 +132,16 @@ class Loader:
         """
         return (self._tuner[1] if self._tuner else self._tuned((None,))).setting
 
-    def _tuned(self, places: tuple[int | None, ...]) -> Tuner:
-        if self._tuner is None or self._tuner[0] != places:
+    def _tuned(self, splits: tuple[int | None, ...]) -> Tuner:
+        if self._tuner is None or self._tuner[0] != splits:
             tuner = Tuner(
                 settings.threads,
                 workers=self.data.workers,
                 prefetch=self.data.prefetch,
-                places=places,
+                splits=splits,
                 memory=prefetch_memory(),
             )
-            self._tuner = (places, tuner)
+            self._tuner = (splits, tuner)
         return self._tuner[1]
 
     def order(self) -> NDArray[np.int64]:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from caldera.data.loading.statistics import PipelineStatistics
 from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
-from caldera.data.sources.base import Array, Arrays, Data
+from caldera.data.sources.base import Array, Arrays, Data, StoredArrays
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.stored_arrays import StoredArrays
-from caldera.data.transforms.scale import Scale
+from caldera.data.transforms.normalise import Scale
 from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.tensor.dtype import DType, uint8

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +16,10 @@ from caldera.data.loading.prefetcher import Prefetcher
 from caldera.data.loading.tuner import Cost, Tuner
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Arrays
+from caldera.machine import usable_memory
 
 _PART_OF_MEMORY = 1 / 8
 _UNKNOWN_MEMORY = 1 << 33
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a container says how much of the memory of its machine it may take."""
 
 
 # Neither is frozen: both are made for each batch, and freezing would triple their cost.
@@ -80,7 +77,7 @@ def prefetched(
                 # The first batch of an epoch has nobody to make it in advance.
                 size = sum(array.nbytes for array in ready.made.arrays)
                 cost = Cost(ready.seconds, ready.processor, came - asked, asked - left, size)
-                tuner.taken(cost)
+                tuner.observe(cost)
                 if tuner.setting is not setting:
                     setting = tuner.setting
                     feeder.resize(setting.workers, setting.prefetch)
@@ -95,19 +92,4 @@ def prefetch_memory() -> float:
     True
     """
     limit = settings.memory_limit
-    return _PART_OF_MEMORY * (_memory() if limit is None else limit)
-
-
-def _memory() -> int:
-    """The memory of the machine, or of the container if that has less."""
-    try:
-        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    except (AttributeError, OSError, ValueError):
-        found = [_UNKNOWN_MEMORY]
-    for path in _LIMITS:
-        try:
-            found.append(int(Path(path).read_text()))
-        except (OSError, ValueError):
-            # No container, or one without a limit ("max").
-            continue
-    return min(found)
+    return _PART_OF_MEMORY * (usable_memory() or _UNKNOWN_MEMORY if limit is None else limit)

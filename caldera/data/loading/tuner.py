@@ -105,16 +105,16 @@ Search: TypeAlias = Generator[Setting, Window, Window]
 
 
 class Tuner:
-    """Chooses the setting: `taken` is told what each batch cost, `setting` is how to go on.
+    """Chooses the setting: `observe` is told what each batch cost, `setting` is how to go on.
 
-    `workers` and `prefetch` hold where they are given. `places` are the numbers of stages that may
+    `workers` and `prefetch` hold where they are given. `splits` are the numbers of stages that may
     run on the host; the first of them is where it begins. `memory` is what batches that are made
     ahead may take.
 
     >>> from caldera.data.loading.tuner import Cost, Tuner
     >>> tuner = Tuner(cores=2)
     >>> for _ in range(3):
-    ...     tuner.taken(Cost(making=0.010, processor=0.010, waiting=0.010, step=0.008))
+    ...     tuner.observe(Cost(making=0.010, processor=0.010, waiting=0.010, step=0.008))
     >>> tuner.setting
     Setting(workers=2, prefetch=4, host_stages=None)
     """
@@ -125,16 +125,16 @@ class Tuner:
         *,
         workers: int | None = None,
         prefetch: int | None = None,
-        places: Sequence[int | None] = (None,),
+        splits: Sequence[int | None] = (None,),
         memory: float = math.inf,
     ) -> None:
         self._cores = cores
         self._workers = workers
         self._prefetch = prefetch
-        self._other_places = list(places[1:])
+        self._other_splits = list(splits[1:])
         self._memory = memory
         self._nbytes = 1
-        self._place = places[0]
+        self._split = splits[0]
         self._search = self._tuning()
         self._window = Window(next(self._search), _FIRST_BATCHES, 0.0)
         # Batches that were made ahead under another setting say nothing about this one.
@@ -145,7 +145,7 @@ class Tuner:
         """How batches are to be made now."""
         return self._window.setting
 
-    def taken(self, cost: Cost) -> None:
+    def observe(self, cost: Cost) -> None:
         """Note what a batch cost, and perhaps change the setting."""
         if self._skip:
             self._skip -= 1
@@ -258,11 +258,11 @@ class Tuner:
         return window.setting.workers > self._cores and cores > _CROWDED * self._cores
 
     def _moved_stages(self, window: Window) -> Search:
-        while self._other_places:
-            place = self._other_places.pop(0)
+        while self._other_splits:
+            place = self._other_splits.pop(0)
             tried = yield replace(window.setting, host_stages=place)
             if tried.interval < _BETTER * window.interval:
-                self._place = place
+                self._split = place
                 window = yield from self._improved(tried)
         return window
 
@@ -279,7 +279,7 @@ class Tuner:
             # What was gained by a longer queue is not given up.
             longer = 0 if now is None else now.prefetch - now.workers + workers
             prefetch = min(max(least, longer), self._most_prefetch())
-        return Setting(workers, prefetch, self._place)
+        return Setting(workers, prefetch, self._split)
 
     def _most_workers(self) -> int:
         most = self._most_prefetch() if self._prefetch is None else self._prefetch

@@ -14,9 +14,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caldera.data.sources.base import Array, Arrays, Data, checked_rows
-from caldera.data.sources.stored_arrays import StoredArrays
-from caldera.data.transforms.scale import SCALE, checked_scale, scaled
+from caldera.data.sources.base import (
+    SCALE,
+    Array,
+    Arrays,
+    Data,
+    StoredArrays,
+    checked_rows,
+    checked_scale,
+    scaled,
+)
 from caldera.errors import ConfigError, IndexingError, ShapeError
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType

@@ -1,18 +1,79 @@
-"""From whatever a user has to data."""
+"""Data of whatever a user has: arrays, iterables, or what lies at a path (read when asked for)."""
 
 from __future__ import annotations
 
+import os
+import tarfile
 from collections.abc import Iterable
-from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera.data.sources.array_data import ArrayData
-from caldera.data.sources.base import Data
+from caldera.data.sources.base import SCALE, Array, Data
+from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
+from caldera.data.sources.idx import map_idx
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.paths import source
+from caldera.data.sources.shards import INDEX, Shards
 from caldera.errors import DataError
+from caldera.io import map_npy
+from caldera.io.files import PathLike, opened
+
+_NPY_MAGIC = b"\x93NUMPY"
+_IDX_MAGIC = b"\x00\x00"
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
+    """Samples in files, of which only what is asked for is read: they may be larger than memory.
+
+    - a folder that `write_shards` made;
+    - a folder with one folder of images for each class, or a tar archive of such folders: the
+      images are encoded, so `Decode` has to be the first stage;
+    - arrays in npy or IDX files, one path for x, or one for each array: x and y.
+
+    `scale` is what bytes are divided by when they leave a pipeline; see `ArrayData`.
+
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.save(folder / "x.npy", np.zeros((100, 3, 8, 8), np.uint8))
+    >>> np.save(folder / "y.npy", np.arange(100))
+    >>> data.source(folder / "x.npy", folder / "y.npy")
+    ArrayData(100 samples, shape (3, 8, 8), float32)
+    """
+    found = [Path(path).expanduser() for path in paths]
+    if len(found) == 1:
+        path = found[0]
+        if path.is_dir():
+            return Shards(path, scale=scale) if (path / INDEX).is_file() else _folder(path)
+        if path.is_file() and tarfile.is_tarfile(path):
+            return Files(images_in_archive(path, "data.source"))
+    return ArrayData(*[_array(path) for path in found], scale=scale)
+
+
+def _folder(path: Path) -> Files:
+    if (path / "train").is_dir():
+        raise DataError.build(
+            "data.source", expected="a folder with one folder for each class",
+            got=f"{path}, which has parts", hint=f"give one of them, such as {path / 'train'}",
+        )  # fmt: skip
+    return Files(images_in_folder(path, "data.source"))
+
+
+def _array(path: Path) -> Array:
+    with opened(path, "rb", "data.source") as file:
+        magic = file.read(len(_NPY_MAGIC))
+    if magic == _NPY_MAGIC:
+        return map_npy(path)
+    if magic.startswith((_IDX_MAGIC, _GZIP_MAGIC)):
+        return map_idx(path)
+    raise DataError.build(
+        "data.source", expected="shards, folders of images, a tar archive, npy or IDX files",
+        got=str(path),
+    )  # fmt: skip
 
 
 def as_data(value: Any) -> Data | IterableData:
@@ -28,7 +89,7 @@ def as_data(value: Any) -> Data | IterableData:
     """
     if isinstance(value, Data | IterableData):
         return value
-    if isinstance(value, str | PathLike):
+    if isinstance(value, str | os.PathLike):
         return source(value)
     if isinstance(value, tuple):
         for part in value[1:]:

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.sources.archives import checked_name
-from caldera.data.sources.base import Array, Arrays, Data
-from caldera.data.transforms.scale import SCALE
+from caldera.data.sources.base import SCALE, Array, Arrays, Data
 from caldera.errors import DataError
-from caldera.io.files import file_size, opened
+from caldera.io.files import opened, read_bounded
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-_LARGEST_FILE = 1 << 28
+LARGEST_FILE = 1 << 28
 
 
 class LabelledImage(NamedTuple):
@@ -88,7 +87,11 @@ def images_in_folder(folder: Path, where: str) -> list[LabelledImage]:
     """The images of a folder that has one folder for each class, in the order of their names."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     found = [
-        LabelledImage(f"{label.name}/{path.name}", label.name, partial(_read, path, where))
+        LabelledImage(
+            f"{label.name}/{path.name}",
+            label.name,
+            partial(read_bounded, path, LARGEST_FILE, where),
+        )
         for label in classes
         if not label.name.startswith(".")
         for path in sorted(label.iterdir())
@@ -105,19 +108,6 @@ def images_in_folder(folder: Path, where: str) -> list[LabelledImage]:
     return found
 
 
-def _read(path: Path, where: str) -> bytes:
-    # Asked before opening: to open a pipe would wait for its writer.
-    if not path.is_file():
-        raise DataError.build(where, expected=f"a file at {path}", got="something else")
-    with opened(path, "rb", where) as file:
-        if file_size(file) > _LARGEST_FILE:
-            raise DataError.build(
-                where, expected=f"at most {_LARGEST_FILE} bytes in {path}", got=str(file_size(file))
-            )
-        content: bytes = file.read(_LARGEST_FILE)
-        return content
-
-
 def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
     """The images of a tar archive that is not compressed; its folders are the classes.
 
@@ -129,7 +119,7 @@ def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
     try:
         with tarfile.open(path, "r:") as archive:
             for info in archive:
-                name = checked_name(info, _LARGEST_FILE, where)
+                name = checked_name(info, LARGEST_FILE, where)
                 if name.suffix.lower() not in SUFFIXES or name.name.startswith("."):
                     continue
                 if not name.parent.name:

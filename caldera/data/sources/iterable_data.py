@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.data.sources.base import Arrays
-from caldera.data.transforms.scale import SCALE, checked_scale, scaled
+from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType

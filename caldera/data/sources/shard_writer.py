@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.data.datasets.dataset_cache import replaced
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.encoded_images import Files
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.shards import FORMAT, INDEX, VERSION, Column, Shards
 from caldera.errors import ConfigError, DataError
+from caldera.file_cache import atomic_write
 from caldera.io import save_npy
 from caldera.io.files import PathLike
 
@@ -68,8 +68,8 @@ def write_shards(
         "arrays": [_entry(column) for column in columns],
         "class_names": list(names),
     }
-    with replaced(place / INDEX) as path:
-        path.write_text(json.dumps(index, indent=1))
+    with atomic_write(place / INDEX, durable=True) as unfinished:
+        unfinished.write_text(json.dumps(index, indent=1))
     return Shards(place)
 
 

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.random_draws import block_permutation
-from caldera.data.sources.base import Array, Arrays, Data
-from caldera.data.transforms.scale import SCALE, checked_scale, scaled
+from caldera.data.sources.base import SCALE, Array, Arrays, Data, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened

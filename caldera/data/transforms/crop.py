@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from caldera import op
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array
-from caldera.data.transforms.image_axes import Size, across, image_size, numbers, pair
+from caldera.data.transforms.image_axes import Size, along_axis, arange, image_size, pair
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr
@@ -75,8 +75,8 @@ class Crop(Transform):
             x = op.pad(x, [(0, 0)] * (x.ndim - 2) + [(self.padding, self.padding)] * 2)
         for number, length in enumerate(pair("data.Crop", self.size)):
             axis = x.ndim - 2 + number
-            inside = corners[:, number : number + 1] + numbers(length)
-            x = op.take_along_axis(x, across(inside, x.ndim, axis), axis)
+            inside = corners[:, number : number + 1] + arange(length)
+            x = op.take_along_axis(x, along_axis(inside, x.ndim, axis), axis)
         return x
 
 
@@ -108,7 +108,7 @@ class Mirror(Transform):
     def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
         image_size("data.Mirror", x)
         chosen = draw.uniform(len(x)) < self.probability
-        return op.where(across(chosen, x.ndim, x.ndim - 1), op.flip(x, x.ndim - 1), x)
+        return op.where(along_axis(chosen, x.ndim, x.ndim - 1), op.flip(x, x.ndim - 1), x)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Cutout(Transform):
         hidden = None
         for number, length in enumerate(size):
             start = first[:, number : number + 1]
-            inside = (numbers(length) >= start) & (numbers(length) < start + self.size)
-            band = across(inside, x.ndim, x.ndim - 2 + number)
+            inside = (arange(length) >= start) & (arange(length) < start + self.size)
+            band = along_axis(inside, x.ndim, x.ndim - 2 + number)
             hidden = band if hidden is None else hidden & band
         return op.where(hidden, 0, x)

@@ -42,19 +42,19 @@ def image_size(where: str, x: Array | Expr) -> tuple[int, int]:
     return x.shape[-2], x.shape[-1]
 
 
-def numbers(length: int) -> Expr:
+def arange(length: int) -> Expr:
     """0 to `length` - 1.
 
-    >>> numbers(3).tolist()
+    >>> arange(3).tolist()
     [0, 1, 2]
     """
     return Expr(iota(shape=(length,), axis=0, dtype=int64))
 
 
-def across(values: Expr, axes: int, axis: int) -> Expr:
+def along_axis(values: Expr, axes: int, axis: int) -> Expr:
     """Values of shape (samples, n) as ones of a batch with `axes` axes: n along this axis.
 
-    >>> across(op.var("v", (5, 7)), axes=4, axis=2).shape
+    >>> along_axis(op.var("v", (5, 7)), axes=4, axis=2).shape
     (5, 1, 7, 1)
     """
     shape = [1] * axes

@@ -1,4 +1,4 @@
-"""Stages that bring values to mean 0: normalise, subtract the mean."""
+"""Stages that change the range of values: bytes to floats, normalise, subtract the mean."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ import numpy as np
 
 from caldera import op
 from caldera.data.random_draws import Draw, LazyDraw
-from caldera.data.sources.base import Array, Data
+from caldera.data.sources.base import Array, Data, scaled
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.lazy import Expr
-from caldera.tensor.dtype import float64, is_float, uint8
+from caldera.tensor.dtype import float32, float64, is_float, uint8
+
+
+@dataclass(frozen=True)
+class Scale(Transform):
+    """Bytes become float32 divided by `scale`; all else stays as it is.
+
+    >>> import numpy as np
+    >>> from caldera.data import Draw
+    >>> from caldera.data.transforms.normalise import Scale
+    >>> Scale(255.0)(np.array([255], np.uint8), Draw()).tolist()
+    [1.0]
+    """
+
+    scale: float
+
+    def __call__(self, x: Array, draw: Draw) -> Array:
+        return scaled(x, self.scale)
+
+    def lazily(self, x: Expr, draw: LazyDraw) -> Expr:
+        return op.cast(x, float32) / self.scale if x.dtype == uint8 else x
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from caldera.draw.graph.render import picture
-from caldera.draw.graph.save import save
+from caldera.draw.graph.render import graph_svg, save_graph
 
-__all__ = ["picture", "save"]
+__all__ = ["graph_svg", "save_graph"]

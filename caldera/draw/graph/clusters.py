@@ -18,7 +18,7 @@ from caldera.draw.graph.marks import (
     produced_by,
 )
 from caldera.draw.graph.packing import place
-from caldera.draw.palette import ink
+from caldera.draw.palette import dtype_colour
 from caldera.graph.body import Body
 from caldera.graph.node import Node
 
@@ -52,8 +52,8 @@ def _is_part(node: Node, through: bool) -> bool:
 def _nested(body: Body, parts: Sequence[Node], through: bool) -> Scene:
     """A small graph; its arguments enter at the top edge and its results leave at the bottom."""
     scene = Scene()
-    scene.arguments = [Mark("port", "", ink(spec.dtype)) for spec in body.parameters]
-    scene.results = [Mark("port", "", ink(node.dtype)) for node in body.outputs]
+    scene.arguments = [Mark("port", "", dtype_colour(spec.dtype)) for spec in body.parameters]
+    scene.results = [Mark("port", "", dtype_colour(node.dtype)) for node in body.outputs]
     marks: dict[Node, Mark] = {}
     for node in parts:
         if isinstance(node.attrs.get("body"), Body):
@@ -74,7 +74,7 @@ def _nested(body: Body, parts: Sequence[Node], through: bool) -> Scene:
             source = source_of(given)
             if source is not None:
                 scene.arrows.append(
-                    Arrow(source[0], marks[node], ink(given.dtype), source[1], slot)
+                    Arrow(source[0], marks[node], dtype_colour(given.dtype), source[1], slot)
                 )
     constants: list[Mark] = []
     for node, port in zip(body.outputs, scene.results, strict=True):
@@ -82,7 +82,7 @@ def _nested(body: Body, parts: Sequence[Node], through: bool) -> Scene:
         if source is None:
             constants.append(constant_mark(node, constant_text(node) or "", small=True))
             source = constants[-1], 0
-        scene.arrows.append(Arrow(source[0], port, ink(node.dtype), source[1]))
+        scene.arrows.append(Arrow(source[0], port, dtype_colour(node.dtype), source[1]))
     scene.marks = [*scene.arguments, *constants, *marks.values(), *scene.results]
     place(scene, CLOSENESS)
     return scene

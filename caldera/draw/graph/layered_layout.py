@@ -1,8 +1,8 @@
 """Boxes and links to coordinates: a layered drawing that is read from top to bottom.
 
-The classic method. Each box has a level (`levels.py`); a link that passes a level on its way gets a
-bend there; the order inside each level is swept up and down to remove crossings; then each level in
-turn is moved as near to its neighbours as the order allows.
+The method of Sugiyama, Tagawa and Toda (1981). Each box has a level (`levels.py`); a link that
+passes a level on its way gets a bend there; the order inside each level is swept up and down to
+remove crossings; then each level in turn is moved as near to its neighbours as the order allows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from caldera.draw.graph.levels import BETWEEN_BOXES, Link
-
-Point = tuple[float, float]
+from caldera.draw.svg import Point
 
 BETWEEN_BENDS = 10.0
 SMALLEST_GAP = 26.0

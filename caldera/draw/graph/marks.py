@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from caldera.amounts import shortened
-from caldera.draw.graph.layered_layout import Point
-from caldera.draw.palette import BOOL, DtypeColour, ink
-from caldera.draw.svg import text_width
+from caldera.draw.palette import BOOL, DtypeColour, dtype_colour
+from caldera.draw.svg import Point, text_width
 from caldera.graph.node import Node, Symbol, describe
 from caldera.graph.opdef import ITEM
 
@@ -33,7 +32,7 @@ class Mark:
 
     role: Role
     label: str
-    ink: DtypeColour
+    colour: DtypeColour
     detail: str = ""
     tip: str = ""
     small: bool = False
@@ -100,7 +99,7 @@ class Arrow:
 
     source: Mark
     target: Mark
-    ink: DtypeColour
+    colour: DtypeColour
     output: int = 0
     input: int | None = None
     """Which input of a group it is."""
@@ -173,11 +172,13 @@ def node_mark(node: Node, *, small: bool = False, label: str = "") -> Mark:
     if is_leaf(node):
         symbol: Symbol = node.attrs["symbol"]
         role = _LEAF_ROLES.get(symbol.role, "array")
-        return Mark(role, symbol.name or symbol.role, ink(node.dtype), detail, tip_of(node))
+        return Mark(
+            role, symbol.name or symbol.role, dtype_colour(node.dtype), detail, tip_of(node)
+        )
     role = "product" if node.op.kind == "product" else "operation"
     if node.op.kind == "movement":
         role = "movement"
-    colour = ink(node.outputs[0].dtype)
+    colour = dtype_colour(node.outputs[0].dtype)
     return Mark(role, label or label_of(node), colour, detail, tip_of(node), small)
 
 
@@ -188,13 +189,13 @@ def group_mark(node: Node, inner: Scene, parts: int) -> Mark:
         label = f"scan, {node.attrs['length']} steps{turn}"
     else:
         label = f"{node.op.name}, {parts} ops"
-    colour = ink(max(node.outputs, key=lambda spec: spec.nbytes).dtype)
+    colour = dtype_colour(max(node.outputs, key=lambda spec: spec.nbytes).dtype)
     return Mark("group", label, colour, _shapes(node), tip_of(node), inner=inner, small=True)
 
 
 def constant_mark(node: Node, shown: str, *, small: bool = False) -> Mark:
     """The mark of a number."""
-    return Mark("constant", shown, ink(node.dtype), tip=tip_of(node), small=small)
+    return Mark("constant", shown, dtype_colour(node.dtype), tip=tip_of(node), small=small)
 
 
 def result_mark(outputs: list[int], updated: list[Symbol]) -> Mark:

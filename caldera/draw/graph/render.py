@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 
 from caldera.amounts import bytes_text, flops_text
 from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
@@ -13,13 +15,25 @@ from caldera.draw.palette import (
     DTYPE_COLOURS,
     FLOAT32,
     LINE,
-    OUTPUT,
     PAPER,
     QUIET,
+    SOFT,
+    TARGET,
     TEXT,
     UPDATE,
 )
-from caldera.draw.svg import MONO, SANS, element, number, path, safe, text, text_width
+from caldera.draw.svg import (
+    MONO,
+    SANS,
+    element,
+    number,
+    path,
+    picture,
+    safe,
+    text,
+    text_width,
+    write_svg,
+)
 from caldera.graph.node import Node
 from caldera.graph.program import Program
 
@@ -41,12 +55,17 @@ _STYLE = (
     f".quiet{{fill:{QUIET}}}"
     ".light{fill:#ffffff}"
     ".arrow{fill:none;stroke-width:1.3;stroke-opacity:.72}"
-    ".mark:target .shape{stroke:#e0186c;stroke-width:4}"
+    f".mark:target .shape{{stroke:{TARGET};stroke-width:4}}"
     "a:hover .shape{stroke-width:2.4}"
 )
 
 
-def picture(panels: Mapping[str, Program]) -> str:
+def save_graph(path: str | PathLike[str], panels: Mapping[str, Program]) -> Path:
+    """Write the picture of these programs, side by side, to an .svg file; its path."""
+    return write_svg(path, graph_svg(panels), "draw")
+
+
+def graph_svg(panels: Mapping[str, Program]) -> str:
     """An SVG that shows programs side by side, each under its title.
 
     >>> from caldera.graph.node import Spec, Symbol
@@ -55,7 +74,7 @@ def picture(panels: Mapping[str, Program]) -> str:
     >>> from caldera.graph.program import Program
     >>> from caldera.tensor.dtype import float32
     >>> x = variable(symbol=Symbol("x", Spec((3,), float32), "variable"))
-    >>> text = picture({"as written": Program((exp(x),))})
+    >>> text = graph_svg({"as written": Program((exp(x),))})
     >>> text.startswith("<svg"), "as written" in text
     (True, True)
     """
@@ -69,17 +88,14 @@ def picture(panels: Mapping[str, Program]) -> str:
         body += card.draw(x, top, height, f"panel{index}")
         x += card.width + MARGIN
     total = top + height + MARGIN
-    return element(
-        "svg",
+    return picture(
+        width,
+        total,
         element("style", _STYLE),
-        element("defs", *[_arrowhead(ink.name, ink.strong) for ink in DTYPE_COLOURS]),
+        element("defs", *[_arrowhead(each.name, each.strong) for each in DTYPE_COLOURS]),
         element("rect", width=width, height=total, fill=PAPER),
         *heading,
         *body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {number(width)} {number(total)}",
-        width=width,
-        height=total,
     )
 
 
@@ -173,9 +189,9 @@ def _scene(scene: Scene, names: Mapping[Mark, str], dx: float = 0.0, dy: float =
 
 def _arrow(arrow: Arrow, dx: float, dy: float) -> str:
     points = [(x + dx, y + dy) for x, y in arrow.points]
-    attributes: dict[str, object] = {"class_": "arrow", "stroke": arrow.ink.strong}
+    attributes: dict[str, object] = {"class_": "arrow", "stroke": arrow.colour.strong}
     if arrow.target.role != "port":
-        attributes["marker_end"] = f"url(#to-{arrow.ink.name})"
+        attributes["marker_end"] = f"url(#to-{arrow.colour.name})"
     return element("path", d=path(points), **attributes)
 
 
@@ -193,7 +209,7 @@ def _arrowhead(name: str, colour: str) -> str:
 def _mark(mark: Mark, names: Mapping[Mark, str], dx: float, dy: float) -> str:
     x, y = mark.centre[0] + dx, mark.centre[1] + dy
     if mark.role == "port":
-        return element("circle", class_="port", cx=x, cy=y, r=2.2, fill=mark.ink.strong)
+        return element("circle", class_="port", cx=x, cy=y, r=2.2, fill=mark.colour.strong)
     parts = [element("title", safe(mark.tip))] if mark.tip else []
     parts.append(_shape(mark, x, y))
     if mark.inner is not None:
@@ -215,7 +231,7 @@ def _shape(mark: Mark, x: float, y: float) -> str:
     box: dict[str, object] = {
         "class_": "shape", "x": left, "y": top, "width": width, "height": height,
     }  # fmt: skip
-    strong, pale = mark.ink.strong, mark.ink.pale
+    strong, pale = mark.colour.strong, mark.colour.pale
     match mark.role:
         case "product":
             return element("rect", rx=5.0, fill=strong, stroke=strong, stroke_width=2.0, **box)
@@ -230,12 +246,12 @@ def _shape(mark: Mark, x: float, y: float) -> str:
         case "input":
             return _slanted(left, top, width, height, strong)
         case "constant":
-            return element("rect", rx=height / 2, fill="#eef0f3", **box)
+            return element("rect", rx=height / 2, fill=SOFT, **box)
         case "again":
             return element("rect", rx=height / 2, fill=CARD, stroke=strong,
                            stroke_dasharray="4 3", **box)  # fmt: skip
         case "output" | "update":
-            colour = OUTPUT if mark.role == "output" else UPDATE
+            colour = TEXT if mark.role == "output" else UPDATE
             return element("rect", rx=3.0, fill=colour, **box)
     return element("rect", rx=5.0, fill=pale, stroke=strong, stroke_opacity=0.75, **box)
 
@@ -274,7 +290,7 @@ def _inside(mark: Mark, x: float, y: float) -> Iterator[str]:
     assert mark.inner is not None
     left, top = x - mark.width / 2, y - mark.height / 2
     right = left + mark.width
-    yield _strip(left, right, top, HEADER, mark.ink.pale)
+    yield _strip(left, right, top, HEADER, mark.colour.pale)
     label = f"{mark.label}  {mark.badge}" if mark.badge else mark.label
     yield text(label, left + 8, top + 14, mark.label_size, class_="label bold", anchor="start")
     if mark.detail:
@@ -309,7 +325,7 @@ def _heading(program: Program, width: float) -> tuple[list[str], float]:
         sample.centre = (x + sample.width / 2, y)
         shapes = [_shape(sample, *sample.centre)]
         if sample.role == "group":
-            shapes.append(_strip(x, x + sample.width, y - 7, 7.0, sample.ink.pale))
+            shapes.append(_strip(x, x + sample.width, y - 7, 7.0, sample.colour.pale))
         label = text(words, x + sample.width + 6, y + 4, 11, class_="quiet", anchor="start")
         parts.append(element("g", *shapes, label, class_="legend"))
         x += needed
@@ -321,8 +337,8 @@ def _counted(count: int, noun: str, several: str = "") -> str:
 
 
 def _legend() -> Iterator[tuple[Mark, str]]:
-    for ink in DTYPE_COLOURS:
-        yield _sample(Mark("operation", "", ink)), ink.name
+    for each in DTYPE_COLOURS:
+        yield _sample(Mark("operation", "", each)), each.name
     yield _sample(Mark("product", "", FLOAT32)), "matrix product or convolution"
     yield _sample(Mark("movement", "", FLOAT32)), "moves elements"
     yield _sample(Mark("group", "", FLOAT32)), "group that runs as one"

@@ -30,7 +30,7 @@ from caldera.draw.graph.marks import (
     tip_of,
 )
 from caldera.draw.graph.packing import BETWEEN_COLUMNS, packed, side_by_side
-from caldera.draw.palette import ink
+from caldera.draw.palette import dtype_colour
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
 
@@ -248,7 +248,7 @@ class _SceneBuilder:
                 source = self.marks[use.producer]
             else:
                 source = self._again(use)
-            colour = ink(use.value.dtype)
+            colour = dtype_colour(use.value.dtype)
             scene.arrows.append(Arrow(source, use.reader, colour, use.output, use.slot))
         for node in self.nodes:
             self.scenes[self.column[node]].marks.append(self.marks[node])
@@ -263,7 +263,7 @@ class _SceneBuilder:
             name = f"#{self.numbers[use.producer]} {name}"
         if len(use.producer.outputs) > 1:
             name += f" [{use.output}]"
-        colour = ink(use.value.dtype)
+        colour = dtype_colour(use.value.dtype)
         mark = Mark("again", name, colour, tip=tip_of(use.producer), meant=meant)
         self.scenes[use.column].marks.append(mark)
         return mark

@@ -3,7 +3,13 @@
 `all_sum` is what graphs are written with. The gradient of a sum over ranks: the loss of the whole
 job is the sum of what the ranks compute, so the derivative with respect to one rank's term is the
 sum of what arrives on all of them. What several ranks compute alike counts several times, unless
-each of them takes its part of it. (`gathering` has the same for parts of values.)
+each of them takes its part of it.
+
+`all_gather` and `sum_scatter` are the same for values of which each rank has a part: the one gives
+every rank all parts, one after the other along `dim`, the other gives each rank its part of a sum
+over ranks. `sizes` has the length of every rank's part, and `rank` says which one is here; parts
+may differ, and may be empty. What a part does to the loss happens on all ranks that were given it,
+so each of the two is the other's gradient.
 
 A plan for several ranks has every collective in two parts, `collective_start` and
 `collective_finish`: between them the data may be on their way while the rank computes. Each carries
@@ -25,9 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Nodes, item, op, refuse_dtype
+from caldera.graph.opdef import Nodes, composite, item, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.movement import narrow
+from caldera.graph.ops.movement import concat, narrow, pad
 from caldera.tensor.dtype import uint8
 from caldera.tensor.shape import Shape, size
 
@@ -184,3 +190,72 @@ def all_gather_flat(parts: Sequence[Node], shapes: Sequence[Shape], message: Mes
         found.append(reshape(narrow(flat, 0, 0, size(shape)), shape))
         place += part.spec.size
     return found
+
+
+Sizes = tuple[int, ...]
+
+
+def _resized(shape: Shape, dim: int, length: int) -> Shape:
+    return (*shape[:dim], length, *shape[dim + 1 :])
+
+
+def _flat(part: Node, room: int) -> Node:
+    """A part as it travels: all of them take the room of the largest."""
+    flat = reshape(part, (part.spec.size,))
+    return pad(flat, ((0, room - part.spec.size),))
+
+
+@composite("all_gather")
+def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
+    """All ranks' parts, one after the other along `dim`."""
+    if x.shape[dim] != sizes[rank]:
+        refuse_shape(f"{sizes[rank]} of {sizes} along axis {dim}")
+    if len(sizes) == 1:
+        return x
+    shapes = [_resized(x.shape, dim, length) for length in sizes]
+    room = max(map(size, shapes))
+    # It depends on what this rank computes: none is begun before it is needed.
+    message = Message("gather", axis, number, len(sizes), now=True, ahead=0)
+    rows = run_collective([_flat(x, room)], message)
+    parts = []
+    for index, shape in enumerate(shapes):
+        row = reshape(narrow(rows, 0, index, 1), (room,))
+        parts.append(reshape(narrow(row, 0, 0, size(shape)), shape))
+    return concat(tuple(parts), dim)
+
+
+@all_gather.gradient
+def _(
+    g: Node, y: Node, x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number
+) -> Nodes:
+    number = next_number()
+    return (sum_scatter(g, axis=axis, dim=dim, sizes=sizes, rank=rank, number=number),)
+
+
+@composite("sum_scatter")
+def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number) -> Node:
+    """This rank's part, along `dim`, of the sum over ranks."""
+    if x.shape[dim] != sum(sizes):
+        refuse_shape(f"{sum(sizes)} along axis {dim}, for parts {sizes}")
+    if len(sizes) == 1:
+        return x
+    shapes = [_resized(x.shape, dim, length) for length in sizes]
+    room, begin, parts = max(map(size, shapes)), 0, []
+    for length in sizes:
+        parts.append(_flat(narrow(x, dim, begin, length), room))
+        begin += length
+    message = Message("scatter", axis, number, len(sizes), now=True)
+    own = run_collective([concat(tuple(parts), 0)], message)
+    return reshape(narrow(own, 0, 0, size(shapes[rank])), shapes[rank])
+
+
+@sum_scatter.gradient
+def _(
+    g: Node, y: Node, x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number: Number
+) -> Nodes:
+    number = next_number()
+    return (all_gather(g, axis=axis, dim=dim, sizes=sizes, rank=rank, number=number),)
+
+
+GATHERING = frozenset({"all_gather", "sum_scatter"})
+"""What is taken apart before collectives are put in order."""

@@ -1,11 +1,11 @@
-"""Leaves: what a graph reads. Constants, variables, inputs, live tensors, and ranges."""
+"""What a graph reads (constants, variables, inputs, live tensors, ranges), and assignment."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.opdef import op
+from caldera.graph.opdef import op, refuse_dtype, refuse_shape
 from caldera.tensor.dtype import DType, is_float
 from caldera.tensor.shape import Shape
 
@@ -55,3 +55,13 @@ def array(*, symbol: Symbol) -> Spec:
 def iota(*, shape: Shape, axis: int, dtype: DType) -> Spec:
     """The index along `axis`, as a value of `shape`."""
     return Spec(shape, dtype)
+
+
+@op("assign", kind="state")
+def assign(target: Spec, value: Spec) -> Spec:
+    """The value, and a promise that `target` holds it when the run is over."""
+    if value.shape != target.shape:
+        refuse_shape("a value of the variable's shape")
+    if value.dtype != target.dtype:
+        refuse_dtype("a value of the variable's dtype", hint="cast it with op.cast")
+    return value

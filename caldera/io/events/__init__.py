@@ -1,7 +1,7 @@
 """TensorBoard's event files, written without TensorBoard or TensorFlow.
 
-`wire` writes Protocol Buffers, `records` frames and checks them, `messages` knows what TensorBoard
-reads, and `file` appends them to a file that TensorBoard finds.
+`wire` writes Protocol Buffers, `messages` knows what TensorBoard reads, and `file` appends them, as
+records with their checksums, to a file that TensorBoard finds.
 """
 
 from __future__ import annotations

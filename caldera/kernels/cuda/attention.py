@@ -1,4 +1,4 @@
-"""Attention and its gradient: see include/attention.cuh.
+"""Attention and its gradient: see include/attention/.
 
 Heads may share queries, keys, values or masks, in whatever way these broadcast: a gradient is then
 the sum over those that share, which one block takes one after the other.
@@ -7,7 +7,6 @@ the sum over those that share, which one block takes one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,18 +15,27 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    pointer,
+    real,
+    type_of,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
+    StridedLayout,
     Strides,
-    Walk,
     index,
     index_type,
     indices,
     is_large,
+    strided_layout,
     strides_of,
-    walk,
 )
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
@@ -65,8 +73,8 @@ class _Operand:
         return (0,) * (rank - len(own)) + own
 
     @property
-    def parameter(self) -> str:
-        return f"{'' if self.is_written else 'const '}{type_of(self.array)}* {self.name}"
+    def parameter(self) -> Parameter:
+        return pointer(self.array) if self.is_written else const_pointer(self.array)
 
 
 def _mask_operands(masks: Sequence[Array]) -> list[_Operand]:
@@ -88,21 +96,23 @@ class _Work:
     def batch(self) -> Shape:
         return tuple(np.broadcast_shapes(*(each.batch for each in self.operands)))
 
-    def _walk(self, *, own: bool) -> Walk:
+    def _strided_layout(self, *, own: bool) -> StridedLayout:
         """Over heads of the target, or over those that share one of them."""
         rank = len(self.batch)
         target = self.operands[self.target].batch
         aligned = (1,) * (rank - len(target)) + target
         axes = [a for a in range(rank) if (aligned[a] == self.batch[a]) == own]
-        return walk(self.batch, axes, [each.batch_strides(rank) for each in self.operands])
+        return strided_layout(
+            self.batch, axes, [each.batch_strides(rank) for each in self.operands]
+        )
 
     @cached_property
-    def heads(self) -> Walk:
-        return self._walk(own=True)
+    def heads(self) -> StridedLayout:
+        return self._strided_layout(own=True)
 
     @cached_property
-    def sharing(self) -> Walk:
-        return self._walk(own=False)
+    def sharing(self) -> StridedLayout:
+        return self._strided_layout(own=False)
 
     # --- types
 
@@ -133,12 +143,28 @@ class _Work:
 
     # --- text
 
+    def place(self, name: str) -> int:
+        """Which of the operands has this name."""
+        return next(i for i, each in enumerate(self.operands) if each.name == name)
+
+    def matrix(self, name: str, head: str = "at") -> str:
+        """The matrix of an operand for a head."""
+        return f"matrix({name}, {head}, steps, {self.place(name)})"
+
+    def vector(self, name: str) -> str:
+        """Where an operand of one number a query begins for the head at hand."""
+        return f"{name} + at[{self.place(name)}]"
+
+    def step(self, name: str) -> str:
+        """The elements from one query of an operand to the next."""
+        return f"steps.row[{self.place(name)}]"
+
     @property
     def matrices(self) -> str:
         """Declares the masks."""
         return "".join(
-            f"auto {each.name}_here = matrix({each.name}, at, steps, {i});\n    "
-            for i, each in enumerate(self.operands) if each.is_mask and not each.is_written
+            f"auto {each.name}_here = {self.matrix(each.name)};\n    "
+            for each in self.operands if each.is_mask and not each.is_written
         )  # fmt: skip
 
     @property
@@ -154,17 +180,6 @@ class _Work:
                 )  # fmt: skip
         text = " ".join([*lines, "return score;"])
         return f"[&](int query, int key, {self.computed} score) {{ {text} }}"
-
-    @property
-    def parameters(self) -> list[str]:
-        """Those that all kernels have."""
-        count, integer = len(self.operands), self.integer
-        return [
-            *(each.parameter for each in self.operands), f"Steps<{count}, {integer}> steps",
-            f"Walk<{self.heads.rank}, {count}, {integer}> heads",
-            f"Walk<{self.sharing.rank}, {count}, {integer}> sharing", f"{integer} sharers",
-            "AttentionSizes in", f"{self.computed} scale", "int tiles", "int parts",
-        ]  # fmt: skip
 
     @property
     def begin(self) -> str:
@@ -190,21 +205,21 @@ class _Work:
         self, header: str, name: str, tiles: int, parts: int, columns: int, body: str
     ) -> Launch:
         """A block for each tile and part of the result of each head."""
-        steps = [each.steps for each in self.operands]
-        number = c_double if self.item == 8 else c_float
-        arguments: list[Argument] = [
-            *(each.array for each in self.operands),
-            indices([pair[i] for i in (0, 1) for pair in steps], self.large),
-            indices(self.heads.numbers, self.large), indices(self.sharing.numbers, self.large),
-            index(size(self.sharing.sizes), self.large), indices(self.sizes, large=False),
-            number(self.node.attrs["scale"]), c_int(tiles), c_int(parts),
-        ]  # fmt: skip
+        steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
+        signature = Signature({
+            **{each.name: each.parameter for each in self.operands},
+            "steps": indices(f"Steps<{len(self.operands)}, {self.integer}>", steps, self.large),
+            "heads": self.heads.parameter(self.large),
+            "sharing": self.sharing.parameter(self.large),
+            "sharers": index(size(self.sharing.sizes), self.large),
+            "in": indices("AttentionSizes", self.sizes, large=False),
+            "scale": real(self.computed, self.node.attrs["scale"]),
+            "tiles": i32(tiles), "parts": i32(parts),
+        })  # fmt: skip
         pitch = self.tile + _VECTOR // self.item
         shared = (3 * self.tile * pitch + self.tile * columns * _SIDE) * self.item
-        return Launch(
-            kernel_source(header, name, _THREADS, self.parameters, body), name,
-            size(self.heads.sizes) * tiles * parts, _THREADS, arguments, shared,
-        )  # fmt: skip
+        blocks = size(self.heads.sizes) * tiles * parts
+        return header_launch(header, name, blocks, _THREADS, signature, body, shared=shared)
 
     def tiles(self, length: int) -> int:
         """Tiles along so many queries or keys."""
@@ -231,8 +246,9 @@ def _bind(call: Call) -> Runner:
         f"{work.begin}sharing.at(0, at);\n"
         f"    for (int a = 0; a < {len(operands)}; a++) at[a] += own[a];\n    {work.matrices}"
         f"block_attention<{columns}, {flags(call.node.attrs['causal'])}, {work.computed}>(\n"
-        "        matrix(q, at, steps, 1), matrix(key, at, steps, 2), matrix(v, at, steps, 3),\n"
-        "        matrix(y, at, steps, 0), logarithm + at[4], steps.row[4], in, scale,\n"
+        f"        {work.matrix('q')}, {work.matrix('key')}, {work.matrix('v')},\n"
+        f"        {work.matrix('y')}, {work.vector('logarithm')}, {work.step('logarithm')}, in, "
+        "scale,\n"
         f"        tile * Tile<{work.computed}>::SIZE, part * {columns * _SIDE},\n"
         f"        {work.masked});"
     )
@@ -243,11 +259,6 @@ def _bind(call: Call) -> Runner:
 
 
 # --- backward
-
-_ATTENDED = """Attended<{stored}, {wide}, {integer}> of = {{
-        matrix(g, at, steps, 0), matrix(q, at, steps, 1), matrix(key, at, steps, 2),
-        matrix(v, at, steps, 3), common + at[4], logarithm + at[5], steps.row[4], steps.row[5]}};
-    """
 
 
 class _Gradient:
@@ -272,10 +283,14 @@ class _Gradient:
 
     def attended(self, work: _Work) -> str:
         """Declares the operands and masks of a head."""
-        return work.matrices + _ATTENDED.format(
-            stored=type_of(self.given[1].array), wide=type_of(self.given[4].array),
-            integer=work.integer,
-        )  # fmt: skip
+        stored, wide = type_of(self.call.inputs[1]), type_of(self.call.inputs[4])
+        matrices = ", ".join(work.matrix(name) for name in ("g", "q", "key", "v"))
+        vectors = ", ".join(work.vector(name) for name in ("common", "logarithm"))
+        steps = ", ".join(work.step(name) for name in ("common", "logarithm"))
+        return (
+            f"{work.matrices}Attended<{stored}, {wide}, {work.integer}> of = {{\n"
+            f"        {matrices},\n        {vectors}, {steps}}};\n    "
+        )
 
     @property
     def causal(self) -> str:
@@ -289,15 +304,15 @@ class _Gradient:
             f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
             f"int top = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
-            f"block_query_slopes<{columns}, {self.causal}>(\n"
+            f"block_query_gradients<{columns}, {self.causal}>(\n"
             f"        of, in, scale, top, left, room, {work.masked}, results);\n    }}\n"
             f"    for (int m = 0; m < Tile<{kind}>::M; m++)\n"
             f"        for (int n = 0; n < {columns}; n++) results[m][n] *= scale;\n"
-            f"    deliver<{columns}>(matrix(dq, own, steps, 6), top, in.queries, left, in.depth, "
-            "results);"
+            f"    deliver<{columns}>({work.matrix('dq', 'own')}, top, in.queries, left, "
+            "in.depth, results);"
         )
         parts = -(-self.depth // (columns * _SIDE))
-        return work.launch("attention_backward.cuh", "attention_query_slopes",
+        return work.launch("attention_backward.cuh", "attention_query_gradients",
                            work.tiles(self.queries), parts, columns, body)  # fmt: skip
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
@@ -312,36 +327,35 @@ class _Gradient:
         columns, kind = work.columns(width), work.computed
         options = f"{flags(dk is not None, dv is not None)}, {self.causal}"
         deliver = "".join(
-            f"deliver<{columns}>(matrix({each.name}, own, steps, {len(self.given) + i}), side, "
-            f"in.keys, left, {length}, {found});\n    "
-            for i, each in enumerate(results)
-            for name, length, found in (
-                ("dk", "in.depth", "for_keys"), ("dv", "in.width", "for_values"),
-            ) if each.name == name
+            f"deliver<{columns}>({work.matrix(name, 'own')}, side, in.keys, left, {length}, "
+            f"{found});\n    "
+            for name, array, length, found in (
+                ("dk", dk, "in.depth", "for_keys"), ("dv", dv, "in.width", "for_values"),
+            ) if array is not None
         )  # fmt: skip
         body = (
             f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
             f"{_cleared(kind, columns, 'for_values')}"
             f"int side = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
-            f"block_key_slopes<{columns}, {options}>(\n"
+            f"block_key_gradients<{columns}, {options}>(\n"
             f"        of, in, scale, side, left, room, {work.masked}, for_keys, for_values);\n"
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
-        return work.launch("attention_backward.cuh", "attention_key_slopes",
+        return work.launch("attention_backward.cuh", "attention_key_gradients",
                            work.tiles(self.keys), parts, columns, body)  # fmt: skip
 
     def of_mask(self, added: Array) -> Launch:
         """The gradient of a mask that was added."""
-        result = _Operand("slopes", added, min(added.ndim, 2), is_written=True, is_mask=True)
+        result = _Operand("gradients", added, min(added.ndim, 2), is_written=True, is_mask=True)
         work = self.work(result)
         lengths = (1, 1, *added.shape)[-2:]
         rows, columns = lengths[0] == self.queries, lengths[1] == self.keys
         tiles = (work.tiles(self.queries), work.tiles(self.keys))
         down, across = (n if has else 1 for n, has in zip(tiles, (rows, columns), strict=True))
         kind = work.computed
-        size_, place = f"Tile<{kind}>::SIZE", len(self.given)
+        size_ = f"Tile<{kind}>::SIZE"
         body = (
             f"{_room(kind)}{work.begin}{_cleared(kind, f'Tile<{kind}>::M', 'results')}"
             f"int top = {'tile * ' + size_ if rows else '0'}, "
@@ -349,12 +363,14 @@ class _Gradient:
             f"{self.attended(work)}"
             f"for (int t = top; t < {'top + 1' if rows else 'in.queries'}; t += {size_})\n"
             f"    for (int s = side; s < {'side + 1' if columns else 'in.keys'}; s += {size_})\n"
-            f"        block_mask_slopes<{self.causal}>(of, in, scale, t, s, room, {work.masked}, "
-            "results);\n    }\n"
+            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, room, "
+            f"{work.masked}, results);\n    }}\n"
             f"    block_deliver_mask<{flags(rows, columns)}>("
-            f"matrix(slopes, own, steps, {place}), in, top, side, room.tile, results);"
+            f"{work.matrix('gradients', 'own')}, in, top, side, room.tile, results);"
         )
-        return work.launch("attention_backward.cuh", "attention_mask_slopes", down, across, 4, body)
+        return work.launch(
+            "attention_backward.cuh", "attention_mask_gradients", down, across, 4, body
+        )
 
 
 def _room(kind: str) -> str:

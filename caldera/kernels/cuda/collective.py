@@ -26,14 +26,13 @@ from caldera.kernels.common.collective import (
     unused,
     values_of,
 )
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
 from caldera.memory.gpus import cupy
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Staged:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from caldera.graph.node import Node
 from caldera.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, type_of
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
     index,
     index_type,
@@ -21,7 +22,7 @@ from caldera.kernels.cuda.codegen.strided import (
     neighbours,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
@@ -113,32 +114,32 @@ def _launch(
     bands = _bands(tall) if last else 1
     large = is_large(*arrays)
     kinds = f"Window<{rows.text}, {columns.text}, {flags(small)}>, {together}, {flags(last)}"
-    names = [f"a{i}" for i in range(len(arrays))]
-    pointers = [
-        f"{'' if i >= len(arrays) - outputs else 'const '}{type_of(array)}* {names[i]}"
-        for i, array in enumerate(arrays)
-    ]
     integer = index_type(large)
-    given = [*names, *(f"p{i}" for i in range(len(arrays))), "in"]
-    if node.op is max_pool2d_epilogue:
-        applied = flags(bool(biases), node.attrs["activated"])
-        kind = f"PoolEpilogue<{applied}, {type_of(read)}, {integer}>"
-        pointers += [f"const {type_of(each)}* bias" for each in biases]
-        given.append(f"{kind}{{bias, step}}" if biases else f"{kind}{{}}")
-    source = kernel_source(
-        "pooling_backward.cuh" if adjoint else "pooling.cuh", f"{function}_pixels", _THREADS,
-        [*pointers, *(f"Pixels<{integer}> p{i}" for i in range(len(arrays))),
-         f"Windows<{integer}> in", *(f"{integer} step" for _ in biases)],
-        f"{function}<{kinds}, {bands}>({', '.join(given)});",
-    )  # fmt: skip
     groups, down = channels // together, -(-tall // bands)
     threads = written.shape[0] * groups * down * bands * wide
     numbers = _windows(node, image.shape, pooled.shape, (rows.before, columns.before))
     numbers += [threads, tall, *_divisors((groups, wide, down), large)]
-    return CudaRunner([Launch(source, f"{function}_pixels", -(-threads // _THREADS), _THREADS, [
-        *arrays, *biases, *(indices(own, large) for own in steps), indices(numbers, large),
-        *(index(strides_of(each)[0], large) for each in biases),
-    ])])  # fmt: skip
+    first_output = len(arrays) - outputs
+    pointers = {
+        f"a{i}": pointer(array) if i >= first_output else const_pointer(array)
+        for i, array in enumerate(arrays)
+    }
+    pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
+    signature = Signature({
+        **pointers, **({} if bias is None else {"bias": const_pointer(bias)}), **pixels,
+        "in": indices(f"Windows<{integer}>", numbers, large),
+        **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
+    })  # fmt: skip
+    given = [*pointers, *pixels, "in"]
+    if node.op is max_pool2d_epilogue:
+        applied = flags(bool(biases), node.attrs["activated"])
+        kind = f"PoolEpilogue<{applied}, {type_of(read)}, {integer}>"
+        given.append(f"{kind}{{bias, step}}" if biases else f"{kind}{{}}")
+    return CudaRunner([header_launch(
+        "pooling_backward.cuh" if adjoint else "pooling.cuh", f"{function}_pixels",
+        -(-threads // _THREADS), _THREADS, signature,
+        f"{function}<{kinds}, {bands}>({', '.join(given)});",
+    )])  # fmt: skip
 
 
 def _windows(node: Node, image: Shape, pooled: Shape, before: tuple[int, int]) -> list[int]:
@@ -161,13 +162,13 @@ def _bind(function: str, outputs: int, *, adjoint: bool) -> Callable[[Call], Run
     return bind
 
 
-def _bind_ended(call: Call) -> Runner:
+def _bind_epilogue(call: Call) -> Runner:
     image, *biases = call.inputs
     bias = biases[0].reshape(-1, copy=False) if biases else None
     return _launch("max_pool", call.node, [image, *call.outputs], 2, adjoint=False, bias=bias)
 
 
-TABLE.add(Kernel("max_pool2d_epilogue", "cuda", "pixels", _bind_ended))
+TABLE.add(Kernel("max_pool2d_epilogue", "cuda", "pixels", _bind_epilogue))
 for _op, _function, _outputs, _adjoint in (
     ("max_pool2d", "max_pool", 2, False),
     ("pool_gather", "pool_gather", 1, False),

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache, partial
+from functools import partial
 
-from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.merged_axes import (
     axes_of,
     blocks_for,
     element_strides,
     merged,
-    walk,
+    strided_axes,
 )
+from caldera.kernels.cuda.codegen.signature import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
 _FEWEST_IN_BLOCK = 2
 """Numbers that four words give, at least."""
-
-
-@cache
-def _source(stored: str, distribution: str, dense: bool) -> str:
-    return f"""#include "random.cuh"
-extern "C" __global__ void draw(
-    {stored}* out, const i64* state, i64 apart, const i64* offset, u32 stream, i64 count,
-    Walk<1> places) {{
-    draw_elements<{stored}, {distribution}<{stored}>, {str(dense).lower()}>(
-        out, state, apart, offset, stream, (u64)count, places);
-}}
-"""
 
 
 def _bind(distribution: str, call: Call) -> Runner:
@@ -40,13 +35,19 @@ def _bind(distribution: str, call: Call) -> Runner:
         return CudaRunner([])
     places = merged(axes_of(out.shape, element_strides(out)))
     dense = not places or (len(places) == 1 and places[0].strides == (1,))
-    source = _source(STORED[out.dtype.name], distribution, dense)
+    kind = type_of(out)
+    signature = Signature({
+        "out": pointer(out), "state": const_pointer(state),
+        "apart": i64(element_strides(state)[0]), "offset": const_pointer(offset),
+        "stream": u32(call.node.attrs["stream"]), "count": i64(out.size),
+        "places": strided_axes(places, 1),
+    })  # fmt: skip
     # One block of words more than it takes: the first number may stand inside one.
     blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS, driver().multiprocessors)
-    return CudaRunner([Launch(
-        source, "draw", blocks, _THREADS,
-        [out, state, ctypes.c_longlong(element_strides(state)[0]), offset,
-         ctypes.c_uint(call.node.attrs["stream"]), ctypes.c_longlong(out.size), walk(places, 1)],
+    return CudaRunner([header_launch(
+        "random.cuh", "draw", blocks, _THREADS, signature,
+        f"draw_elements<{kind}, {distribution}<{kind}>, {flags(dense)}>("
+        "out, state, apart, offset, stream, (u64)count, places);", bounded=False,
     )])  # fmt: skip
 
 

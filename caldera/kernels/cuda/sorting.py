@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from math import prod
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 TILE = 2048
@@ -45,42 +58,6 @@ def tiles_of(length: int) -> int:
     return -(-length // TILE)
 
 
-_ARRAYS = """const {stored}* x, {stored}* values, i64* positions, Walk<3> rows,
-    i64 step, i64 values_step, i64 positions_step"""
-_DELIVER = "Deliver<{stored}, I>{{x, values, positions, &rows, step, values_step, positions_step}}"
-
-
-@cache
-def _tiles_source(dtype: str, descending: bool, last: bool) -> str:
-    stored, item = STORED[dtype], "WideItem" if dtype in _WIDE else "Item"
-    give = _DELIVER.format(stored=stored) if last else "Keep<I>{items, length}"
-    return f"""#include "sort.cuh"
-typedef {item} I;
-extern "C" __global__ void sort_tiles(
-    {_ARRAYS.format(stored=stored)},
-    I* items, u32 row_count, u32 length, u32 width, u32 rows_in_tile, u32 tiles_in_row) {{
-    DYNAMIC_SHARED(I, tile);
-    Rows<{stored}, I, {str(descending).lower()}> take{{x, &rows, step}};
-    block_sort_tile(tile, row_count, length, width, rows_in_tile, tiles_in_row, take, {give});
-}}
-"""
-
-
-@cache
-def _merge_source(dtype: str, last: bool) -> str:
-    stored, item = STORED[dtype], "WideItem" if dtype in _WIDE else "Item"
-    give = _DELIVER.format(stored=stored) if last else "Keep<I>{to, length}"
-    return f"""#include "sort.cuh"
-typedef {item} I;
-extern "C" __global__ void sort_merge(
-    {_ARRAYS.format(stored=stored)},
-    const I* from, I* to, u32 length, u32 run, u32 tile, u32 tiles_in_row) {{
-    DYNAMIC_SHARED(I, items);
-    block_merge_tile(items, from, length, run, tile, tiles_in_row, {give});
-}}
-"""
-
-
 def _bind(call: Call) -> Runner:
     (values, positions), (x,) = call.outputs, call.inputs
     if x.size == 0:
@@ -89,36 +66,59 @@ def _bind(call: Call) -> Runner:
     length = x.shape[axis]
     rows = x.size // length
     arrays = _arrays(x, values, positions, axis)
+    item = "WideItem" if dtype in _WIDE else "Item"
+    deliver = (
+        f"Deliver<{type_of(x)}, I>"
+        "{x, values, positions, &rows, step, values_step, positions_step}"
+    )
     width = min(1 << max(length - 1, 0).bit_length(), TILE)
     rows_in_tile = min(rows, max(_FEW // width, 1)) if length <= TILE else 1
     tiles = tiles_of(length)
     runs = merge_runs(length)
     size = item_bytes(dtype)
     first, second = _buffers(call, min(len(runs), 2), x.size * size)
-    numbers = [ctypes.c_uint(n) for n in (rows, length, width, rows_in_tile, tiles)]
     in_tile = rows_in_tile * width
-    calls = [Launch(
-        _tiles_source(dtype, call.node.attrs["descending"], not runs), "sort_tiles",
-        -(-rows // rows_in_tile) * tiles, min(THREADS, max(in_tile // 2, 32)),
-        [*arrays, first, *numbers], shared=in_tile * size,
+    signature = Signature({
+        **arrays, "items": pointer(first, item), "row_count": u32(rows), "length": u32(length),
+        "width": u32(width), "rows_in_tile": u32(rows_in_tile), "tiles_in_row": u32(tiles),
+    })  # fmt: skip
+    calls = [header_launch(
+        "sort.cuh", "sort_tiles", -(-rows // rows_in_tile) * tiles,
+        min(THREADS, max(in_tile // 2, 32)), signature,
+        f"typedef {item} I;\n    DYNAMIC_SHARED(I, tile);\n"
+        f"    Rows<{type_of(x)}, I, {flags(call.node.attrs['descending'])}> "
+        "take{x, &rows, step};\n"
+        "    block_sort_tile(tile, row_count, length, width, rows_in_tile, tiles_in_row, take, "
+        f"{'Keep<I>{items, length}' if runs else deliver});",
+        bounded=False, shared=in_tile * size,
     )]  # fmt: skip
-    for turn, run in enumerate(runs):
-        numbers = [ctypes.c_uint(n) for n in (length, run, TILE, tiles)]
-        calls.append(Launch(
-            _merge_source(dtype, turn == len(runs) - 1), "sort_merge", rows * tiles, THREADS,
-            [*arrays, first, second, *numbers], shared=TILE * size,
+    for run in runs:
+        signature = Signature({
+            **arrays, "from": const_pointer(first, item), "to": pointer(second, item),
+            "length": u32(length), "run": u32(run), "tile": u32(TILE), "tiles_in_row": u32(tiles),
+        })  # fmt: skip
+        calls.append(header_launch(
+            "sort.cuh", "sort_merge", rows * tiles, THREADS, signature,
+            f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
+            "    block_merge_tile(items, from, length, run, tile, tiles_in_row, "
+            f"{deliver if run == runs[-1] else 'Keep<I>{to, length}'});",
+            bounded=False, shared=TILE * size,
         ))  # fmt: skip
         first, second = second, first
     return CudaRunner(calls)
 
 
-def _arrays(x: Array, values: Array, positions: Array, axis: int) -> list[Argument]:
-    """The arguments that say where rows lie."""
+def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, Parameter]:
+    """The parameters that say where rows lie."""
     strides = [element_strides(array) for array in (x, values, positions)]
     axes = axes_of(x.shape, *strides)
     rows = merged(each for i, each in enumerate(axes) if i != axis)
-    steps = [ctypes.c_longlong(each[axis]) for each in strides]
-    return [x, values, positions, walk(rows, 3), *steps]
+    step, values_step, positions_step = (i64(each[axis]) for each in strides)
+    return {
+        "x": const_pointer(x), "values": pointer(values), "positions": pointer(positions),
+        "rows": strided_axes(rows, 3), "step": step, "values_step": values_step,
+        "positions_step": positions_step,
+    }  # fmt: skip
 
 
 def _buffers(call: Call, count: int, nbytes: int) -> tuple[Array, Array]:

@@ -6,16 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from caldera import op
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
-from caldera.nn.tracing import trace
 from caldera.onnx.library import helper, onnx
 from caldera.onnx.reading.files import LARGEST_FILE
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
-from caldera.train.step import named_outputs
 
 _IR_VERSION = 8
 """The oldest form of the file that has all of these operators."""
@@ -59,7 +55,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
 def to_proto(model: Model, batch_size: int | None = None) -> Any:
     """A model as a ModelProto."""
     counts = (FIRST, SECOND) if batch_size is None else (batch_size, batch_size)
-    first, second = (_traced(model, count) for count in counts)
+    first, second = (model.expressions(count) for count in counts)
     write = Writer()
     sources = {}
     for i, (a, b) in enumerate(zip(first[0], second[0], strict=True)):
@@ -89,13 +85,3 @@ def to_proto(model: Model, batch_size: int | None = None) -> Any:
         graph, producer_name="caldera", ir_version=_IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
     )  # fmt: skip
-
-
-def _traced(model: Model, count: int) -> tuple[list[Expr], dict[str, Expr]]:
-    inputs: list[Expr] = [
-        op.input(f"x{i}", (count, *shape), dtype=dtype)
-        for i, (shape, dtype) in enumerate(model.signature.inputs)
-    ]
-    with trace(dtype=model.dtype, device=model.device):
-        outputs = named_outputs(model(*inputs))
-    return inputs, outputs

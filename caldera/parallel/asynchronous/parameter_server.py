@@ -25,7 +25,7 @@ from caldera.parallel.asynchronous.server_optimizer import (
     owners,
     written,
 )
-from caldera.parallel.asynchronous.server_shards import ServerShard, deal_parameters, places
+from caldera.parallel.asynchronous.server_shards import ServerShard, deal_parameters, server_ranks
 from caldera.parallel.asynchronous.stop_consensus import NO_VOTES
 from caldera.parallel.asynchronous.transport import (
     BARRIER,
@@ -124,7 +124,7 @@ class ParameterServer(AsynchronousStrategy):
         self.bound = {"synchronous": 0, "stale": bound, "asynchronous": None}[mode]
         self.record = ServerRecord()
         self.channels = [everyone.Dup() for _ in range(servers)]
-        self._places = places(servers, everyone.size)
+        self._server_ranks = server_ranks(servers, everyone.size)
         self._code = None if compression is None else push_codec(compression, everyone.rank)
         self._shards: list[ServerShard] = []
         self._leaving: list[Variable] = []
@@ -176,7 +176,7 @@ class ParameterServer(AsynchronousStrategy):
         parameters, everyone = model.trainable(), self.communicator
         device = parameters[0].tensor.device
         self._optimizer = optimizer
-        self._shards = deal_parameters(parameters, self._places)
+        self._shards = deal_parameters(parameters, self._server_ranks)
         self._note = op.var("ok and weight", (2,), dtype="float64", device=device)
         self._leaving = [
             op.var("gradient", (shard.size,), dtype=shard.dtype, device=device)
@@ -280,7 +280,7 @@ class ParameterServer(AsynchronousStrategy):
         gaps = {} if self._server is None else dict(self._server.gaps)
         found = self.communicator.gather_objects([self._sent, applied, list(gaps.items())])
         self.record.sent += sum(sent for sent, _, _ in found)
-        self.record.applied += found[self._places[0]][1]
+        self.record.applied += found[self._server_ranks[0]][1]
         for _, _, some in found:
             for gap, count in some:
                 self.record.gaps[gap] += count

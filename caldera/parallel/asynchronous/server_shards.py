@@ -55,15 +55,31 @@ class ServerShard:
         return flat
 
 
-def places(servers: int, ranks: int) -> list[int]:
+def server_ranks(servers: int, ranks: int) -> list[int]:
     """The ranks of the servers, as far from one another as may be: on several machines if there
     are several.
 
-    >>> from caldera.parallel.asynchronous.server_shards import places
-    >>> places(1, 4), places(2, 4), places(3, 4)
+    >>> from caldera.parallel.asynchronous.server_shards import server_ranks
+    >>> server_ranks(1, 4), server_ranks(2, 4), server_ranks(3, 4)
     ([0], [0, 2], [0, 1, 2])
     """
     return [server * ranks // servers for server in range(servers)]
+
+
+def deal(nbytes: Sequence[int], servers: int) -> list[int]:
+    """The server of each parameter: the largest are dealt first, about equally many bytes to each.
+
+    >>> from caldera.parallel.asynchronous.server_shards import deal
+    >>> deal([24, 20, 8], servers=2)
+    [0, 1, 1]
+    """
+    loads = [0] * servers
+    owner = [0] * len(nbytes)
+    for index in sorted(range(len(nbytes)), key=lambda i: -nbytes[i]):
+        owner[index] = loads.index(min(loads))
+        # At least one, so that parameters without elements are dealt out as well.
+        loads[owner[index]] += max(nbytes[index], 1)
+    return owner
 
 
 def deal_parameters(parameters: Sequence[Variable], ranks: Sequence[int]) -> list[ServerShard]:
@@ -80,13 +96,7 @@ def deal_parameters(parameters: Sequence[Variable], ranks: Sequence[int]) -> lis
             "ParameterServer", expected=f"at most {len(parameters)} servers, one a parameter",
             got=f"servers={len(ranks)}",
         )  # fmt: skip
-    loads = [0] * len(ranks)
-    owner: dict[int, int] = {}
-    for index in sorted(range(len(parameters)), key=lambda i: -parameters[i].node.spec.nbytes):
-        lightest = loads.index(min(loads))
-        owner[index] = lightest
-        # At least one, so that parameters without elements are deal_parameters out as well.
-        loads[lightest] += max(parameters[index].node.spec.nbytes, 1)
+    owner = deal([each.node.spec.nbytes for each in parameters], len(ranks))
     return [
         ServerShard(rank, tuple(p for i, p in enumerate(parameters) if owner[i] == server))
         for server, rank in enumerate(ranks)

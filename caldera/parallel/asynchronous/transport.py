@@ -21,6 +21,8 @@ from caldera.tensor.dtype import DType
 PUSH, BARRIER, LEAVE = range(3)
 """A gradient; all workers wait for each other; the same, and the server ends."""
 _PUSH_WORDS, _REPLY_WORDS = 8, 3
+PUSH_HEADER_BYTES, REPLY_HEADER_BYTES = 8 * _PUSH_WORDS, 8 * _REPLY_WORDS
+"""What a push takes beside the gradient, and a reply beside the parameters."""
 _HEAD, _BODY, _REPLY = range(3)
 """Tags."""
 _SHORT_NAP_S, _LONG_NAP_S = 2e-5, 5e-4
@@ -149,7 +151,7 @@ class RemoteConnection(Connection):
         self._communicator = communicator
         self._server = server
         self._dtype = dtype
-        self._bytes = _REPLY_WORDS * 8 + size * self._dtype.itemsize
+        self._bytes = REPLY_HEADER_BYTES + size * self._dtype.itemsize
         self._sending: list[Request] = []
         self._arriving: Request | None = None
         self._message = np.empty(0, np.uint8)
@@ -170,8 +172,8 @@ class RemoteConnection(Connection):
             return None
         for each in self._sending:
             each.wait()
-        words = self._message[: _REPLY_WORDS * 8].view(np.float64).tolist()
-        parameters = self._message[_REPLY_WORDS * 8 :].view(self._dtype)
+        words = self._message[:REPLY_HEADER_BYTES].view(np.float64).tolist()
+        parameters = self._message[REPLY_HEADER_BYTES:].view(self._dtype)
         return Reply(parameters, int(words[0]), words[1:])
 
 

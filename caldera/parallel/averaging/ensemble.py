@@ -23,7 +23,7 @@ from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.plan.plan import Plan
 from caldera.strategy import SingleProcessStrategy, Strategy
-from caldera.train.reinitialise import reinitialise
+from caldera.train.saving.snapshot import reinitialise
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

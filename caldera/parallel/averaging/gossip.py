@@ -8,7 +8,7 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, Request
-from caldera.comm.algorithms.point_to_point import start_receive, start_send, wait_all
+from caldera.comm.algorithms.segments import start_receive, start_send, wait_all
 from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable

@@ -36,49 +36,53 @@ def in_backward_order(loss: Expr, parameters: Sequence[Variable]) -> list[int]:
     )
 
 
-def buckets(values: Sequence[Expr], order: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """The values in this order, cut into messages of about so many bytes and one dtype each.
+def buckets(values: Sequence[Expr], order: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """The numbers of the values that travel together; see `bucket_indices`."""
+    sizes = [value.node.spec.nbytes for value in values]
+    return bucket_indices(sizes, [value.dtype.name for value in values], order, bucket_bytes)
 
-    A message is closed when it has reached that size. What is left over after the last one of that
-    size goes in messages that become shorter: who waits for the last of them has nothing left to
-    do. In a message those come first that are whole cache lines: each of them begins at one then,
-    and whoever computes it can write it there at once.
 
-    >>> from caldera import op
-    >>> from caldera.parallel.data.buckets import buckets
-    >>> values = [op.var(name, (10,)) for name in "abcde"]
-    >>> buckets(values, range(5), most_bytes=80)
+def bucket_indices(
+    nbytes: Sequence[int], dtypes: Sequence[str], order: Sequence[int], bucket_bytes: int
+) -> list[list[int]]:
+    """Values of these sizes and dtypes, in this order, in messages of about so many bytes.
+
+    A message has one dtype, and is closed when it has reached that size. What is left over after
+    the last one of that size goes in messages that become shorter: who waits for the last of them
+    has nothing left to do. In a message those come first that are whole cache lines: each of them
+    begins at one then, and whoever computes it can write it there at once.
+
+    >>> from caldera.parallel.data.buckets import bucket_indices
+    >>> bucket_indices([40] * 5, ["float32"] * 5, range(5), bucket_bytes=80)
     [[0, 1], [2, 3], [4]]
     """
-    sizes = [value.node.spec.nbytes for value in values]
     open_ones: dict[str, list[int]] = {}
     found: list[list[int]] = []
     full = False
     for index in order:
-        name = values[index].dtype.name
-        bucket = open_ones.setdefault(name, [])
+        bucket = open_ones.setdefault(dtypes[index], [])
         if not bucket:
             found.append(bucket)
         bucket.append(index)
-        if sum(sizes[each] for each in bucket) >= most_bytes:
-            del open_ones[name]
+        if sum(nbytes[each] for each in bucket) >= bucket_bytes:
+            del open_ones[dtypes[index]]
             full = True
     if full:
-        found = [part for bucket in found for part in _shorter(bucket, sizes, most_bytes)]
-    return [sorted(bucket, key=lambda index: sizes[index] % LINE > 0) for bucket in found]
+        found = [part for bucket in found for part in _shorter(bucket, nbytes, bucket_bytes)]
+    return [sorted(bucket, key=lambda index: nbytes[index] % LINE > 0) for bucket in found]
 
 
-def _shorter(bucket: list[int], sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
+def _shorter(bucket: list[int], nbytes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
     """What did not fill a message, in parts that each have half of what is left or more."""
-    left = sum(sizes[index] for index in bucket)
-    if left >= most_bytes:
+    left = sum(nbytes[index] for index in bucket)
+    if left >= bucket_bytes:
         return [bucket]
     found: list[list[int]] = [[]]
     size = 0
     for index in bucket:
         found[-1].append(index)
-        size += sizes[index]
-        left -= sizes[index]
+        size += nbytes[index]
+        left -= nbytes[index]
         if size >= left >= SHORT_BYTES:
             found.append([])
             size = 0

@@ -22,7 +22,7 @@ from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.sharding import sharded_parameters
-from caldera.parallel.data.buckets import buckets, in_backward_order
+from caldera.parallel.data.buckets import bucket_indices, buckets, in_backward_order
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.distributed_variable import (
     Elsewhere,
@@ -34,6 +34,21 @@ from caldera.parallel.distributed_variable import (
 from caldera.strategy import VariableView
 
 _NO_LIMIT = sys.maxsize
+
+
+def gather_buckets(
+    nbytes: Sequence[int], dtypes: Sequence[str], bucket_bytes: int
+) -> list[list[int]]:
+    """Which parameters are gathered together, in the order in which a forward pass needs them.
+
+    The other way round than gradients: who waits for the first has nothing to do either.
+
+    >>> from caldera.parallel.data.sharded import gather_buckets
+    >>> gather_buckets([40] * 5, ["float32"] * 5, bucket_bytes=80)
+    [[0], [2, 1], [4, 3]]
+    """
+    last_first = range(len(nbytes))[::-1]
+    return bucket_indices(nbytes, dtypes, last_first, bucket_bytes)[::-1]
 
 
 class Sharded(DataParallel):
@@ -135,9 +150,9 @@ class Sharded(DataParallel):
         """The whole of each parameter, by the node that stands for it."""
         wholes = list(self._part)
         found: dict[Node, Node] = {}
-        # The other way round than gradients: who waits for the first has nothing to do either.
-        last_first = range(len(wholes))[::-1]
-        for bucket in reversed(buckets(wholes, last_first, self.bucket_bytes)):
+        sizes = [each.node.spec.nbytes for each in wholes]
+        dtypes = [each.dtype.name for each in wholes]
+        for bucket in gather_buckets(sizes, dtypes, self.bucket_bytes):
             chosen = [wholes[index] for index in bucket]
             parts = [self._part[each].node for each in chosen]
             message = self._message("gather", ahead)

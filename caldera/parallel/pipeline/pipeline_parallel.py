@@ -39,12 +39,18 @@ from caldera.parallel.pipeline.batch_sums import (
 )
 from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
-from caldera.parallel.pipeline.stage_partition import Costs, check_begins, chosen, unit_flops
+from caldera.parallel.pipeline.stage_partition import (
+    Costs,
+    check_starts,
+    stage_starts,
+    traced_samples,
+)
 from caldera.parallel.pipeline.stage_profile import unit_seconds
 from caldera.parallel.pipeline.stage_program import AXIS, Part, StageProgram
 from caldera.parallel.pipeline.stage_update import StageUpdate
 from caldera.parallel.pipeline.stage_variables import Owned, let_go, made_whole
 from caldera.parallel.tensor.layer_sharding import LEAST
+from caldera.parallel.tensor.rank_network import rank_network, rewritten_network
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy, VariableView
@@ -130,7 +136,7 @@ class PipelineParallel(Strategy):
         self._wanted = self.stages if stages is None or isinstance(stages, int) else list(stages)
         self.begins_with: list[str] = []
         """The layers with which stages after the first begin, once that has been decided."""
-        self._begins: list[int] = []
+        self._starts: list[int] = []
         self._traces: list[MicroBatchTrace] = []
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
@@ -191,7 +197,7 @@ class PipelineParallel(Strategy):
         first, roots = self._traces[0], [each.node for each in programs[0]]
         parts = [self._part(writing) for writing in self._traces]
         parameters = [each.node for each in first.parameters]
-        program = StageProgram(parts, self._begins, self.stage, parameters)
+        program = StageProgram(parts, self._starts, self.stage, parameters)
         self._know(program)
         new = early_sums(
             self._traces, lambda value: value not in parts[0].stages, self.stage == 0,
@@ -222,7 +228,7 @@ class PipelineParallel(Strategy):
         states = dict(zip(kept, graph.written(kept.values()), strict=True))
         totals = writing.samples()
         roots = [loss, *totals, *states.values()]
-        written = self._layers.written(self._model, writing.context, graph, roots)
+        written = rewritten_network(self._model, writing.context, graph, roots, self._layers.part)
         return Part(written, loss, totals, states)
 
     def _over_ranks(self, values: list[Node], *, now: bool = True) -> list[Node]:
@@ -310,7 +316,9 @@ class PipelineParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        self._samples = given["batch_size"] // (self.mesh.shape[DATA] * self.micro_batches)
+        self._samples = traced_samples(
+            given["batch_size"], self.mesh.shape[DATA], self.micro_batches, self._layers.ranks
+        )
         # The number of threads decides in which order long sums are added up.
         known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
                  "schedule": self.schedule, "stages": self._wanted, "balance": self.balance,
@@ -329,22 +337,19 @@ class PipelineParallel(Strategy):
         if self._model is None or self._optimizer is None:
             return
         layers, model = self._layers, cast("Model", self._model)
-        traced = network(max(self._samples, layers.ranks))
-        outputs = traced.calls[0].outputs
-        nodes = [each.node for each in outputs]
-        alone = layers.written(model, traced, layers.graph(), nodes)
-        layers.choose(model, self._optimizer, outputs, dense_only=False)
-        graph = layers.graph()
-        written = layers.written(model, traced, graph, graph.written(nodes))
-        whole = model.trainable()
-        trained = frozenset(each.node for v in whole for each in (v, layers.part(v)))
-        costs: Costs = partial(unit_flops, written, trained)
+        traced = network(self._samples)
+        found = rank_network(
+            model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
+            least=layers.least,
+        )  # fmt: skip
+        costs: Costs | None = None
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
-            costs = partial(unit_seconds, alone, written, trained, model.device, model.precision)
-        self._begins = self.communicator.bcast_object(chosen(written, self._wanted, costs))
-        self.begins_with = [traced.calls[each].layer.path for each in self._begins]
-        check_begins(self._begins, self.begins_with)
+            costs = partial(unit_seconds, found, model.device, model.precision)
+        self._starts = self.communicator.bcast_object(stage_starts(found, self._wanted, costs))
+        self.begins_with = [traced.calls[each].layer.path for each in self._starts]
+        check_starts(self._starts, self.begins_with)
+        layers.choose(model, self._optimizer, traced.calls[0].outputs, dense_only=False)
 
     def shard(self) -> None:
         self._is_apart = True

@@ -9,7 +9,6 @@ to no stage: whoever needs it computes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from caldera.errors import ConfigError
@@ -19,26 +18,15 @@ from caldera.graph.opdef import ITEM
 from caldera.lazy import Expr
 from caldera.nn.basic import Sequential
 from caldera.nn.tracing import LayerCall
+from caldera.parallel.tensor.rank_network import RankNetwork, TracedNetwork
 
 Stages = dict[Node, int]
 """The stage of each node that has one."""
 
 
-@dataclass(frozen=True)
-class TracedNetwork:
-    """A network as it was written down for one part of a batch.
-
-    `roots` are the nodes that a step needs, `free` those symbols' nodes that every rank may read.
-    """
-
-    calls: Sequence[LayerCall]
-    roots: Sequence[Node]
-    free: frozenset[Node]
-
-
-def stages_of(written: TracedNetwork, begins: Sequence[int]) -> Stages:
-    """The stage of each node, where stage t + 1 begins with the call number `begins[t]`."""
-    free = _follows_from(written)
+def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:
+    """The stage of each node, where stage t + 1 begins with the call number `starts[t]`."""
+    free = _follows_from(network)
     found: Stages = {}
 
     def take(roots: Iterable[Expr], stage: int) -> None:
@@ -46,33 +34,33 @@ def stages_of(written: TracedNetwork, begins: Sequence[int]) -> Stages:
             if node.inputs and node not in free and node not in found:
                 found[node] = found[node.inputs[0]] if node.op is ITEM else stage
 
-    for stage, begin in enumerate(begins):
-        before = [call for place, call in enumerate(written.calls) if place + call.inside < begin]
+    for stage, start in enumerate(starts):
+        before = [call for place, call in enumerate(network.calls) if place + call.inside < start]
         take((expr for call in before for expr in call.outputs), stage)
-        take(written.calls[begin].inputs, stage)
-    take((expr for call in written.calls for expr in call.outputs), len(begins))
+        take(network.calls[start].inputs, stage)
+    take((expr for call in network.calls for expr in call.outputs), len(starts))
     # What no layer computes is done where its values are; without any, wherever it is needed.
-    for node in topological(written.roots):
+    for node in topological(network.roots):
         given = [found[each] for each in node.inputs if each in found]
         if given:
             found.setdefault(node, max(given))
     return found
 
 
-def _follows_from(written: TracedNetwork) -> set[Node]:
+def _follows_from(network: TracedNetwork) -> set[Node]:
     """The nodes that follow from what every rank may read."""
     found: set[Node] = set()
-    calls = [expr.node for call in written.calls for expr in call.outputs]
-    for node in topological([*written.roots, *calls]):
-        is_leaf = node in written.free or node.op.name == "constant"
+    calls = [expr.node for call in network.calls for expr in call.outputs]
+    for node in topological([*network.roots, *calls]):
+        is_leaf = node in network.free or node.op.name == "constant"
         if is_leaf or (node.inputs and all(given in found for given in node.inputs)):
             found.add(node)
     return found
 
 
-def boundary_values(written: TracedNetwork, stages: Mapping[Node, int], cut: int) -> list[Node]:
+def boundary_values(network: TracedNetwork, stages: Mapping[Node, int], cut: int) -> list[Node]:
     """The values that are made before stage `cut` and used in it or later."""
-    order = topological(written.roots)
+    order = topological(network.roots)
     users = users_of(order)
     return [
         node
@@ -88,34 +76,57 @@ Costs = Callable[[Sequence[int]], Sequence[float]]
 """Of units of a network, of which those after the first begin with these calls."""
 
 
-def chosen(written: TracedNetwork, wanted: int | Sequence[str], costs: Costs) -> list[int]:
-    """The calls with which stages after the first begin: so many stages, or layers by name."""
+def stage_starts(
+    network: RankNetwork, wanted: int | Sequence[str], costs: Costs | None = None
+) -> list[int]:
+    """The calls with which stages after the first begin: so many stages, or layers by name.
+
+    Stages are about equally dear; without `costs` by the operations that a rank does.
+    """
+    own = network.own
     if not isinstance(wanted, int):
-        return [_called(written.calls, name) for name in wanted]
-    begins = _units(written.calls, wanted)
-    units = stages_of(written, begins[1:])
-    cuts = range(1, len(begins))
-    sizes = [sum(node.spec.nbytes for node in boundary_values(written, units, cut)) for cut in cuts]
-    return [begins[place] for place in balanced_cuts(costs(begins[1:]), sizes, wanted)]
+        return [_called(own.calls, name) for name in wanted]
+    starts = unit_starts(own.calls, wanted)
+    sizes = [sum(node.spec.nbytes for node in cut) for cut in unit_boundaries(own, starts[1:])]
+    dear = unit_flops(own, network.trained, starts[1:]) if costs is None else costs(starts[1:])
+    return [starts[place] for place in balanced_cuts(dear, sizes, wanted)]
+
+
+def traced_samples(batch_size: int, pipelines: int, micro_batches: int, ranks: int) -> int:
+    """The samples of the network by which stages are cut: a micro-batch, or one for each of the
+    ranks that share layers if that is more."""
+    return max(batch_size // (pipelines * micro_batches), ranks)
+
+
+def unit_boundaries(network: TracedNetwork, starts: Sequence[int]) -> list[list[Node]]:
+    """The values that cross each cut between units, which begin with these calls."""
+    units = stages_of(network, starts)
+    return [boundary_values(network, units, cut) for cut in range(1, len(starts) + 1)]
+
+
+def with_gradients(roots: Sequence[Node], trained: Collection[Node]) -> set[Node]:
+    """The nodes that depend on parameters that are trained, and these."""
+    found: set[Node] = set()
+    for node in topological(roots):
+        if node in trained or not found.isdisjoint(node.inputs):
+            found.add(node)
+    return found
 
 
 def unit_flops(
-    written: TracedNetwork, trained: Collection[Node], begins: Sequence[int]
+    network: TracedNetwork, trained: Collection[Node], starts: Sequence[int]
 ) -> list[int]:
     """The operations of each unit, forward and backward; `trained` are nodes of parameters.
 
     Backward a product takes as many again for each of its factors that has a gradient: the first
     layer's input has none, nor has anything before the first layer that is trained.
     """
-    order = topological([*written.roots, *(e.node for call in written.calls for e in call.outputs)])
-    sloped: set[Node] = set()
-    for node in order:
-        if node in trained or not sloped.isdisjoint(node.inputs):
-            sloped.add(node)
-    flops = [0] * (len(begins) + 1)
-    for node, unit in stages_of(written, begins).items():
+    outputs = [each.node for call in network.calls for each in call.outputs]
+    differentiable = with_gradients([*network.roots, *outputs], trained)
+    flops = [0] * (len(starts) + 1)
+    for node, unit in stages_of(network, starts).items():
         if node.op is not ITEM:
-            factors = sum(given in sloped for given in node.inputs)
+            factors = sum(given in differentiable for given in node.inputs)
             flops[unit] += node.op.count_flops(node) * (1 + min(factors, 2))
     return flops
 
@@ -131,7 +142,7 @@ def _called(calls: Sequence[LayerCall], name: str) -> int:
     )  # fmt: skip
 
 
-def _units(calls: Sequence[LayerCall], wanted: int) -> list[int]:
+def unit_starts(calls: Sequence[LayerCall], wanted: int) -> list[int]:
     """Calls that a stage may begin with: the outermost ones, and those inside only if needed."""
     found = _inside(calls, 0)
     while len(found) < wanted:
@@ -187,9 +198,9 @@ def balanced_cuts(costs: Sequence[float], sizes: Sequence[int], groups: int) -> 
     return best[count][2]
 
 
-def check_begins(begins: Sequence[int], names: Sequence[str]) -> None:
+def check_starts(starts: Sequence[int], names: Sequence[str]) -> None:
     """Refuse stages that are not in the order of the model."""
-    if any(first >= second for first, second in pairwise([0, *begins])):
+    if any(first >= second for first, second in pairwise([0, *starts])):
         raise ConfigError.build(
             "PipelineParallel", expected="stages in the order in which the model calls its layers",
             got=", ".join(names),

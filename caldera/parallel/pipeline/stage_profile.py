@@ -15,42 +15,33 @@ from caldera.graph.node import Node
 from caldera.graph.ops.base import full
 from caldera.lazy import Expr, compile
 from caldera.memory import Device
-from caldera.parallel.pipeline.stage_partition import (
-    TracedNetwork,
-    boundary_values,
-    stages_of,
-    unit_flops,
-)
+from caldera.parallel.pipeline.stage_partition import boundary_values, stages_of, unit_flops
+from caldera.parallel.tensor.rank_network import RankNetwork
 from caldera.tensor.dtype import is_float
 
 FEWEST_RUNS, MOST_RUNS, BUDGET_S = 3, 50, 0.05
 
 
 def unit_seconds(
-    alone: TracedNetwork,
-    shared: TracedNetwork,
-    trained: Collection[Node],
-    device: Device,
-    precision: str | None,
-    begins: Sequence[int],
+    network: RankNetwork, device: Device, precision: str | None, starts: Sequence[int]
 ) -> list[float]:
     """The time of each unit of a network, of which those after the first begin with these calls.
 
-    `alone` is the network as one rank computes it, which is timed, and `shared` as those do that
-    share its layers: a rank that does half of the operations is taken for twice as fast. `trained`
-    are the nodes of its parameters, and of their parts. Units that are alike are timed once.
+    The whole network is timed. A rank that does half of the operations, because others share its
+    layers, is taken for twice as fast. Units that are alike are timed once.
     """
-    stages = stages_of(alone, begins)
-    cuts = [boundary_values(alone, stages, cut) for cut in range(1, len(begins) + 1)]
+    whole, trained = network.whole, network.trained
+    stages = stages_of(whole, starts)
+    cuts = [boundary_values(whole, stages, cut) for cut in range(1, len(starts) + 1)]
     known: dict[Body, float] = {}
     found = []
-    for given, made in zip([[], *cuts], [*cuts, list(alone.roots)], strict=True):
+    for given, made in zip([[], *cuts], [*cuts, list(whole.roots)], strict=True):
         body = _unit(given, made, trained)
         if body not in known:
             known[body] = _seconds(body, device, precision)
         found.append(known[body])
-    whole, parts = (unit_flops(each, trained, begins) for each in (alone, shared))
-    return [t * p / w if w else t for t, w, p in zip(found, whole, parts, strict=True)]
+    flops = zip(*(unit_flops(each, trained, starts) for each in (whole, network.own)), strict=True)
+    return [t * own / all_ if all_ else t for t, (all_, own) in zip(found, flops, strict=True)]
 
 
 def _unit(given: Sequence[Node], made: Sequence[Node], trained: Collection[Node]) -> Body:

@@ -21,6 +21,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes
 from caldera.graph.ops.base import full
 from caldera.graph.ops.collective import (
+    GATHERING,
     Message,
     all_sum,
     cut,
@@ -30,15 +31,15 @@ from caldera.graph.ops.collective import (
     turn,
 )
 from caldera.graph.ops.elementwise import add
-from caldera.graph.ops.gathering import GATHERING
 from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
 from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
     Stages,
-    TracedNetwork,
     boundary_values,
     stages_of,
+    with_gradients,
 )
+from caldera.parallel.tensor.rank_network import TracedNetwork
 from caldera.tensor.dtype import is_float
 
 AXIS = "pipeline"
@@ -48,11 +49,11 @@ _NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name}
 
 @dataclass
 class Part:
-    """What a step wants of one part of a batch: `written` is the network, `loss` what it adds to
-    the loss, `totals` values that are summed over the batch, and `states` the new values of
+    """What a step wants of one part of a batch: `network` is what it computes, `loss` what it
+    adds to the loss, `totals` values that are summed over the batch, and `states` the new values of
     variables that layers change, by the nodes of those."""
 
-    written: TracedNetwork
+    network: TracedNetwork
     loss: Node
     totals: Sequence[Node]
     states: Mapping[Node, Node]
@@ -68,7 +69,7 @@ class Part:
 
 
 class StageProgram:
-    """Writes the program of stage number `stage` of `begins` and one.
+    """Writes the program of stage number `stage` of `starts` and one.
 
     `parameters` are the nodes of all that are trained. After `run`:
 
@@ -80,14 +81,14 @@ class StageProgram:
     """
 
     def __init__(
-        self, parts: Sequence[Part], begins: Sequence[int], stage: int, parameters: Sequence[Node]
+        self, parts: Sequence[Part], starts: Sequence[int], stage: int, parameters: Sequence[Node]
     ) -> None:
         self.parts = parts
         self.stage = stage
-        self.stages = len(begins) + 1
+        self.stages = len(starts) + 1
         self._trained = frozenset(parameters)
         for part in parts:
-            part.stages = stages_of(part.written, begins)
+            part.stages = stages_of(part.network, starts)
         self._check()
         own = self.used_by()
         self.own = [node for node in parameters if stage in own.get(node, ())]
@@ -103,7 +104,7 @@ class StageProgram:
         """The stages that read each variable."""
         first = self.parts[0]
         found: dict[Node, set[int]] = {}
-        for node in reversed(topological(first.written.roots)):
+        for node in reversed(topological(first.network.roots)):
             here = {first.stages[node]} if node in first.stages else found.get(node, set())
             for given in node.inputs:
                 if given not in first.stages:
@@ -127,17 +128,14 @@ class StageProgram:
     def _boundary_values(self) -> dict[tuple[int, int], list[Node]]:
         cuts = {self.stage, self.stage + 1} & set(range(1, self.stages))
         return {
-            (id(part), each): boundary_values(part.written, part.stages, each)
+            (id(part), each): boundary_values(part.network, part.stages, each)
             for part in self.parts
             for each in cuts
         }
 
     def _with_gradients(self, part: Part, cut: int) -> list[Node]:
         """Those of them whose gradients come back."""
-        active: set[Node] = set()
-        for node in topological(part.written.roots):
-            if node in self._trained or any(given in active for given in node.inputs):
-                active.add(node)
+        active = with_gradients(part.network.roots, self._trained)
         return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
 
     def _check(self) -> None:

@@ -115,11 +115,29 @@ def chosen_layers(
 
 
 def _amounts(layer: Layer) -> str:
+    return "there are " + " and ".join(f"{n} {what}" for what, n in _divisible(layer).items())
+
+
+def _divisible(layer: Layer) -> dict[str, int]:
+    """What a layer that can be split has for ranks to share, and how many of each."""
     if isinstance(layer, nn.MultiHeadAttention):
-        return f"there are {layer.heads} heads"
+        return {"heads": layer.heads}
     weight = layer.variables()["weight"]
     outputs, inputs = (1, 0) if isinstance(layer, nn.Dense) else (0, 1)
-    return f"there are {weight.shape[outputs]} outputs and {weight.shape[inputs]} inputs"
+    return {"outputs": weight.shape[outputs], "inputs": weight.shape[inputs]}
+
+
+def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
+    """Over how many ranks each layer can be split at the most that is large enough to be.
+
+    >>> from caldera import nn, op
+    >>> network = nn.Sequential([nn.Dense(256), nn.Dense(3)])
+    >>> _ = network(op.input("x", (2, 512)))
+    >>> list(most_ranks(network).values())
+    [512]
+    """
+    large = [each.layer for each in candidates(model, 1) if each.weight.size >= least]
+    return {layer: max(_divisible(layer).values()) for layer in large}
 
 
 def splits_of(
@@ -133,6 +151,12 @@ def splits_of(
     graph = _Choosing(rank, ranks, chosen)
     graph.written([each.node for each in outputs])
     return graph.splits
+
+
+def stand_in(variable: Variable, split: Split, rank: int) -> Variable:
+    """Stands for a rank's part of a variable in graphs that are never run."""
+    part = Spec(split.shape(variable.shape, rank), variable.dtype)
+    return Variable(Symbol(variable.name, part, "variable"))
 
 
 class _Choosing(ShardingPropagation):
@@ -158,7 +182,5 @@ class _Choosing(ShardingPropagation):
         layer.chosen = way
         for variable, split in layer.ways[way].items():
             self.splits[variable] = split
-            part = Spec(split.shape(variable.shape, self.rank), variable.dtype)
-            stand_in = Variable(Symbol(variable.name, part, "variable"))
-            self.split_now(variable.node, stand_in.node, split)
+            self.split_now(variable.node, stand_in(variable, split, self.rank).node, split)
         self.settle_again(reversed(seen[:-1]))

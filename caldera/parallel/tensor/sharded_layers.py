@@ -11,11 +11,9 @@ from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
-from caldera.nn.tracing import Context, LayerCall
 from caldera.optim import Optimizer
 from caldera.parallel.distributed_variable import Elsewhere, SplitAlong, variable_like, whole_along
 from caldera.parallel.layout import Split
-from caldera.parallel.pipeline.stage_partition import TracedNetwork
 from caldera.parallel.tensor.layer_sharding import WAYS, chosen_layers, splits_of
 from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
 from caldera.strategy import VariableView
@@ -81,23 +79,6 @@ class ShardedLayers:
         """Rewrites graphs over parameters into graphs over this rank's parts of them."""
         parts = {whole.node: (part.node, self._split[whole]) for whole, part in self._part.items()}
         return ShardingPropagation(self.rank, self.ranks, parts)
-
-    def written(
-        self, model: Layer, traced: Context, graph: ShardingPropagation, roots: Sequence[Node]
-    ) -> TracedNetwork:
-        """A network as this rank computes it, where `graph` has rewritten what `roots` are."""
-
-        def here(given: Sequence[Expr]) -> tuple[Expr, ...]:
-            return tuple(Expr(node) for node in graph.here([each.node for each in given]))
-
-        calls = [
-            LayerCall(call.layer, here(call.inputs), here(call.outputs), call.inside)
-            for call in traced.calls
-        ]
-        free = [each.node for each in (*map(self.part, model.parameters()), *model.states())]
-        if traced.random is not None:
-            free.append(traced.random.node)
-        return TracedNetwork(calls, roots, frozenset(free))
 
     def are_parts(
         self, variables: Sequence[Variable], gradients: Sequence[Node]

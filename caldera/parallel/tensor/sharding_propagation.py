@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item
-from caldera.graph.ops.collective import all_sum, next_number
-from caldera.graph.ops.gathering import all_gather
+from caldera.graph.ops.collective import all_gather, all_sum, next_number
 from caldera.parallel.layout import AXIS, Placement, Split
 from caldera.parallel.tensor.sharding_rules import Placed, placed
 

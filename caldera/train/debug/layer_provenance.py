@@ -7,8 +7,9 @@ from collections.abc import Hashable
 
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Symbol, frozen
-from caldera.nn.tracing import LayerCall, trace
+from caldera.nn.tracing import trace
 from caldera.train.step import Steps
+from caldera.train.tracking.summary import layer_nodes
 
 
 class LayerProvenance:
@@ -26,9 +27,11 @@ class LayerProvenance:
         for call in traced.calls:
             for output in call.outputs:
                 self._numbers.of(output.node)
-            for node in _written_by(call):
-                path = call.layer.path or type(call.layer).__name__
-                self._path[self._numbers.of(node)] = path
+            path = call.layer.path or type(call.layer).__name__
+            for node in layer_nodes(call.inputs, call.outputs):
+                # Leaves belong to nobody.
+                if node.inputs:
+                    self._path[self._numbers.of(node)] = path
 
     def wrote(self, node: Node) -> bool:
         """Whether a layer wrote the node, and not the loss or a gradient."""
@@ -73,16 +76,3 @@ class _Numbers:
             return symbol.value.numpy().tobytes() if symbol.role == "array" else symbol
         attrs = tuple((name, frozen(node.attrs[name])) for name in sorted(node.attrs))
         return node.op, attrs, tuple(self._of_node[given] for given in node.inputs)
-
-
-def _written_by(call: LayerCall) -> set[Node]:
-    """The nodes between the inputs of a layer and its outputs; leaves belong to nobody."""
-    found: set[Node] = set()
-    stop = {given.node for given in call.inputs}
-    pending = [output.node for output in call.outputs]
-    while pending:
-        node = pending.pop()
-        if node.inputs and node not in found and node not in stop:
-            found.add(node)
-            pending.extend(node.inputs)
-    return found

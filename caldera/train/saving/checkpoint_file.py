@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
+from caldera.file_cache import sync
 from caldera.io import load_safetensors, save_safetensors
 from caldera.io.files import bytes_of
+from caldera.plain_data import decoded, encoded
 from caldera.tensor.dtype import canonical
 from caldera.tensor.shape import size
 
@@ -47,7 +47,7 @@ def state_text(state: Mapping[str, Any]) -> str:
     '{"best": {"float": "inf"}}'
     """
     try:
-        return json.dumps(_encoded(dict(state)), allow_nan=False)
+        return json.dumps(encoded(dict(state)), allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise CheckpointError.build(
             "checkpoint", expected="a state that JSON can hold", got=str(problem)
@@ -60,7 +60,7 @@ def state_of(text: str) -> dict[str, Any]:
     >>> state_of(state_text({"best": float("inf")}))
     {'best': inf}
     """
-    found: dict[str, Any] = _decoded(json.loads(text))
+    found: dict[str, Any] = decoded(json.loads(text))
     return found
 
 
@@ -98,7 +98,7 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
             where, expected="the tensors that were saved", got="; ".join(problems[:8]),
             hint="the file is damaged",
         )  # fmt: skip
-    return Checkpoint(step, tensors, _decoded(content["state"]))
+    return Checkpoint(step, tensors, decoded(content["state"]))
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -166,33 +166,3 @@ def _digest(content: str | memoryview) -> str:
 def _canonical(content: Any) -> str:
     """The same text for the same content, whoever wrote it."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
-
-
-def _encoded(value: Any) -> Any:
-    """With {"float": "nan"} and the like for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _encoded(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encoded(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
-            return float(value["float"])
-        return {key: _decoded(each) for key, each in value.items()}
-    return [_decoded(each) for each in value] if isinstance(value, list) else value
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

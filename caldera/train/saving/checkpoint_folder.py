@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
+from caldera.file_cache import sync
 from caldera.train.saving.checkpoint_file import (
     Checkpoint,
     read_checkpoint,
     state_text,
-    sync,
     write_checkpoint,
 )
 

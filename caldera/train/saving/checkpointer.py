@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 import warnings
@@ -16,6 +14,7 @@ from caldera.data import Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
+from caldera.plain_data import json_digest
 from caldera.strategy import VariableView
 from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
@@ -237,18 +236,13 @@ def fingerprint(model: Model) -> str:
     except ConfigError:
         # Layers that were never registered are told apart by what they hold.
         content["layers"] = [type(layer).__name__ for layer in model.walk()]
-    return _digest(content)
-
-
-def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return json_digest(content)
 
 
 def _kernels(run: Run) -> str:
     """The same text for plans that compute with the same kernels in the same order."""
     plan = run.steps.training(_share_of_a_batch(run))
-    return _digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
+    return json_digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
 
 
 def _holders(run: Run) -> Mapping[str, VariableView]:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.errors import CheckpointError, ConfigError, DataError
+from caldera.file_cache import atomic_write
 from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
 from caldera.nn.config import to_config
 from caldera.tensor.dtype import canonical
-from caldera.train.saving.checkpoint_file import described, differences, nbytes, sync
+from caldera.train.saving.checkpoint_file import described, differences, nbytes
 from caldera.train.saving.snapshot import assign_all, model_variables
 
 if TYPE_CHECKING:
@@ -70,14 +71,9 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
         raise ConfigError.build(
             "save", expected="a file in a folder that exists", got=repr(str(target))
         )
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        save_safetensors(unfinished, tensors, {KEY: json.dumps(content, allow_nan=False)})
-        sync(unfinished)
-        unfinished.replace(target)
-        sync(target.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    text = json.dumps(content, allow_nan=False)
+    with atomic_write(target, durable=True) as unfinished:
+        save_safetensors(unfinished, tensors, {KEY: text})
     return target
 
 

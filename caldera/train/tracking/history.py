@@ -10,8 +10,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.amounts import table_lines
 from caldera.draw.learning_curves import learning_curves
 from caldera.errors import ConfigError, DataError
+from caldera.plain_data import to_plain
 from caldera.registry import nearest
 
 _ROWS_SHOWN = 12
@@ -109,8 +111,7 @@ class History(Mapping[str, list[Any]]):
         if len(table) > _ROWS_SHOWN + 1:
             half = _ROWS_SHOWN // 2
             table = [*table[: half + 1], ["..." for _ in table[0]], *table[-half:]]
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+        lines = table_lines(table)
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return "\n".join(lines)
@@ -126,9 +127,7 @@ class History(Mapping[str, list[Any]]):
         >>> history.to_dict()
         {'epochs': [0], 'columns': {'loss': ['nan']}, 'stopped': ''}
         """
-        columns = {
-            name: [_written(value) for value in column] for name, column in self._columns.items()
-        }
+        columns: dict[str, Any] = to_plain(self._columns)
         return {"epochs": list(self.epochs), "columns": columns, "stopped": self.stopped}
 
     @classmethod
@@ -197,12 +196,6 @@ def _plain(value: Any, name: str) -> Any:
             f"history column {name!r}", expected="numbers or arrays of numbers", got=repr(value)
         )
     return array.tolist()
-
-
-def _written(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_written(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(value: Any, name: str) -> Any:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import Dataset, Loader
-from caldera.machine import facts
-from caldera.plan.explain import Row, shapes_text
+from caldera.data import Dataset, Loader, as_data
+from caldera.errors import DataError
+from caldera.plan.explain import Explanation, Row, shapes_text
 from caldera.plan.plan import Plan
 from caldera.plan.timeline import arena_in_use
-from caldera.train.hyperparameters import hyper_parameters
+from caldera.train.fit import make_steps
+from caldera.train.tracking.environment import environment
 from caldera.train.tracking.history import History
-from caldera.train.tracking.profile import training_step
 from caldera.train.tracking.run_record import (
     DataRecord,
     KernelRecord,
@@ -25,6 +26,7 @@ from caldera.train.tracking.run_record import (
     RunRecord,
     Setting,
 )
+from caldera.train.tracking.summary import hyper_parameters
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -78,7 +80,7 @@ def _machine() -> dict[str, dict[str, int | str]]:
     """The machine and the versions; not what is only true at this moment or of this user."""
     return {
         title: {name: value for name, value in rows.items() if name not in _PASSING}
-        for title, rows in facts().items()
+        for title, rows in environment().items()
     }
 
 
@@ -182,3 +184,27 @@ def _memory(model: Model, plan: Plan) -> dict[str, int]:
         "activations and gradients": plan.arena_bytes,
     }
     return dict(sorted(((k, v) for k, v in found.items() if v), key=lambda each: -each[1]))
+
+
+# --- a training step as a table of its kernels, and as a time line
+
+
+def profile(
+    model: Model, data: Any, batch_size: int, trace: str | PathLike[str] | None
+) -> Explanation:
+    """Time the training step on a batch; see `Model.profile`."""
+    plan, feeds = training_step(model, data, batch_size)
+    found = plan.explain(feeds)
+    if trace is not None:
+        plan.trace(trace, feeds)
+    return found
+
+
+def training_step(model: Model, data: Any, batch_size: int) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a training step that is fed its batch, and a batch for it."""
+    source = as_data(data)
+    steps = make_steps(model, source)
+    batch = next(iter(Loader(source, batch_size, shuffle=False)), None)
+    if batch is None:
+        raise DataError.build("profile", expected="at least one sample", got="none")
+    return steps.training(len(batch)), steps.feeds(batch.arrays, None)

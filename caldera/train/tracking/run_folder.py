@@ -11,7 +11,7 @@ graph.svg             the training step as it was written and as it runs
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from caldera.data import Dataset
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
-from caldera.train.class_names import write_class_names
 from caldera.train.saving.model_file import save_model
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import record_of
@@ -142,3 +141,34 @@ def _check_shapes(record: RunRecord) -> None:
         raise DataError.build(f"{RUN}.confusion", expected="a square table", got="another")
     if any(len(pair) != 2 for pair in record.predictions or []):
         raise DataError.build(f"{RUN}.predictions", expected="pairs of values", got="others")
+
+
+# --- the names of the classes, one a line
+
+
+def write_class_names(model: Path, names: Sequence[str]) -> None:
+    """Write the names, if they say more than the numbers of the classes do."""
+    path = _beside(model)
+    if list(names) == [str(number) for number in range(len(names))]:
+        # Names that an earlier model of this name has left would be wrong.
+        path.unlink(missing_ok=True)
+        return
+    # A name is one line, whatever is in it.
+    path.write_text("".join(" ".join(name.split()) + "\n" for name in names), encoding="utf-8")
+
+
+def read_class_names(model: Path) -> list[str]:
+    """The names beside a model file; none if there is no such file.
+
+    >>> import tempfile
+    >>> model = Path(tempfile.mkdtemp()) / "flowers.caldera"
+    >>> write_class_names(model, ["iris", "rose"])
+    >>> read_class_names(model)
+    ['iris', 'rose']
+    """
+    path = _beside(model)
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def _beside(model: Path) -> Path:
+    return model.with_suffix(".classes.txt")

@@ -1,13 +1,20 @@
-"""`model.summary()`: every layer with its shape, parameters, operations, memory, work and depth."""
+"""What a model is made of, layer by layer (`model.summary()`), and what it is trained with."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from caldera.amounts import bytes_text
+from caldera.amounts import bytes_text, table_lines
+from caldera.graph.body import topological
+from caldera.graph.node import Node
+from caldera.lazy import Expr
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
-from caldera.train.tracking.work_depth import Work, layer_flops, layer_nodes, layer_work
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,13 @@ class Summary:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "output", "parameters", "FLOPs", "memory", "work", "depth")
-        body = [_cells(row) for row in self.rows]
-        widths = [max(len(cells[i]) for cells in [header, *body]) for i in range(len(header))]
-        lines = [self.name, _line(header, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
-        for row, cells in zip(self.rows, body, strict=True):
-            lines.append(_line(cells, widths))
+        head, *body = table_lines([header, *map(_cells, self.rows)], left=range(3))
+        lines = [self.name, head, "-" * len(head)]
+        work_starts = head.index("memory") + len("memory  ")
+        for row, line in zip(self.rows, body, strict=True):
+            lines.append(line)
             lines += [
-                " " * (sum(widths[:6]) + 12) + f"{each.method}: W {each.work:,} D {each.depth}"
+                " " * work_starts + f"{each.method}: W {each.work:,} D {each.depth}"
                 for each in row.work[1:]
             ]
         lines += [
@@ -75,12 +82,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{first.work:,}" if first else "",
         str(first.depth) if first else "",
     )
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    left = [cell.ljust(width) for cell, width in zip(cells[:3], widths[:3], strict=True)]
-    right = [cell.rjust(width) for cell, width in zip(cells[3:], widths[3:], strict=True)]
-    return "  ".join(left + right).rstrip()
 
 
 def summarise(model: Layer, traced: Context, batch: int) -> Summary:
@@ -117,3 +118,110 @@ def _row(call: LayerCall, batch: int, counted: set[int]) -> Row:
         nbytes=sum(o.node.spec.nbytes for o in call.outputs) // batch,
         work=tuple(Work(w.method, w.work // batch, w.depth) for w in layer_work(nodes)),
     )
+
+
+# --- work and depth: how many multiplications, and how long the longest chain of them is
+#
+# The formulas for convolutions are those of Ben-Nun and Hoefler, "Demystifying Parallel and
+# Distributed Deep Learning" (table of convolution methods): work W and depth D of the direct
+# method, im2col, FFT and Winograd with m x m tiles. Two slips of the printed table are mended: a
+# tile has alpha = m + r - 1 rows (Lavin and Gray), and each of its alpha**2 elements costs a
+# multiplication for each pair of channels.
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work (multiplications) and depth (steps, with as many processors as one could want)."""
+
+    method: str
+    work: int
+    depth: int
+
+
+def _log2(n: int) -> int:
+    return math.ceil(math.log2(n)) if n > 1 else 0
+
+
+def convolution_work(node: Node, tile: int = 4) -> list[Work]:
+    """The table's four rows for a convolution; Winograd only for square kernels, stride 1."""
+    images, out_channels, out_height, out_width = node.shape
+    _, channels, kernel_height, kernel_width = node.inputs[1].shape
+    in_channels = node.inputs[0].shape[1]
+    (top, bottom), (left, right) = node.attrs["padding"]
+    height = node.inputs[0].shape[2] + top + bottom
+    width = node.inputs[0].shape[3] + left + right
+    groups = node.attrs["groups"]
+    direct = node.spec.size * channels * kernel_height * kernel_width
+    depth = _log2(channels) + _log2(kernel_height) + _log2(kernel_width)
+    transforms = out_channels * channels + images * in_channels + images * out_channels
+    area = height * width
+    fourier = round(area * math.log2(max(area, 2)) * transforms)
+    fourier += area * images * channels * out_channels
+    rows = [
+        Work("direct", direct, depth),
+        Work("im2col", direct, depth),
+        Work("FFT", fourier, 2 * _log2(area) + _log2(channels)),
+    ]
+    plain = node.attrs["stride"] == (1, 1) and node.attrs["dilation"] == (1, 1)
+    if plain and kernel_height == kernel_width > 1 and groups == 1:
+        r, m = kernel_height, tile
+        alpha = m + r - 1
+        tiles = images * math.ceil(out_height / m) * math.ceil(out_width / m)
+        moved = alpha * (r * r + alpha * r + 2 * alpha * alpha + alpha * m + m * m)
+        winograd = moved + out_channels * channels * tiles * alpha * alpha
+        rows.append(Work("Winograd", winograd, 2 * _log2(r) + 4 * _log2(alpha) + _log2(channels)))
+    return rows
+
+
+def layer_nodes(inputs: tuple[Expr, ...], outputs: tuple[Expr, ...]) -> list[Node]:
+    """The nodes that a layer added between its inputs and its outputs."""
+    before = set(topological([given.node for given in inputs]))
+    return [node for node in topological([e.node for e in outputs]) if node not in before]
+
+
+def layer_flops(nodes: list[Node]) -> int:
+    """The floating-point operations of these nodes."""
+    return sum(node.op.count_flops(node) for node in nodes)
+
+
+def layer_work(nodes: list[Node]) -> list[Work]:
+    """Work and depth of a layer: by method for convolutions, directly for products."""
+    for node in nodes:
+        if node.op.name == "conv2d":
+            return convolution_work(node)
+    products = [node for node in nodes if node.op.name == "matmul"]
+    if not products:
+        return []
+    inner = max(n.inputs[0].shape[-2 if n.attrs["ta"] else -1] for n in products)
+    return [Work("direct", sum(n.op.count_flops(n) for n in products) // 2, _log2(inner))]
+
+
+# --- what a model is trained with
+
+
+def hyper_parameters(model: Model) -> dict[str, bool | int | float | str]:
+    """Loss, optimizer with its arguments, batch size, epochs, precision, seed, device.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], learning_rate=0.5)
+    >>> found = hyper_parameters(model)
+    >>> found["optimizer"], found["optimizer/learning_rate"], found["batch_size"]
+    ('Adam', 0.5, 32)
+    """
+    found: dict[str, Any] = {
+        "model": model.name or type(model).__name__,
+        "parameters": sum(each.size for each in model.parameters()),
+        "loss": ", ".join(repr(loss) for loss in model.objective.losses.values()),
+        "optimizer": type(model.optimizer).__name__,
+    }
+    found |= {f"optimizer/{k}": v for k, v in model.optimizer.arguments().items() if v is not None}
+    found |= {
+        "batch_size": model.batch_size,
+        "epochs": model.epochs,
+        "dtype": str(model.dtype),
+        "precision": model.precision or str(model.dtype),
+        "seed": model.seed,
+        "device": model.device.name,
+    }
+    return {k: v if isinstance(v, bool | int | float | str) else repr(v) for k, v in found.items()}

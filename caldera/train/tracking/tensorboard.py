@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caldera.errors import ConfigError
-from caldera.io.events import EventFile
+from caldera.graph.body import topological
+from caldera.graph.node import Node
+from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback
-from caldera.train.hyperparameters import hyper_parameters
 from caldera.train.metric_totals import TotalsReading
-from caldera.train.tracking.tensorboard_graph import network_graph
+from caldera.train.tracking.summary import hyper_parameters, layer_nodes
 
 if TYPE_CHECKING:
+    from caldera.train.model import Model
     from caldera.train.run import Run
 
 _VALIDATION = "val_"
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_.\-/]")
+"""What TensorBoard takes in no name."""
 
 
 class TensorBoard(Callback):
@@ -129,3 +134,57 @@ class TensorBoard(Callback):
 def _as_it_stands(content: str) -> str:
     """As Markdown that is shown letter by letter."""
     return "\n".join(f"    {line}" for line in content.splitlines())
+
+
+# --- the graph of a network, with each node inside of the box of its layer
+
+
+def network_graph(model: Model) -> list[GraphNode]:
+    """What the network computes for a batch, in evaluation.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+    >>> [(node.name, node.inputs) for node in network_graph(model)][-1]
+    ('output', ('1-Dense/add',))
+    """
+    _, outputs, traced = model.expressions(model.samples_traced)
+    scopes: dict[Node, str] = {}
+    for call in traced.calls:
+        for node in layer_nodes(call.inputs, call.outputs):
+            # The innermost layer has the longest path.
+            scopes[node] = max(scopes.get(node, ""), call.layer.path, key=len)
+    return _drawn(scopes, {name: each.node for name, each in outputs.items()})
+
+
+def _drawn(scopes: dict[Node, str], outputs: dict[str, Node]) -> list[GraphNode]:
+    names: dict[Node, str] = {}
+    used: Counter[str] = Counter()
+    drawn = []
+    for node in topological(list(outputs.values())):
+        names[node] = _unused(_name(node, scopes.get(node, "")), used)
+        drawn.append(
+            GraphNode(
+                names[node],
+                node.op.name,
+                tuple(names[given] for given in node.inputs),
+                tuple(spec.shape for spec in node.outputs),
+            )
+        )
+    for name, node in outputs.items():
+        drawn.append(GraphNode(_unused(name, used), "output", (names[node],)))
+    return drawn
+
+
+def _name(node: Node, scope: str) -> str:
+    symbol = node.attrs.get("symbol")
+    if symbol is not None and symbol.name:
+        name = symbol.name
+    else:
+        name = f"{scope}/{node.op.name}" if scope else node.op.name
+    return _FORBIDDEN.sub("_", name)
+
+
+def _unused(name: str, used: Counter[str]) -> str:
+    used[name] += 1
+    return name if used[name] == 1 else f"{name}_{used[name] - 1}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from caldera.bench.card_contestants import CARD_PEERS, card_contestants
-from caldera.bench.contestants import Contestant
-from caldera.bench.precision import PRECISIONS, is_as_strict
+from caldera.bench.contestants import CARD_PEERS, Contestant, card_contestants
+from caldera.bench.equality import PRECISIONS, is_as_strict
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 
 NETWORKS = [name for name in WORKLOADS if WORKLOADS[name].is_training]

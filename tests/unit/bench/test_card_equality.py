@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from caldera.bench.comparison import Comparison
-from caldera.bench.equality import Equality, compare_on_card, distance
+from caldera.bench.equality import SLACK, TOLERANCES, Equality, compare_on_card, distance
 from caldera.bench.formatting import equality_text
-from caldera.bench.precision import SLACK, TOLERANCES
 from caldera.bench.results import Entry
 
 REFERENCE = {"first loss": 2.0, "curve": [2.0, 1.5, 1.0, 0.5], "float64": [2.0]}

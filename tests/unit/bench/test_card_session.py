@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from caldera.bench import card_session
-from caldera.bench.card import CardState, card_state, state_from
 from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner
+from caldera.bench.case_runner import CaseRunner, Options
 from caldera.bench.contestants import Contestant
-from caldera.bench.options import Options
-from caldera.bench.protocol import WorkerError
 from caldera.bench.results import Entry
 from caldera.bench.session import Session
-from caldera.bench.worker_handle import WorkerHandle
+from caldera.bench.worker_process import WorkerError, WorkerHandle
 from caldera.bench.workloads import WORKLOADS, TrainingCase
+from caldera.machine import CardState, card_state, card_state_from
 
 GIB = 1 << 30
 
@@ -148,7 +146,7 @@ def test_the_driver_describes_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found == CardState("NVIDIA H200", "580.159.04", "9.0", 143771 << 20, 4 << 20)
     program.write_text("#!/bin/sh\nexit 9\n")
     assert card_state() is None
-    assert state_from("No devices were found") is None
+    assert card_state_from("No devices were found") is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert card_state() is None
 

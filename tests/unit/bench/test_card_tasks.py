@@ -16,9 +16,9 @@ from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import Restartable, Task
 from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.frameworks.torch_training import WARM_UP_STEPS, CapturedStep
-from caldera.bench.timing import first_call, timed
+from caldera.bench.measuring import first_call, timed
 from caldera.bench.workloads import Rule, TrainingCase
-from caldera.bench.workloads.batch_files import read_batches, write_batches
+from caldera.bench.workloads.base import read_batches, write_batches
 from caldera.bench.workloads.networks import _mlp
 
 CASE = TrainingCase(

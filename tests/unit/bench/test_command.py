@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from caldera.bench.options import Options
+from caldera.bench.case_runner import Options
 from caldera.bench.workloads import WORKLOADS
 from caldera.cli.commands import bench as command
 from caldera.errors import ConfigError

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from caldera.bench.checks import checked, written
-from caldera.bench.equality import compare_training, distance, largest_difference
+from caldera.bench.equality import TOLERANCES, compare_training, distance, largest_difference
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import Restartable
-from caldera.bench.precision import TOLERANCES
-from caldera.bench.timing import first_call, timed
+from caldera.bench.measuring import first_call, timed
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,

@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 
-from caldera.bench import worker_handle as handle_module
+from caldera.bench import worker_process as handle_module
 from caldera.bench.contestants import Contestant
-from caldera.bench.process import WorkerProcess, hello, worker_environment
-from caldera.bench.protocol import WorkerError, from_line, to_line
 from caldera.bench.worker import serve
+from caldera.bench.worker_process import (
+    WorkerError,
+    WorkerProcess,
+    from_line,
+    hello,
+    to_line,
+    worker_environment,
+)
 
 SECONDS = 60.0
 HELLO = hello("caldera", {"accuracy": "strict"}, 1)

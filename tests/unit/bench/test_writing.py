@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,7 @@ from caldera.bench.equality import Equality
 from caldera.bench.page import page
 from caldera.bench.results import Report
 from caldera.bench.table import plain_lines, print_report
+from tests.browser import Browser
 from tests.unit.bench.reports import entry, report
 
 VOID = {"meta", "br"}
@@ -75,9 +76,23 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
         "<Segmentation fault>", "TensorFlow is not installed: pip install tensorflow",
     ):  # fmt: skip
         assert expected in text
-    outside = re.sub(r'xmlns="[^"]*"', "", html)
-    assert "http" not in outside
-    assert "<script" not in outside
+    assert "://" not in html
+    assert html.count("<script") == 1
+    assert "default-src 'none'" in html
+
+
+def test_a_browser_shows_the_page_light_and_dark(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bench.html"
+    path.write_text(page(_mixed()), encoding="utf-8")
+    for width in (390, 1280):
+        browser.open(path.as_uri(), width=width)
+        assert browser.requests() == [path.as_uri()]
+        assert browser.complaints() == []
+        assert browser.value("document.documentElement.scrollWidth") <= width
+    ground = "getComputedStyle(document.querySelector('.results')).backgroundColor"
+    light = browser.value(ground)
+    browser.value("document.getElementById('theme').click()")
+    assert browser.value(ground) != light
 
 
 def _on_card() -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import caldera as cd
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.autotune import AllreduceTuner, candidates
+from caldera.file_cache import FileCache
 
 
 @pytest.fixture
@@ -36,12 +36,15 @@ def test_ranks_agree_and_the_next_run_need_not_measure(folder: Path) -> None:
 def test_what_was_measured_decides(folder: Path) -> None:
     with cd.settings.override(cache_dir=folder):
         run_virtual_ranks(2, lambda comm: choose(comm, 1000))
-        (path,) = (folder / "allreduce").iterdir()
-        times = json.loads(path.read_text())
+        cache = FileCache("allreduce")
+        (key,) = cache
+        times = cache.read_json(key)
         assert set(times["1024"]) <= set(run_virtual_ranks(2, lambda c: candidates(c, 1024))[0])
-        path.write_text(json.dumps({"1024": {"ring": 2.0, "master": 1.0}}))
+        cache.write_json(key, {"1024": {"ring": 2.0, "master": 1.0}})
         assert run_virtual_ranks(2, lambda comm: choose(comm, 1000)) == [("master", False)] * 2
-        path.write_text('{"1024": "spoiled"}')
+        cache.write_json(key, {"1024": "spoiled"})
+        assert run_virtual_ranks(2, lambda comm: choose(comm, 1000))[0][1]
+        cache.path(key).write_text("spoiled")
         assert run_virtual_ranks(2, lambda comm: choose(comm, 1000))[0][1]
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess, run_virtual_ranks
-from caldera.comm import between_cards as choosing
+from caldera.comm import nccl as subject
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT, Check
-from tests.unit.comm.fake_card import Runtime, fake_card, fake_cupy, on_card, seen_from_card
+from tests.unit.comm.fake_card import Runtime, fake_card, on_card, seen_from_card
 
 __all__ = ["fake_card"]
 Make = Callable[[Communicator], Communicator]
@@ -174,14 +174,13 @@ def test_ranks_with_a_card_each_take_nccl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = threading.local()
-    monkeypatch.setattr(choosing, "cupy", lambda: fake_cupy(fake_card))
-    monkeypatch.setattr(choosing, "card_count", lambda: 3)
-    monkeypatch.setattr(choosing, "own_card", lambda: taken.card)
-    monkeypatch.setattr(choosing, "find_spec", lambda name: object() if found else None)
+    monkeypatch.setattr(subject, "card_count", lambda: 3)
+    monkeypatch.setattr(subject, "own_card", lambda: taken.card)
+    monkeypatch.setattr(subject, "find_spec", lambda name: object() if found else None)
 
     def work(comm: Communicator) -> tuple[str, list[float]]:
         taken.card = cards[comm.rank]
-        chosen = choosing.between_cards(comm)
+        chosen = subject.with_nccl(comm)
         total = on_card(np.zeros(2))
         chosen.Allreduce(on_card(np.array([1.0, comm.rank])), total)
         return chosen.name, seen_from_card(total).tolist()

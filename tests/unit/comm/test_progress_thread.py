@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.comm import mpi as subject
+from caldera.comm import mpi_library as subject
 from caldera.comm.progress_thread import ProgressThread
 
 
@@ -33,9 +33,9 @@ def fake_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
     """Wait for a message in the background; its owner, and the naps that it took."""
     naps: list[float] = []
-    patience = SimpleNamespace(is_over=False, sleep=naps.append)
-    owner: Any = SimpleNamespace(patience=patience, pace=1e-3 / size, blocked=None)
-    subject._MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
+    backoff = SimpleNamespace(is_interrupted=False, sleep=naps.append)
+    owner: Any = SimpleNamespace(backoff=backoff, pace=1e-3 / size, blocked=None)
+    subject.MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
     return owner, naps
 
 
@@ -60,8 +60,8 @@ def test_nobody_sleeps_while_somebody_waits() -> None:
     waited: list[object] = []
     never = SimpleNamespace(Test=lambda status: False, Wait=lambda: waited.append(None))
     thread = ProgressThread("example")
-    owner: Any = SimpleNamespace(patience=thread.patience, pace=1.0, blocked=None)
-    request = subject._MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
+    owner: Any = SimpleNamespace(backoff=thread.backoff, pace=1.0, blocked=None)
+    request = subject.MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
     # Without that, this would take its naps for ever.
     thread.start(request.wait).wait()
     assert waited

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks, virtual
-from caldera.comm.communicator import LAST_TAG
+from caldera.comm.point_to_point import LAST_TAG
 from caldera.errors import CommError
 
 
@@ -53,7 +53,7 @@ def test_an_idle_thread_ends_and_another_one_follows(monkeypatch: pytest.MonkeyP
 
 
 def test_who_is_missing_is_named_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(virtual, "TIMEOUT_S", 0.2)
     released = threading.Event()
 
     def read_slowly() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from caldera import data
 from caldera.data.datasets import cifar, mnist
-from caldera.data.datasets.dataset_cache import replaced
 from caldera.data.datasets.download import PublishedFile, download
 from caldera.errors import DataError
 from tests.unit.data.files import idx, tar
@@ -138,18 +137,3 @@ def test_a_given_folder_is_the_only_place(server: Server, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="got none of them"):
         data.cifar10(tmp_path, download=True)
     assert server.asked == []
-
-
-def test_writing_that_fails_leaves_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("before")
-
-    def fail_half_way() -> None:
-        with replaced(path) as temporary:
-            temporary.write_text("half")
-            raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        fail_half_way()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
+from caldera import machine
 from caldera.data.loading import prefetch as making
 from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
 
@@ -50,7 +51,7 @@ class Machine:
             inline = not setting.workers
             waiting = making if inline else max(total - self.step, 0.0)
             step = total - making if inline else min(self.step, total)
-            tuner.taken(Cost(making, self.computes, waiting, max(step, 0.0), self.nbytes))
+            tuner.observe(Cost(making, self.computes, waiting, max(step, 0.0), self.nbytes))
             found.append(total)
         return found
 
@@ -128,7 +129,7 @@ def test_a_container_has_less_memory_than_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(making, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr(machine, "_CONTAINER_LIMITS", (str(tmp_path / "none"), str(limit)))
     everything = making.prefetch_memory()
     limit.write_text("max\n")
     assert making.prefetch_memory() == everything
@@ -140,8 +141,8 @@ def test_a_container_has_less_memory_than_its_machine(
 
 def test_stages_move_to_where_they_are_faster() -> None:
     here, there = Machine(computes=0.004, step=0.002), Machine(computes=0.0001, step=0.0025)
-    for places, better, worse in [((0, None), here, there), ((0, None), there, here)]:
-        tuner = Tuner(1, places=places)
+    for splits, better, worse in [((0, None), here, there), ((0, None), there, here)]:
+        tuner = Tuner(1, splits=splits)
         for _ in range(400):
             machine = better if tuner.setting.host_stages is None else worse
             machine.run(tuner, 1)

@@ -11,7 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.draw.graph import picture, save
+from caldera.draw.graph import graph_svg, save_graph
 from caldera.draw.palette import DTYPE_COLOURS
 from caldera.draw.svg import text_width
 from caldera.errors import ConfigError
@@ -85,7 +85,7 @@ PLANS: dict[str, Callable[[], cd.Plan]] = {
 
 
 def svg_of(plan: cd.Plan) -> str:
-    return picture({"as written": plan.original, "as it runs": plan.optimised})
+    return graph_svg({"as written": plan.original, "as it runs": plan.optimised})
 
 
 @pytest.fixture(scope="module", params=PLANS)
@@ -382,9 +382,9 @@ def test_the_same_program_gives_the_same_picture() -> None:
 def test_a_program_that_is_a_leaf_or_a_number() -> None:
     x = op.var("x", (2,))
     for program in (Program((x.node,)), program_of([(x * 0.0 + 1.0).node]), Program(())):
-        assert len(panels(ElementTree.fromstring(picture({"only": program})))) == 1
+        assert len(panels(ElementTree.fromstring(graph_svg({"only": program})))) == 1
     number = op.cast(op.broadcast(3.0, (2,)), "float32").node
-    assert "3" in texts(ElementTree.fromstring(picture({"only": Program((number,))})))
+    assert "3" in texts(ElementTree.fromstring(graph_svg({"only": Program((number,))})))
 
 
 # --- files
@@ -400,7 +400,7 @@ def test_draw_writes_the_picture_and_returns_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["graph.png", "graph", "graph.svg.gz"])
 def test_only_svg_files_are_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"ends in \.svg.*graph"):
-        save(tmp_path / name, {"only": tour().original})
+        save_graph(tmp_path / name, {"only": tour().original})
     assert not list(tmp_path.iterdir())
 
 

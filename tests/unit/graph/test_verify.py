@@ -13,8 +13,7 @@ from caldera.graph.node import Node, Spec, Symbol, intern
 from caldera.graph.opdef import ITEM, OPS, Op, item, parameter
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import add, exp, mul
-from caldera.graph.ops.leaf import constant, input_, variable
-from caldera.graph.ops.state import assign
+from caldera.graph.ops.leaf import assign, constant, input_, variable
 from caldera.graph.program import Program
 from caldera.graph.verify import MalformedGraphError, verify
 from caldera.kernels.table import TABLE

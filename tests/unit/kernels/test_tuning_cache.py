@@ -12,6 +12,7 @@ import pytest
 
 from caldera import op
 from caldera.config import settings
+from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Spec, intern
 from caldera.graph.opdef import parameter
@@ -24,6 +25,7 @@ from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.measure import measure
 from caldera.kernels.table import Call, Kernel, Runner
+from caldera.plain_data import json_digest
 from caldera.tensor.dtype import float32, int64
 from tests.unit.kernels.watched import Watched, product_node, race
 
@@ -38,7 +40,7 @@ def test_another_process_remembers(kernels: Watched, tmp_path: Path) -> None:
     assert verdict.times is not None
     assert set(verdict.times) == {"slow", "fast"}
     assert not kernels.measured()
-    assert [path.suffix for path in (tmp_path / "choices").iterdir()] == [".json"]
+    assert len(list((tmp_path / "choices").iterdir())) == 1
 
 
 def test_another_set_of_kernels_is_another_question(kernels: Watched) -> None:
@@ -86,7 +88,7 @@ def test_what_matters_is_part_of_the_question(change: str) -> None:
         after = tuning_cache.tuning_key(other, "cpu", [])
     assert before is not None
     assert after is not None
-    assert tuning_cache.digest(before) != tuning_cache.digest(after)
+    assert json_digest(before) != json_digest(after)
 
 
 def test_the_machine_is_part_of_the_question() -> None:
@@ -127,13 +129,18 @@ def test_what_cannot_be_written_down_is_not_asked() -> None:
      '{"format": 1, "question": {}, "chosen": "fast", "times": {}}',
      '{"format": 1, "question": [], "chosen": 3, "times": []}'],
 )  # fmt: skip
+@pytest.mark.parametrize("foreign", [True, False])
 def test_a_damaged_or_foreign_file_is_measured_anew(
-    kernels: Watched, tmp_path: Path, content: str
+    kernels: Watched, content: str, foreign: bool
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
-    (path,) = (tmp_path / "choices").iterdir()
-    path.write_text(content, encoding="latin-1")
-    (tmp_path / "choices" / "notes.json").write_text(content, encoding="latin-1")
+    cache = FileCache("choices")
+    (key,) = cache
+    for name in (key, "notes"):
+        if foreign:
+            cache.path(name).write_text(content, encoding="latin-1")
+        else:
+            cache.write(name, content.encode("latin-1"))
     choices = Choices(kernels.table)
     assert "fast" not in choices.table()
     assert choices.verdict(product_node(), "cpu").source == "measured"
@@ -145,11 +152,12 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
     [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"question": {"op": "add"}}],
 )
 def test_an_answer_that_does_not_fit_is_not_believed(
-    kernels: Watched, tmp_path: Path, damage: dict[str, Any]
+    kernels: Watched, damage: dict[str, Any]
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
-    (path,) = (tmp_path / "choices").iterdir()
-    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    cache = FileCache("choices")
+    (key,) = cache
+    cache.write_json(key, {**cache.read_json(key), **damage})
     assert Choices(kernels.table).verdict(product_node(), "cpu").source == "measured"
 
 

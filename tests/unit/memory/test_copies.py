@@ -12,7 +12,7 @@ import pytest
 
 from caldera.errors import DtypeError, ShapeError
 from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind, MemoryManager, device
-from caldera.memory.transfer import Side, cheapest_path
+from caldera.memory.coherence import Side, cheapest_path
 
 KINDS = list(Kind)
 PLACES = [("cpu", "cpu"), ("loopback:0", "loopback:0"), ("loopback:0", "loopback:1")]

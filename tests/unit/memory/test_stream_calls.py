@@ -1,4 +1,4 @@
-"""Calls in lanes on a card: which stream each is put on, and what waits for what."""
+"""Calls on several streams of a card: which stream each is put on, and what waits for what."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_lanes_begin_after_what_came_before_and_end_before_what_comes_later(
 
 def test_a_call_knows_its_lane(streams: list[FakeStream]) -> None:
     stream = CudaStream(Card(0), TransferCounters())
-    lanes: list[int] = []
-    calls = [StreamCall(lambda: lanes.append(launching_side_stream()), lane) for lane in (0, 2, 1)]
+    seen: list[int] = []
+    calls = [StreamCall(lambda: seen.append(launching_side_stream()), index) for index in (0, 2, 1)]
     stream.launch_on_streams(calls)
-    stream.launch(lambda: lanes.append(launching_side_stream()))
-    assert lanes == [0, 2, 1, 0]
+    stream.launch(lambda: seen.append(launching_side_stream()))
+    assert seen == [0, 2, 1, 0]

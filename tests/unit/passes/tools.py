@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.graph.ops.leaf import constant
-from caldera.graph.ops.state import assign
+from caldera.graph.ops.leaf import assign, constant
 from caldera.graph.program import Program, program_of
 from caldera.kernels.reference import interpret
 from caldera.lazy import var

@@ -11,6 +11,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.errors import ConfigError
+from caldera.file_cache import FileCache
 from caldera.graph.node import Node
 from caldera.kernels.choose import Choices, Verdict, choices
 from caldera.kernels.table import TABLE, Runner
@@ -53,7 +54,7 @@ def test_orders_in_memory_are_shown() -> None:
     plan.run({"x": fed})
     # Unless it is told otherwise, it runs on what the plan was fed before.
     row = plan.explain().rows[0]
-    lying = plan._inputs.fed()["x"].transpose(0, 2, 3, 1)
+    lying = plan._operands.inputs.fed()["x"].transpose(0, 2, 3, 1)
     assert lying.flags.c_contiguous
     np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
@@ -335,15 +336,20 @@ def test_peaks_are_measured_once_and_remembered(
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"float32": 1}', '{"float32": 0, "float64": 1, "bandwidth": 1}']
 )
+@pytest.mark.parametrize("foreign", [True, False])
 def test_a_damaged_file_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+    monkeypatch: pytest.MonkeyPatch, content: str, foreign: bool
 ) -> None:
     cpu_peaks()
-    (file,) = (tmp_path / "peaks").iterdir()
-    file.write_text(content)
+    cache = FileCache("peaks")
+    (key,) = cache
+    if foreign:
+        cache.path(key).write_text(content)
+    else:
+        cache.write(key, content.encode())
     monkeypatch.setattr(roofline, "_known", {})
     assert cpu_peaks() == PEAKS
-    assert '"bandwidth": 4' in file.read_text()
+    assert cache.read_json(key) == vars(PEAKS)
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
 from caldera.planner.build import build_strategy
 from caldera.planner.collective_cost import ALGORITHMS, allgather, allreduce, reduce_scatter
 from caldera.planner.compression_cost import CodecCost, default_codecs
+from caldera.planner.data_parallel_cost import statistics_sums, status_sums
 from caldera.planner.ranking import all_ways
 from caldera.strategy import Strategy
 
@@ -77,7 +78,7 @@ def test_dense_compression(compressor: compress.Compressor, ranks: int) -> None:
             "w", np.ones(elements, np.float32), comm
         )
 
-    assert CodecCost(compressor).cost(elements, ranks, WIRE).sent == sent(ranks, work)
+    assert CodecCost(compressor).cost([(elements,)], ranks, WIRE).sent == sent(ranks, work)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -90,7 +91,7 @@ def test_top16_of_512_in_four_bits(ranks: int) -> None:
         made("top16_q4").exchange("w", gradient, comm)
 
     # How places are packed depends on where they are: an estimate.
-    expected = CodecCost(made("top16_q4")).cost(elements, ranks, WIRE).sent
+    expected = CodecCost(made("top16_q4")).cost([(elements,)], ranks, WIRE).sent
     assert expected == pytest.approx(sent(ranks, work), rel=0.1)
 
 
@@ -117,10 +118,12 @@ def counted_in_training(ranks: int, make: Callable[[Communicator], Strategy]) ->
     return max(run_virtual_ranks(ranks, work))
 
 
+def given(ranks: int, model: cd.NeuralNetwork) -> Setting:
+    return Setting(workload_of(model), Compute(((1.0, 1e-3),)), Cluster(ranks, WIRE), batch=24)
+
+
 def predicted(ranks: int, name: str) -> float:
-    setting = Setting(
-        workload_of(network()), Compute(((1.0, 1e-3),)), Cluster(ranks, WIRE), batch=24
-    )
+    setting = given(ranks, network())
     (way,) = [way for way in all_ways(setting) if way.name == name]
     return way.predict(setting).sent
 
@@ -202,7 +205,7 @@ def test_what_a_rank_sends_in_a_step(
     work = workload_of(wide_network())
     setting = Setting(
         work, Compute(((1.0, 1e-3),)), Cluster(ranks, WIRE, per_node=ranks), 32,
-        default_codecs(WIRE, work), every=1,
+        default_codecs(WIRE), every=1,
     )  # fmt: skip
     (way,) = [way for way in all_ways(setting) if way.name == name]
     models = [wide_network() for _ in range(ranks)]
@@ -222,8 +225,9 @@ def test_what_a_rank_sends_in_a_step(
 
 def test_stage_3_sends_half_as_much_again() -> None:
     def gradients(name: str) -> float:
-        status = sum(size * count for size, count in workload_of(network()).waited_for.items())
-        return predicted(2, name) - status
+        layers, setting = workload_of(network()).layers, given(2, network())
+        waited = status_sums(setting, 2) + statistics_sums(setting, layers, 2)
+        return predicted(2, name) - waited.sent
 
     assert gradients("Sharded, stage 1") == gradients("DataParallel, ring")
     assert gradients("Sharded, stage 3") == 1.5 * gradients("DataParallel, ring")

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from caldera import compress
-from caldera.planner import Cluster, Setting, Wire
+from caldera.planner import Cluster, Setting, Wire, Workload
 from caldera.planner.asynchronous_cost import ENSEMBLE
 from caldera.planner.collective_cost import ALGORITHMS, Cost, allreduce
 from caldera.planner.compression_cost import CodecCost, CodecSeconds
-from caldera.planner.hybrid_cost import FILL_DRAIN, ONE_F_ONE_B, HybridConfig, mixed
+from caldera.planner.hybrid_cost import FILL_DRAIN, ONE_F_ONE_B, HybridConfig, predict_hybrid
 from caldera.planner.overlap import (
     BucketCost,
+    gradient_buckets,
     overlapped_sends,
-    pieces,
     prefetched_and_sent,
     waited_for,
 )
 from caldera.planner.ranking import all_ways
-from caldera.planner.stages import cut
+from caldera.planner.stages import EstimatedNetwork
 from tests.unit.planner.examples import MEGABYTE, free, layer, setting, workload
 
 RANKS = (2, 3, 4, 8, 64)
@@ -75,28 +75,29 @@ def test_what_can_be_hidden_is_the_shorter_of_exchange_and_backward_pass() -> No
     work = [BucketCost(0.001, 1.0)] * 1000
     for each in (0.0002, 0.001, 0.004):
         exchange, backward = 1000 * each, 1.0
-        whole = overlapped_sends(work, lambda nbytes, each=each: Cost(each))  # type: ignore[misc]
+        whole = overlapped_sends(work, lambda bucket, each=each: Cost(each))  # type: ignore[misc]
         hidden = exchange + backward - whole
         assert hidden <= min(exchange, backward) + 1e-9
         assert hidden == pytest.approx(min(exchange, backward), rel=0.01)
 
 
 def test_one_message_at_the_end_hides_nothing() -> None:
-    assert overlapped_sends([BucketCost(1.0, 1.0)], lambda nbytes: Cost(0.5)) == 1.5
+    assert overlapped_sends([BucketCost(1.0, 1.0)], lambda bucket: Cost(0.5)) == 1.5
 
 
 def test_a_piece_waits_for_its_message() -> None:
     work = [BucketCost(1.0, 1.0), BucketCost(1.0, 1.0), BucketCost(1.0, 1.0)]
-    assert waited_for(work, lambda nbytes: Cost(2.0)) == 7.0
-    assert prefetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost()) == 7.0
+    assert waited_for(work, lambda bucket: Cost(2.0)) == 7.0
+    assert prefetched_and_sent(work, lambda bucket: Cost(2.0), lambda bucket: Cost()) == 7.0
     # Each scatter goes between two gathers.
-    assert prefetched_and_sent(work, lambda nbytes: Cost(2.0), lambda nbytes: Cost(1.0)) == 9.0
+    assert prefetched_and_sent(work, lambda bucket: Cost(2.0), lambda bucket: Cost(1.0)) == 9.0
 
 
 def test_layers_fill_messages_in_their_order() -> None:
-    layers = [layer("a", 0.25, 3), layer("b", 0.25, 3), layer("c", 0.5, 1)]
-    found = pieces(layers, 8.0, most_bytes=5)
-    assert found == [BucketCost(4.0, 6), BucketCost(4.0, 1)]
+    layers = (layer("c", 0.5, 4), layer("b", 0.25, 12), layer("a", 0.25, 12))
+    work = Workload("made", layers, 1e9, 0, activations=1e5, room=0)
+    found = gradient_buckets(work, 8.0, bucket_bytes=20)
+    assert [(each.seconds, each.nbytes) for each in found] == [(4.0, 24), (4.0, 4)]
 
 
 # --- machines
@@ -161,7 +162,7 @@ def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
     given = free(stages, batch=256)
     for schedule in (ONE_F_ONE_B, FILL_DRAIN):
         mix = HybridConfig(pipeline=stages, micro=micro, schedule=schedule)
-        found = mixed(given, mix)
+        found = predict_hybrid(given, mix)
         share = (stages - 1) / (micro + stages - 1)
         assert mix.bubble == pytest.approx(share)
         assert found.idle / found.seconds == pytest.approx(share)
@@ -170,7 +171,7 @@ def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
 def test_1f1b_keeps_as_many_micro_batches_as_stages() -> None:
     given = free(4, batch=64)
     kept, all_of_them = (
-        mixed(given, HybridConfig(pipeline=4, micro=32, schedule=schedule)).memory
+        predict_hybrid(given, HybridConfig(pipeline=4, micro=32, schedule=schedule)).memory
         for schedule in (ONE_F_ONE_B, FILL_DRAIN)
     )
     sample = given.workload.activations / 4
@@ -179,19 +180,21 @@ def test_1f1b_keeps_as_many_micro_batches_as_stages() -> None:
 
 def test_stages_are_balanced_and_leave_nothing_out() -> None:
     layers = [layer(str(i), weight) for i, weight in enumerate((0.1, 0.4, 0.1, 0.1, 0.1, 0.2))]
+    network = EstimatedNetwork(layers, [])
     for count in range(1, 7):
-        found = cut(layers, count)
+        found = network.stages(count, 1, 1.0, 1)
         assert found is not None
         assert len(found) == count
         assert [each for stage in found for each in stage.layers] == layers
         assert max(stage.weight for stage in found) >= 1 / count - 1e-9
-    assert [round(stage.weight, 6) for stage in cut(layers, 2) or []] == [0.5, 0.5]
-    assert cut(layers, 7) is None
+    halves = network.stages(2, 1, 1.0, 1)
+    assert [round(stage.weight, 6) for stage in halves or []] == [0.5, 0.5]
+    assert network.stages(7, 1, 1.0, 1) is None
 
 
 def test_split_layers_share_parameters_and_send_activations() -> None:
     given = setting(4, latency=0.0, batch=16, work=workload(layers=4))
-    found = mixed(given, HybridConfig(model=4))
+    found = predict_hybrid(given, HybridConfig(model=4))
     # Two pairs of layers, each with a sum forward and one backward of 1 kB a sample.
     assert found.sent == pytest.approx(4 * 2 * 3 / 4 * 16e3)
     assert found.computing == pytest.approx(given.alone() / 4)
@@ -203,8 +206,8 @@ def test_a_layer_with_few_units_stays_whole() -> None:
     given = setting(8, work=workload(layers=4))
     narrow = (*given.workload.layers[:3], layer("last", 0.25, MEGABYTE, units=2))
     work = type(given.workload)("made", narrow, 1e9, 0, activations=1e5, room=0)
-    found = mixed(setting(8, work=work), HybridConfig(model=8))
+    found = predict_hybrid(setting(8, work=work), HybridConfig(model=8))
     assert found.computing == pytest.approx(given.alone() * (0.75 / 8 + 0.25))
-    assert mixed(setting(128, work=work), HybridConfig(model=128)).refused.startswith(
+    assert predict_hybrid(setting(128, work=work), HybridConfig(model=128)).refused.startswith(
         "no layer has more"
     )

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 import caldera as cd
-from caldera.report import page
+from caldera.report import run_page
 from tests.browser import Browser
 from tests.unit.report.conftest import written
 
 
 @pytest.fixture(scope="module")
 def address(digits_run: cd.RunFolder) -> str:
-    return written(digits_run, page(digits_run)).as_uri()
+    return written(digits_run, run_page(digits_run)).as_uri()
 
 
 def mean_brightness(path: Path) -> float:
@@ -29,7 +29,7 @@ def test_nothing_is_loaded_and_nobody_complains(
     browser: Browser, name: str, request: pytest.FixtureRequest
 ) -> None:
     run: cd.RunFolder = request.getfixturevalue(name)
-    address = written(run, page(run)).as_uri()
+    address = written(run, run_page(run)).as_uri()
     browser.open(address)
     assert browser.requests() == [address]
     assert browser.complaints() == []

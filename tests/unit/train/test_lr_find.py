@@ -58,7 +58,7 @@ def test_it_leaves_no_trace_after_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*arguments: Any) -> None:
         raise RuntimeError("tripped")
 
-    monkeypatch.setattr("caldera.train.metric_totals.Totals.loss", fail)
+    monkeypatch.setattr("caldera.train.metric_totals.MetricTotals.loss", fail)
     with pytest.raises(RuntimeError, match="tripped"):
         lr_find(model, points())
     assert same_bits(values(model), before)

@@ -150,7 +150,7 @@ def test_plans_are_captured_when_they_run_again() -> None:
 
 
 def test_a_plan_that_cannot_be_captured_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_not_capturable", lambda schedule: [schedule.steps[0].kernel])
+    monkeypatch.setattr(plan, "not_capturable", lambda schedule: [schedule.steps[0].kernel])
     assert not any(each.is_captured for each in plans_of(classifier(device=APART), epochs=2))
     assert_same(classifier, points())
 

@@ -1,7 +1,7 @@
-"""Recipes as CUDA: what a loop computes for one element, in statements over values in registers.
+"""Loop bodies as CUDA: what a loop computes for one element, in statements over registers.
 
 Every op is a function `op_<name>` of math.cuh. Values have the computed type of their dtype; what
-is read has to be widened before, what is written narrowed after (`elements.py` says how).
+is read has to be widened before, what is written narrowed after (`dtypes.py` says how).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Statements:
 
 
 def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") -> Statements:
-    """The recipe for operands of these names; values in between are named by the prefix.
+    """The loop body for operands of these names; values in between are named by the prefix.
 
     >>> from caldera.kernels.common.loop_body import LoopBody
     >>> step = ("add", "float32", ("float32", "float32"), (("in", 0), ("number", 1.0, "float32")))
@@ -71,7 +71,7 @@ def _applied(step: Step, operands: Iterable[str]) -> str:
 
 
 def element_function(loop_body: LoopBody) -> str:
-    """The recipe as the function `element` of one element: operands, then what is written, then
+    """The loop body as the function `element` of one element: operands, then what is written, then
     what is reduced, all in the computed types.
     """
     given = [f"{computed_type(dtype)} i{k}" for k, dtype in enumerate(loop_body.inputs)]

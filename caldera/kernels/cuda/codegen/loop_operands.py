@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.signature import Parameter
 from caldera.memory.device_array import address_of
 
 NARROW = 1 << 31
@@ -62,10 +62,11 @@ class Numbers:
         )
 
     @property
-    def argument(self) -> ctypes.Array[Any]:
+    def parameter(self) -> Parameter:
         """The values as they are passed."""
         kind = ctypes.c_longlong if self.wide else ctypes.c_int
-        return (kind * max(len(self.values), 1))(*self.values)
+        values = (kind * max(len(self.values), 1))(*self.values)
+        return Parameter("const Numbers", values)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def is_wide(total: int, operands: Sequence[Operand], lengths: Sequence[int]) -> 
     )
 
 
-class Walk:
+class OffsetEmitter:
     """Splits the number of an item into places along axes, and adds up each operand's offset.
 
     Operands that lie alike share an offset. `lanes` is the text for how many elements of the

@@ -1,7 +1,7 @@
 """Axes along which several arrays are walked together, merged where they lie end to end.
 
 What kernels are given of an array's strides: a structure that goes with the launch, so one compiled
-kernel serves every shape and every view. `include/walk.cuh` has the other side.
+kernel serves every shape and every view. `include/strided_index.cuh` has the other side.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from functools import cache
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from caldera.errors import DeviceError
-from caldera.kernels.cuda.runtime.launch import Number
+from caldera.kernels.cuda.codegen.signature import Array, Parameter, u32, u64
 
-Array = np.ndarray[Any, np.dtype[Any]]
 MOST_AXES = 8
-"""Axes that a walk can have once they are merged."""
+"""Axes that can be left once they are merged."""
 MOST_BLOCKS_EACH = 16
 """Blocks for each multiprocessor from which on threads take several elements instead."""
 
@@ -70,7 +67,7 @@ def merged(axes: Iterable[Axis]) -> list[Axis]:
 
 
 def elements(axes: Iterable[Axis]) -> int:
-    """How many elements a walk meets."""
+    """How many elements there are along these axes."""
     return prod(axis.length for axis in axes)
 
 
@@ -81,10 +78,10 @@ def _structure(arrays: int) -> type[ctypes.Structure]:
         ("stride", ctypes.c_longlong * MOST_AXES * arrays),
         ("rank", ctypes.c_int),
     ]
-    return type(f"Walk{arrays}", (ctypes.Structure,), {"_fields_": fields})
+    return type(f"StridedAxes{arrays}", (ctypes.Structure,), {"_fields_": fields})
 
 
-def walk(axes: Sequence[Axis], arrays: int) -> ctypes.Structure:
+def strided_axes(axes: Sequence[Axis], arrays: int) -> Parameter:
     """The parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(
@@ -97,8 +94,7 @@ def walk(axes: Sequence[Axis], arrays: int) -> ctypes.Structure:
         result.length[i] = axis.length
         for array, stride in enumerate(axis.strides):
             result.stride[array][i] = stride
-    structure: ctypes.Structure = result
-    return structure
+    return Parameter(f"StridedAxes<{arrays}>", result)
 
 
 def blocks_for(count: int, threads: int, multiprocessors: int) -> int:
@@ -111,6 +107,6 @@ def index_type(*counts: int) -> str:
     return "u32" if max(counts, default=0) < 2**31 else "u64"
 
 
-def counted(kind: str, value: int) -> Number:
+def counted(kind: str, value: int) -> Parameter:
     """A parameter of an `index_type`."""
-    return ctypes.c_uint(value) if kind == "u32" else ctypes.c_longlong(value)
+    return u32(value) if kind == "u32" else u64(value)

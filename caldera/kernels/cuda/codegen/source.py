@@ -1,16 +1,14 @@
-"""The text of kernels whose body is a call of what a header holds."""
+"""Sources of kernels: those whose body is a call of what a header holds, and templates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.table import Array
-
-
-def type_of(array: Array) -> str:
-    """How the elements of an array are stored."""
-    return STORED[array.dtype.name]
+from caldera.kernels.cuda.codegen.signature import Argument, Parameter, Signature, number
+from caldera.kernels.cuda.runtime.driver import Size
+from caldera.kernels.cuda.runtime.launch import Launch
 
 
 def flags(*values: bool) -> str:
@@ -25,25 +23,79 @@ def flags(*values: bool) -> str:
 def kernel_source(
     header: str,
     name: str,
-    threads: int,
-    parameters: Sequence[str],
+    threads: int | None,
+    signature: Signature,
     body: str,
     resident: int | None = None,
 ) -> str:
-    """One kernel, for blocks of at most so many threads: these have to find room in a
-    multiprocessor, whatever the compiler makes of the body, and `resident` of them if that is said.
+    """One kernel. Blocks of at most so many threads have to find room in a multiprocessor, whatever
+    the compiler makes of the body, and `resident` of them if that is said; None leaves it to it.
 
-    >>> body = "y[threadIdx.x] = 0.0f;"
-    >>> print(kernel_source("row_primitives.cuh", "clear", 32, ["float* y"], body))
-    #include "row_primitives.cuh"
+    >>> import numpy as np
+    >>> from caldera.kernels.cuda.codegen.signature import pointer
+    >>> signature = Signature({"y": pointer(np.zeros(1, "float32"))})
+    >>> print(kernel_source("math.cuh", "clear", 32, signature, "y[threadIdx.x] = 0.0f;"))
+    #include "math.cuh"
     extern "C" __global__ void __launch_bounds__(32) clear(float* y) {
         y[threadIdx.x] = 0.0f;
     }
     <BLANKLINE>
     """
-    bounds = str(threads) if resident is None else f"{threads}, {resident}"
+    bounds = ", ".join(str(each) for each in (threads, resident) if each is not None)
+    limit = f"__launch_bounds__({bounds}) " if bounds else ""
     return (
         f'#include "{header}"\n'
-        f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
-        f"{', '.join(parameters)}) {{\n    {body}\n}}\n"
+        f'extern "C" __global__ void {limit}{name}('
+        f"{signature.declaration}) {{\n    {body}\n}}\n"
     )
+
+
+def header_launch(
+    header: str,
+    name: str,
+    grid: Size | int,
+    block: Size | int,
+    signature: Signature,
+    body: str,
+    *,
+    bounded: bool = True,
+    threads: int | None = None,
+    resident: int | None = None,
+    shared: int = 0,
+) -> Launch:
+    """A launch of such a kernel. If it is `bounded`, blocks of the source have at most `threads`,
+    which are those of the launch if nothing is said."""
+    most = threads or (block if isinstance(block, int) else prod(block))
+    source = kernel_source(header, name, most if bounded else None, signature, body, resident)
+    return Launch(source, name, grid, block, signature, shared)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTemplate:
+    """A kernel whose text is completed by words, before it is known what a launch will pass.
+
+    `kinds` are the types of the parameters by name; words may stand in them as in the body.
+
+    >>> clear = KernelTemplate("clear", {"y": "{kind}*", "count": "u32"}, "{{ y[count - 1] = 0; }}")
+    >>> clear.source(kind="float")
+    'extern "C" __global__ void clear(float* y, u32 count) { y[count - 1] = 0; }\\n'
+    """
+
+    name: str
+    kinds: Mapping[str, str]
+    body: str
+
+    def source(self, bounds: str = "", **words: str) -> str:
+        """The text of the kernel, with bounds of its launches."""
+        kinds = ", ".join(f"{kind} {name}" for name, kind in self.kinds.items())
+        limit = f"{bounds} " if bounds else ""
+        filled = f"{kinds}) {self.body}".format(**words)
+        return f'extern "C" __global__ void {limit}{self.name}({filled}\n'
+
+    def bind(self, **arguments: Argument | int) -> Signature:
+        """What a launch passes, by name; numbers are as wide as the parameters."""
+        assert arguments.keys() == self.kinds.keys(), (self.name, *arguments)
+        return Signature({
+            name: Parameter(kind, number(kind, given) if isinstance(given, int) else given)
+            for name, kind in self.kinds.items() for given in (arguments[name],)
+        })  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from caldera.graph.memory_format import dense_strides
+from caldera.kernels.cuda.codegen.signature import Parameter, i32, i64
 from caldera.kernels.table import Array
 from caldera.memory.device_array import address_of
 from caldera.tensor.shape import Shape
@@ -36,7 +36,7 @@ def lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Walk:
+class StridedLayout:
     """Some axes of a shape seen as few: their lengths, the slowest first, and for each of several
     arrays the strides along them."""
 
@@ -48,10 +48,11 @@ class Walk:
         """How many axes are left, at least 1."""
         return len(self.sizes)
 
-    @property
-    def numbers(self) -> list[int]:
-        """As the Walk of row_primitives.cuh holds them."""
-        return [*self.sizes, *(step for each in self.strides for step in each)]
+    def parameter(self, large: bool) -> Parameter:
+        """As the StridedLayout of row_primitives.cuh holds it."""
+        numbers = [*self.sizes, *(step for each in self.strides for step in each)]
+        kind = f"StridedLayout<{self.rank}, {len(self.strides)}, {index_type(large)}>"
+        return indices(kind, numbers, large)
 
     @property
     def inner(self) -> tuple[int, ...]:
@@ -59,18 +60,18 @@ class Walk:
         return tuple(each[-1] for each in self.strides)
 
 
-def walk(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> Walk:
+def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> StridedLayout:
     """These axes in the order in which they lie in the first array, joined where all arrays go on
     evenly from the one to the other.
 
-    >>> walk((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
-    Walk(sizes=(24,), strides=((1,), (1,)))
-    >>> walk((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
-    Walk(sizes=(2, 4), strides=((12, 1), (0, 1)))
+    >>> strided_layout((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
+    StridedLayout(sizes=(24,), strides=((1,), (1,)))
+    >>> strided_layout((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
+    StridedLayout(sizes=(2, 4), strides=((12, 1), (0, 1)))
     """
     kept = [axis for axis in axes if shape[axis] != 1]
     if any(shape[axis] == 0 for axis in kept):
-        return Walk((0,), ((0,),) * len(strides))
+        return StridedLayout((0,), ((0,),) * len(strides))
     kept.sort(key=lambda axis: [-abs(each[axis]) for each in strides])
     sizes: list[int] = []
     joined: list[list[int]] = [[] for _ in strides]
@@ -85,8 +86,17 @@ def walk(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> Walk:
         for own, each in zip(joined, strides, strict=True):
             own[-1 if steady else len(own) :] = [each[axis]]
     if not sizes:
-        return Walk((1,), ((0,),) * len(strides))
-    return Walk(tuple(sizes), tuple(tuple(own) for own in joined))
+        return StridedLayout((1,), ((0,),) * len(strides))
+    return StridedLayout(tuple(sizes), tuple(tuple(own) for own in joined))
+
+
+def next_power_of_two(count: int) -> int:
+    """The smallest power of 2 that is not less (at least 1).
+
+    >>> next_power_of_two(5), next_power_of_two(8)
+    (8, 8)
+    """
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def is_large(*arrays: Array) -> bool:
@@ -124,12 +134,12 @@ def index_type(large: bool) -> str:
     return "i64" if large else "i32"
 
 
-def index(value: int, large: bool) -> ctypes.c_int | ctypes.c_longlong:
+def index(value: int, large: bool) -> Parameter:
     """One number of that type."""
-    return ctypes.c_longlong(value) if large else ctypes.c_int(value)
+    return i64(value) if large else i32(value)
 
 
-def indices(values: Sequence[int], large: bool) -> Any:
+def indices(kind: str, values: Sequence[int], large: bool) -> Parameter:
     """A struct of such numbers."""
-    kind = ctypes.c_longlong if large else ctypes.c_int
-    return (kind * len(values))(*values)
+    number = ctypes.c_longlong if large else ctypes.c_int
+    return Parameter(kind, (number * len(values))(*values))

@@ -1,8 +1,11 @@
-"""How many threads share a row, and how much of it each keeps: see include/rows.cuh."""
+"""How many threads share a row, and how much of it each keeps: see
+include/row_primitives.cuh."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from caldera.kernels.cuda.codegen.strided import next_power_of_two
 
 _BLOCK_SIZES = (128, 256, 512, 1024)
 _STREAM_THREADS = 512
@@ -12,7 +15,7 @@ _WARPS = 4
 
 
 @dataclass(frozen=True)
-class Team:
+class ThreadGroup:
     """`kind` is "thread", "warp" or "block"; each thread takes `together` neighbours at a time, at
     most `rounds` times (0: as often as it takes, without keeping them)."""
 
@@ -24,7 +27,7 @@ class Team:
     @property
     def text(self) -> str:
         """Its type in a kernel's text."""
-        return f"{self.kind}_team<{self.rounds}, {self.together}>"
+        return f"{self.kind}_group<{self.rounds}, {self.together}>"
 
     @property
     def rows(self) -> int:
@@ -36,30 +39,38 @@ class Team:
         return -(-rows // self.rows)
 
 
-def team_for(length: int, together: int, most: int) -> Team:
-    """The team for rows of a length; a thread keeps at most `most` elements.
+def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
+    """The group for rows of a length; a thread keeps at most `most` elements.
 
-    >>> team_for(768, 4, 32)
-    Team(kind='warp', rounds=8, together=4, threads=128)
-    >>> team_for(1 << 20, 1, 32).rounds
+    >>> thread_group_for(768, 4, 32)
+    ThreadGroup(kind='warp', rounds=8, together=4, threads=128)
+    >>> thread_group_for(1 << 20, 1, 32).rounds
     0
     """
     pieces = -(-length // together)
-    rounds = _power(-(-pieces // 32))
+    rounds = next_power_of_two(-(-pieces // 32))
     if rounds * together <= most:
-        return Team("warp", rounds, together, 32 * _WARPS)
+        return ThreadGroup("warp", rounds, together, 32 * _WARPS)
     for threads in _BLOCK_SIZES:
-        rounds = _power(-(-pieces // threads))
+        rounds = next_power_of_two(-(-pieces // threads))
         if rounds * together <= most:
-            return Team("block", rounds, together, threads)
-    return Team("block", 0, together, _STREAM_THREADS)
+            return ThreadGroup("block", rounds, together, threads)
+    return ThreadGroup("block", 0, together, _STREAM_THREADS)
 
 
-def thread_team(threads: int = 128) -> Team:
+def threads_for(numbers: int, fewest: int = 32, most: int = 256) -> int:
+    """Threads of a block that works on so many numbers at once: a warp for every few of them, since
+    those that wait for each other in vain cost time.
+
+    >>> threads_for(100), threads_for(1000), threads_for(1 << 20)
+    (32, 256, 256)
+    """
+    threads = fewest
+    while threads < most and threads * 4 <= numbers:
+        threads *= 2
+    return threads
+
+
+def thread_per_row(threads: int = 128) -> ThreadGroup:
     """A thread for each row, whose neighbours have the rows beside it."""
-    return Team("thread", 0, 1, threads)
-
-
-def _power(count: int) -> int:
-    """The smallest power of 2 that is not less."""
-    return 1 << max(count - 1, 0).bit_length()
+    return ThreadGroup("thread", 0, 1, threads)

@@ -13,49 +13,49 @@ from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.scratch import Scratch
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.elementwise.loop import loop_calls
-from caldera.kernels.cuda.product.epilogue import ending_recipe
+from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
 from caldera.kernels.cuda.product.problem import described_call
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.microbatch import ADDING
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
-ENDING = frozenset({"activation", "attributes"})
+EPILOGUE_ATTRIBUTES = frozenset({"activation", "attributes"})
 """The attributes that say how a convolution ends."""
 
 
-def plain(node: Node) -> Node:
+def without_epilogue(node: Node) -> Node:
     """The convolution alone of one with a bias and an activation."""
-    attrs = {key: value for key, value in node.attrs.items() if key not in ENDING}
+    attrs = {key: value for key, value in node.attrs.items() if key not in EPILOGUE_ATTRIBUTES}
     return intern(conv2d, node.inputs[:2], attrs, node.outputs)
 
 
-def plain_call(call: Call) -> Call:
+def call_without_epilogue(call: Call) -> Call:
     """The same for a call, whose outputs are then to be finished."""
-    return replace(call, node=plain(call.node), inputs=call.inputs[:2])
+    return replace(call, node=without_epilogue(call.node), inputs=call.inputs[:2])
 
 
-def ending_calls(call: Call) -> list[Any]:
+def epilogue_calls(call: Call) -> list[Any]:
     """The loop that adds the bias and applies the activation, once the convolution is there."""
     (out,), bias = call.outputs, call.inputs[2:]
-    loop_body = ending_recipe(out.dtype, Epilogue.of(call.node))
+    loop_body = epilogue_loop_body(out.dtype, Epilogue.of(call.node))
     return list(loop_calls(loop_body, out.shape, [out, *bias], [out]))
 
 
 def launches(call: Call) -> list[Any]:
     """What computes a convolution or one of its gradients."""
     if call.node.op is conv2d_epilogue:
-        return [*launches(plain_call(call)), *ending_calls(call)]
+        return [*launches(call_without_epilogue(call)), *epilogue_calls(call)]
     if call.node.op.name != "conv2d_weight":
         return implicit_gemm.launches(call)
     return list(weight_gradient.FilterGradient.of(call).launches(Scratch(call.workspace).rest))
 
 
-def room(node: Node) -> int:
+def workspace(node: Node) -> int:
     """The workspace that these launches can use."""
     call = described_call(node)
     if node.op.name != "conv2d_weight":
-        return implicit_gemm.room(call)
-    return weight_gradient.FilterGradient.of(call).room()
+        return implicit_gemm.workspace(call)
+    return weight_gradient.FilterGradient.of(call).workspace()
 
 
 def _bind(call: Call) -> Runner:
@@ -74,4 +74,4 @@ ADDING["cuda"] = _adding
 
 
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    TABLE.add(Kernel(_op, "cuda", "direct", _bind, workspace=room))
+    TABLE.add(Kernel(_op, "cuda", "direct", _bind, workspace=workspace))

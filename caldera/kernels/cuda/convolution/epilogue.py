@@ -18,22 +18,22 @@ assert all((convolution, cudnn, kernels, pointwise))
 
 
 def _bind(kernel: Kernel, call: Call) -> Runner:
-    first = kernel.bind(convolution.plain_call(call))
-    return CudaRunner([first, *convolution.ending_calls(call)])
+    first = kernel.bind(convolution.call_without_epilogue(call))
+    return CudaRunner([first, *convolution.epilogue_calls(call)])
 
 
-def _is_able(kernel: Kernel, node: Node) -> bool:
-    return kernel.supports(convolution.plain(node))
+def _supports(kernel: Kernel, node: Node) -> bool:
+    return kernel.supports(convolution.without_epilogue(node))
 
 
-def _room(kernel: Kernel, node: Node) -> int:
-    return kernel.workspace(convolution.plain(node))
+def _workspace(kernel: Kernel, node: Node) -> int:
+    return kernel.workspace(convolution.without_epilogue(node))
 
 
 for _kernel in TABLE.kernels("conv2d", "cuda"):
     TABLE.add(
         replace(
             _kernel, op="conv2d_epilogue", bind=partial(_bind, _kernel),
-            supports=partial(_is_able, _kernel), workspace=partial(_room, _kernel),
+            supports=partial(_supports, _kernel), workspace=partial(_workspace, _kernel),
         )
     )  # fmt: skip

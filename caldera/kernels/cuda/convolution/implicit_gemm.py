@@ -5,27 +5,25 @@ stride's grid.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
 from caldera.kernels.cuda.convolution.source import CORRELATE, EACH, text, tiles_text
 from caldera.kernels.cuda.convolution.split_k import (
     FEW,
     THREADS,
-    adding_up,
-    most_pieces,
-    place_for_sums,
-    room_for_sums,
-    way,
+    access,
+    most_splits,
+    split_k_partials,
+    split_k_reduction,
+    split_k_workspace,
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.product.problem import compute_dtype
-from caldera.kernels.cuda.product.tiling import PIECES, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
 from caldera.tensor.shape import size
@@ -55,12 +53,12 @@ class Part:
         line, channel = steps(self.filters)[:2][:: -1 if self.turned else 1]
         return not self.is_thin and self.work.channels > 1 and 1 not in (line, channel)
 
-    def cut(self, most_pieces: int = PIECES[-1]) -> Tiling:
+    def cut(self, most_splits: int = SPLITS[-1]) -> Tiling:
         """How it is cut into tiles."""
         work = self.work
         pixels, terms = work.batch * size(work.target), work.channels * size(work.taps)
         itemsize = compute_dtype(self.out.dtype).itemsize
-        return tiling(pixels, work.results, terms, work.groups, itemsize, most_pieces)
+        return tiling(pixels, work.results, terms, work.groups, itemsize, most_splits)
 
     def launches(self, scratch: Array) -> list[Launch]:
         """What computes it."""
@@ -76,34 +74,34 @@ class Part:
             last = "true" if abs(places.channel) <= abs(places.column) else "false"
             source = text(EACH, dtype, last=last)
             count = self.out.size
-            arguments: tuple[Any, ...] = (
-                self.out, self.image, self.filters, window, images, steps_of_filters, places,
-                ctypes.c_uint(work.results), ctypes.c_uint(work.groups),
-                ctypes.c_int(work.taps[0]), ctypes.c_longlong(count),
+            signature = EACH.bind(
+                out=self.out, image=self.image, filters=self.filters, window=window, images=images,
+                steps=steps_of_filters, places=places, results=work.results, groups=work.groups,
+                tap_rows=work.taps[0], count=count,
             )  # fmt: skip
-            return [Launch(source, "each", -(-count // THREADS), THREADS, arguments)]
-        cut = self.cut(most_pieces(scratch, self.out))
-        sums = place_for_sums(cut, scratch, self.out)
-        source = tiles_text(CORRELATE, dtype, cut.tile, *self._ways(cut.tile), sums is None)
-        goal = self.out if sums is None else sums
-        arguments = (
-            goal, self.image, self.filters, window, images, steps_of_filters, places,
-            ctypes.c_int(work.results), cut.numbers,
+            return [Launch(source, EACH.name, -(-count // THREADS), THREADS, signature)]
+        cut = self.cut(most_splits(scratch, self.out))
+        sums = split_k_partials(cut, scratch, self.out)
+        source = tiles_text(CORRELATE, dtype, cut.tile, *self._accesses(cut.tile), sums is None)
+        signature = CORRELATE.bind(
+            out=self.out if sums is None else sums, image=self.image, filters=self.filters,
+            window=window, images=images, steps=steps_of_filters, places=places,
+            results=work.results, scheduler=cut.scheduler,
         )  # fmt: skip
-        calls = [Launch(source, "correlate", cut.blocks, cut.tile.threads, arguments)]
+        calls = [Launch(source, CORRELATE.name, cut.blocks, cut.tile.threads, signature)]
         if sums is not None:
-            calls.append(adding_up(self.out, sums, window, places, "ImagePlaces",
+            calls.append(split_k_reduction(self.out, sums, window, places, "ImagePlaces",
                                     (window.pixels, work.results)))  # fmt: skip
         return calls
 
-    def _ways(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    def _accesses(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
         work = self.work
         by_channel = steps(self.image)[1] == 1
-        image = way(self.image, 1, work.channels, tile, along=by_channel)
+        image = access(self.image, 1, work.channels, tile, along=by_channel)
         axes = (0, 1) if self.turned else (1, 0)
         near = axes[1] if steps(self.filters)[axes[1]] == 1 and self.work.channels > 1 else axes[0]
         extent = work.results if near == axes[1] else work.channels
-        return image, way(self.filters, near, extent, tile, along=near == axes[0])
+        return image, access(self.filters, near, extent, tile, along=near == axes[0])
 
 
 def parts(call: Call, filters: Array) -> list[Part]:
@@ -144,12 +142,12 @@ def launches(call: Call) -> list[Any]:
     return calls
 
 
-def room(call: Call) -> int:
-    """The workspace for packed filters and pieces of sums."""
+def workspace(call: Call) -> int:
+    """The workspace for packed filters and partial sums of split-K."""
     filters = call.inputs[1]
     found = parts(call, filters)
     packed = workspace_bytes(Spec(filters.shape, filters.dtype)) if _is_packed(found) else 0
-    sums = [room_for_sums(part.cut().pieces, part.out) for part in found if not part.is_thin]
+    sums = [split_k_workspace(part.cut().splits, part.out) for part in found if not part.is_thin]
     return packed + max(sums, default=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from caldera.kernels.common.geometry import Correlation, steps
+from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.table import Array
 
 
@@ -14,10 +15,9 @@ class Divider(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint) for name in ("divisor", "magic", "shift")]
 
     @classmethod
-    def by(cls, divisor: int) -> Divider:
+    def by(cls, number: int) -> Divider:
         """What divides numbers below 2^31."""
-        shift = (divisor - 1).bit_length()
-        return cls(divisor, ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift)
+        return cls(*divisor(number))
 
 
 class Window(ctypes.Structure):
@@ -44,21 +44,34 @@ def window_of(work: Correlation) -> Window:
     """How output pixels of a correlation meet those of the image."""
     height, width = work.target
     return Window(
-        Divider.by(max(1, height * width)), Divider.by(max(1, width)),
-        Divider.by(max(1, work.channels)), Divider.by(max(1, work.taps[1])),
-        work.batch * height * width, work.channels * work.taps[0] * work.taps[1],
-        *work.source, *work.stride, *work.dilation, *work.start,
+        area=Divider.by(max(1, height * width)), width=Divider.by(max(1, width)),
+        channels=Divider.by(max(1, work.channels)), taps=Divider.by(max(1, work.taps[1])),
+        pixels=work.batch * height * width,
+        terms=work.channels * work.taps[0] * work.taps[1], **by_axis("source_", work.source,
+        ("height", "width")), **by_axis("stride_", work.stride),
+        **by_axis("dilation_", work.dilation), **by_axis("start_", work.start),
     )  # fmt: skip
+
+
+def by_axis(
+    prefix: str, pair: tuple[int, int], names: tuple[str, str] = ("y", "x")
+) -> dict[str, int]:
+    """A number along rows and one along columns, by their names.
+
+    >>> by_axis("stride_", (2, 3))
+    {'stride_y': 2, 'stride_x': 3}
+    """
+    return {f"{prefix}{name}": each for name, each in zip(names, pair, strict=True)}
 
 
 def image_steps(array: Array, channels: int) -> Steps:
     """Images (N, C, H, W), so many channels of them a group."""
     image, channel, row, column = steps(array)
-    return Steps(image, channel, row, column, channels * channel)
+    return Steps(first=image, channel=channel, row=row, column=column, group=channels * channel)
 
 
 def filter_steps(array: Array, each: int, *, turned: bool) -> Steps:
     """Filters (K, C / groups, R, S), `each` of them a group; turned, their channels are results."""
     result, channel, row, column = steps(array)
-    lines = (channel, result) if turned else (result, channel)
-    return Steps(*lines, row, column, each * result)
+    first, second = (channel, result) if turned else (result, channel)
+    return Steps(first=first, channel=second, row=row, column=column, group=each * result)

@@ -85,22 +85,22 @@ def _bind(call: Call) -> Runner:
     return CudaRunner(tiled.launches(product, call.workspace) if calls is None else calls)
 
 
-def _is_able(node: Node) -> bool:
+def _supports(node: Node) -> bool:
     geometry = Geometry.of(node)
     if not geometry.is_pointwise or not geometry.is_usual or geometry.is_depthwise:
         return False
     return product_of(described_call(node)) is not None
 
 
-def _room(node: Node) -> int:
+def _workspace(node: Node) -> int:
     product = product_of(described_call(node))
     assert product is not None
     if libraries.cublas_lt() is not None and 0 not in (*product.extent, product.count):
-        found, algorithms = cublas.room(product)
+        found, algorithms = cublas.workspace(product)
         if algorithms:
             return found
-    return tiled.room(product)
+    return tiled.workspace(product)
 
 
 for _op in _OPERANDS:
-    TABLE.add(Kernel(_op, "cuda", "1x1 product", _bind, _is_able, _room, priority=11))
+    TABLE.add(Kernel(_op, "cuda", "1x1 product", _bind, _supports, _workspace, priority=11))

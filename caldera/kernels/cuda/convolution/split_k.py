@@ -1,16 +1,14 @@
-"""How operands of a convolution are read, and sums that are cut into pieces."""
+"""How operands of a convolution are read, and split-K: sums that are cut into parts, which a second
+launch adds up."""
 
 from __future__ import annotations
 
-import ctypes
-
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for
 from caldera.kernels.cuda.convolution.parameters import Steps, Window
-from caldera.kernels.cuda.convolution.source import ADD_UP, text
-from caldera.kernels.cuda.product.problem import compute_dtype
+from caldera.kernels.cuda.convolution.source import SPLIT_K_REDUCE, text
 from caldera.kernels.cuda.product.tiling import Tile, Tiling
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
@@ -24,7 +22,7 @@ WIDEST = 16
 """Bytes that a thread reads at once."""
 
 
-def way(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tuple[bool, int]:
+def access(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tuple[bool, int]:
     """`along`, and how many neighbours along `axis` are read at once: all others begin at such
     places."""
     many = min(WIDEST // array.itemsize, tile.carried)
@@ -38,32 +36,32 @@ def way(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tup
     return along, many if fits else 1
 
 
-def most_pieces(scratch: Array, out: Array) -> int:
-    """Into how many pieces sums may be cut with this much room."""
+def most_splits(scratch: Array, out: Array) -> int:
+    """Into how many parts sums may be cut with this much workspace."""
     most: int = scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
     return most
 
 
-def place_for_sums(cut: Tiling, scratch: Array, out: Array) -> Array | None:
-    """Room for pieces of sums; None if none are cut."""
-    if cut.pieces == 1:
+def split_k_partials(cut: Tiling, scratch: Array, out: Array) -> Array | None:
+    """Where partial sums lie; None if no sum is cut."""
+    if cut.splits == 1:
         return None
-    return Scratch(scratch).array((cut.pieces, out.size), compute_dtype(out.dtype))
+    return Scratch(scratch).array((cut.splits, out.size), compute_dtype(out.dtype))
 
 
-def room_for_sums(pieces: int, out: Array) -> int:
+def split_k_workspace(splits: int, out: Array) -> int:
     """The workspace for them."""
-    return 0 if pieces == 1 else workspace_bytes(Spec((pieces, out.size), compute_dtype(out.dtype)))
+    return 0 if splits == 1 else workspace_bytes(Spec((splits, out.size), compute_dtype(out.dtype)))
 
 
-def adding_up(
+def split_k_reduction(
     out: Array, sums: Array, window: Window, places: Steps, kind: str, shape: tuple[int, int]
 ) -> Launch:
-    """The launch that adds up pieces of sums (rows, columns) and stores the results."""
-    source = text(ADD_UP, out.dtype.name, places=kind)
+    """The launch that adds up partial sums (rows, columns) and stores the results."""
+    source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
     blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
-    arguments = (
-        out, sums, ctypes.c_int(sums.shape[0]), ctypes.c_uint(out.size), window, places,
-        *map(ctypes.c_uint, shape),
+    signature = SPLIT_K_REDUCE.bind(
+        out=out, terms=sums, splits=sums.shape[0], count=out.size, window=window, places=places,
+        rows=shape[0], columns=shape[1],
     )  # fmt: skip
-    return Launch(source, "add_up", blocks, THREADS, arguments)
+    return Launch(source, SPLIT_K_REDUCE.name, blocks, THREADS, signature)

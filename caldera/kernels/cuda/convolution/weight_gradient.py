@@ -1,29 +1,26 @@
 """The gradient of the filters: a product of gradients and images over all pixels, whose sums are
-cut into pieces. Where a group has only few channels, every element has threads of its own.
+split (split-K). Where a group has only few channels, every element has threads of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
 from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
 from caldera.kernels.cuda.convolution.split_k import (
     FEW,
     THREADS,
-    adding_up,
-    most_pieces,
-    place_for_sums,
-    room_for_sums,
-    way,
+    access,
+    most_splits,
+    split_k_partials,
+    split_k_reduction,
+    split_k_workspace,
 )
-from caldera.kernels.cuda.product.problem import compute_dtype
-from caldera.kernels.cuda.product.tiling import PIECES, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
 from caldera.tensor.shape import size
@@ -59,26 +56,26 @@ class FilterGradient:
         """Whether tiles would be mostly empty."""
         return min(self.work.results, self.terms) < FEW
 
-    def cut(self, most_pieces: int = PIECES[-1]) -> Tiling:
+    def cut(self, most_splits: int = SPLITS[-1]) -> Tiling:
         """How it is cut into tiles."""
         work = self.work
         pixels, itemsize = work.batch * size(work.target), compute_dtype(self.out.dtype).itemsize
-        return tiling(work.results, self.terms, pixels, work.groups, itemsize, most_pieces)
+        return tiling(work.results, self.terms, pixels, work.groups, itemsize, most_splits)
 
-    def pieces(self, most: int | None = None) -> int:
+    def splits(self, most: int | None = None) -> int:
         """Pieces of sums if every element has threads of its own."""
         pixels = self.work.batch * size(self.work.target)
         wanted = min(pixels // FEWEST_PIXELS, BUSY // max(1, self.out.size))
         return max(1, wanted if most is None else min(wanted, most))
 
-    def room(self) -> int:
-        """The workspace for pieces of sums."""
+    def workspace(self) -> int:
+        """The workspace for partial sums."""
         if self.is_thin:
             # Also where nothing is cut: sums are stored before they are rounded and placed.
             return workspace_bytes(
-                Spec((self.pieces(), self.out.size), compute_dtype(self.out.dtype))
+                Spec((self.splits(), self.out.size), compute_dtype(self.out.dtype))
             )
-        return room_for_sums(self.cut().pieces, self.out)
+        return split_k_workspace(self.cut().splits, self.out)
 
     def launches(self, scratch: Array) -> list[Launch]:
         """What computes it."""
@@ -90,31 +87,36 @@ class FilterGradient:
         outer = image_steps(self.gradient, work.results)
         places = filter_steps(self.out, work.results, turned=False)
         shape = (work.results, self.terms)
-        most, dtype = most_pieces(scratch, self.out), self.out.dtype.name
-        given = (self.image, self.gradient, window, images, outer)
+        most, dtype = most_splits(scratch, self.out), self.out.dtype.name
+        given = {
+            "image": self.image, "gradient": self.gradient, "window": window, "images": images,
+            "outer": outer,
+        }  # fmt: skip
         # Without room for sums, tiles have to do, however empty they are.
         if self.is_thin and most:
-            pieces = self.pieces(most)
-            sums = Scratch(scratch).array((pieces, self.out.size), compute_dtype(self.out.dtype))
-            count, pixels = pieces * self.out.size, window.pixels
-            arguments: tuple[Any, ...] = (
-                sums, *given, ctypes.c_uint(work.results), ctypes.c_uint(work.groups),
-                ctypes.c_int(-(-pixels // pieces)), ctypes.c_uint(count),
+            splits = self.splits(most)
+            sums = Scratch(scratch).array((splits, self.out.size), compute_dtype(self.out.dtype))
+            count, pixels = splits * self.out.size, window.pixels
+            signature = EACH_WEIGHT.bind(
+                terms=sums, **given, results=work.results, groups=work.groups,
+                span=-(-pixels // splits), count=count,
             )  # fmt: skip
             source = text(EACH_WEIGHT, dtype)
-            first = Launch(source, "each_weight", -(-count // THREADS), THREADS, arguments)
-            return [first, adding_up(self.out, sums, window, places, "FilterPlaces", shape)]
+            first = Launch(source, EACH_WEIGHT.name, -(-count // THREADS), THREADS, signature)
+            return [first, split_k_reduction(self.out, sums, window, places, "FilterPlaces", shape)]
         cut = self.cut(most)
-        found = place_for_sums(cut, scratch, self.out)
-        source = tiles_text(WEIGHT, dtype, cut.tile, *self._ways(cut.tile), found is None)
-        goal = self.out if found is None else found
-        arguments = (goal, *given, places, ctypes.c_int(work.results), cut.numbers)
-        calls = [Launch(source, "weight", cut.blocks, cut.tile.threads, arguments)]
+        found = split_k_partials(cut, scratch, self.out)
+        source = tiles_text(WEIGHT, dtype, cut.tile, *self._accesses(cut.tile), found is None)
+        signature = WEIGHT.bind(
+            out=self.out if found is None else found, **given, places=places,
+            results=work.results, scheduler=cut.scheduler,
+        )  # fmt: skip
+        calls = [Launch(source, WEIGHT.name, cut.blocks, cut.tile.threads, signature)]
         if found is not None:
-            calls.append(adding_up(self.out, found, window, places, "FilterPlaces", shape))
+            calls.append(split_k_reduction(self.out, found, window, places, "FilterPlaces", shape))
         return calls
 
-    def _ways(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    def _accesses(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
         work = self.work
-        left = way(self.gradient, 1, work.results, tile, along=steps(self.gradient)[1] != 1)
-        return left, way(self.image, 1, work.channels, tile, along=steps(self.image)[1] != 1)
+        left = access(self.gradient, 1, work.results, tile, along=steps(self.gradient)[1] != 1)
+        return left, access(self.image, 1, work.channels, tile, along=steps(self.image)[1] != 1)

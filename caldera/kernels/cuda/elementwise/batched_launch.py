@@ -15,6 +15,8 @@ import numpy as np
 
 from caldera.kernels.cuda.codegen.expression import HEADER, element_function
 from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.codegen.signature import Parameter, Signature
+from caldera.kernels.cuda.codegen.strided import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, LoopText, are_many, is_light
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.memory.device_array import address_of
@@ -52,8 +54,10 @@ def launch_of_many(loops: Sequence[Loop]) -> Launch:
     numbers = Numbers(wide=False)
     text = LoopText(first, numbers, "")
     items = text.items()
-    pointers = [each.rsplit(" ", 1)[0] for each in text.pointers]
+    pointers = [each.kind for each in text.pointers.values()]
     passed = ", ".join(["n", *(f"({kind})t.at[own][{k}]" for k, kind in enumerate(pointers))])
+    table = _table(loops, np.cumsum(blocks), entries)
+    signature = Signature({"n": numbers.parameter, "t": Parameter("const Table", table)})
     source = f"""#include "{HEADER}"
 #include "vector_access.cuh"
 {numbers.declaration}
@@ -61,12 +65,12 @@ def launch_of_many(loops: Sequence[Loop]) -> Launch:
 {items}
 struct Table {{
     u64 at[{entries}][{len(pointers)}];
-    u32 total[{entries}], end[{_above(entries)}];
+    u32 total[{entries}], end[{next_power_of_two(entries)}];
 }};
-extern "C" __global__ void loops(const Numbers n, const Table t) {{
+extern "C" __global__ void loops({signature.declaration}) {{
     u32 own = 0;
 #pragma unroll
-    for (u32 half = {_above(entries) // 2}; half; half /= 2)
+    for (u32 half = {next_power_of_two(entries) // 2}; half; half /= 2)
         if (blockIdx.x >= t.end[own + half - 1]) own += half;
     const u32 total = t.total[own], full = total / {first.lanes};
     const u32 block = blockIdx.x - (own ? t.end[own - 1] : 0);
@@ -77,22 +81,16 @@ extern "C" __global__ void loops(const Numbers n, const Table t) {{
 }}
 """
     arrays = [array for loop in loops for array in loop.arrays]
-    table = _table(loops, np.cumsum(blocks), entries)
-    return Launch(source, "loops", sum(blocks), threads, [numbers.argument, table], kept=arrays)
+    return Launch(source, "loops", sum(blocks), threads, signature, kept=arrays)
 
 
 def _table(loops: Sequence[Loop], ends: np.ndarray, entries: int) -> ctypes.Array[Any]:
     at = np.zeros((entries, len(loops[0].arrays)), np.uint64)
     total = np.zeros(entries, np.uint32)
-    end = np.full(_above(entries), _NOBODY, np.uint32)
+    end = np.full(next_power_of_two(entries), _NOBODY, np.uint32)
     for k, loop in enumerate(loops):
         at[k] = [address_of(array) for array in loop.arrays]
         total[k] = loop.total
     end[: len(loops)] = ends
     stored = at.tobytes() + total.tobytes() + end.tobytes()
     return (ctypes.c_ulonglong * (len(stored) // 8)).from_buffer_copy(stored)
-
-
-def _above(n: int) -> int:
-    """The smallest power of 2 that is not below n."""
-    return 1 << (n - 1).bit_length()

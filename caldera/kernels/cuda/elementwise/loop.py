@@ -20,13 +20,14 @@ from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.expression import HEADER, can_apply, element_function, is_known
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
+    OffsetEmitter,
     Operand,
-    Walk,
     is_wide,
     lanes_for,
     lines,
     operand,
 )
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -77,7 +78,7 @@ def loop_over(
     *,
     counted: bool = False,
 ) -> Loop:
-    """The loop of a recipe without reductions.
+    """The loop of a loop body without reductions.
 
     With `counted`, the first input (of int64) is not read: its elements are what its strides add
     up to, in elements.
@@ -105,7 +106,7 @@ def loop_calls(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> list[Launch]:
-    """The launches that compute a recipe without reductions."""
+    """The launches that compute a loop body without reductions."""
     if not size(shape) or not outputs:
         return []
     return [launch_of([loop_over(loop_body, shape, inputs, outputs)])]
@@ -132,14 +133,14 @@ def loop_runner(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> Runner:
-    """What computes a recipe without reductions."""
+    """What computes a loop body without reductions."""
     if not size(shape) or not outputs:
         return CudaRunner([])
     return LoopRunner(loop_over(loop_body, shape, inputs, outputs))
 
 
 def launch_of(loops: Sequence[Loop]) -> Launch:
-    """One launch for loops of one recipe that do not depend on each other."""
+    """One launch for loops of one body that do not depend on each other."""
     numbers = Numbers(any(loop.wide for loop in loops))
     unroll = _unroll(loops)
     threads = _threads(max(-(-loop.items // unroll) for loop in loops))
@@ -147,23 +148,24 @@ def launch_of(loops: Sequence[Loop]) -> Launch:
     texts = [LoopText(loop, numbers, f"{k}_" if k else "") for k, loop in enumerate(loops)]
     functions = [text.items() for text in texts]
     calls = [text.call(unroll) for text in texts]
-    pointers = ["const Numbers n", *(each for text in texts for each in text.pointers)]
     # Blocks are dealt out to the loops in order.
     for k, count in enumerate(blocks[:-1]):
         calls[k] = f"if (block < (Index){numbers.add(count)}) {{ {calls[k]} return; }}"
         calls[k] += f"\n    block -= (Index){numbers.add(count)};"
+    signature = Signature({"n": numbers.parameter})
+    for text in texts:
+        signature |= text.pointers
     source = f"""#include "{HEADER}"
 #include "vector_access.cuh"
 {numbers.declaration}
 {element_function(loops[0].loop_body)}
 {lines(functions, 0)}
-extern "C" __global__ void loop({", ".join(pointers)}) {{
+extern "C" __global__ void loop({signature.declaration}) {{
     Index block = blockIdx.x;
     {lines(calls, 4)}
 }}
 """
-    arrays = [array for loop in loops for array in loop.arrays]
-    return Launch(source, "loop", sum(blocks), threads, [numbers.argument, *arrays])
+    return Launch(source, "loop", sum(blocks), threads, signature)
 
 
 def _unroll(loops: Sequence[Loop]) -> int:
@@ -200,20 +202,20 @@ class LoopText:
     prefix: str
 
     @property
-    def pointers(self) -> list[str]:
-        """The parameters of the loop."""
+    def pointers(self) -> Signature:
+        """The operands that are arrays, by their names in the text."""
         inputs = len(self.loop.loop_body.inputs)
-        return [
-            f"{'const ' if k < inputs else ''}{each.stored}* p{self.prefix}{k}"
-            for k, each in enumerate(self.loop.operands)
-            if each.mode != "#"
-        ]
+        read = [k for k, each in enumerate(self.loop.operands) if each.mode != "#"]
+        return Signature({
+            f"p{self.prefix}{k}": const_pointer(array) if k < inputs else pointer(array)
+            for k, array in zip(read, self.loop.arrays, strict=True)
+        })  # fmt: skip
 
     def call(self, unroll: int) -> str:
         """The statements of block number `block`."""
         loop, name = self.loop, f"items{self.prefix}"
         full, total = map(self.numbers.add, (loop.items, loop.total))
-        passed = ", ".join(["n", *(each.split()[-1] for each in self.pointers)])
+        passed = f"n, {self.pointers.names}"
         text = (
             f"{name}<{loop.lanes}, {unroll}>(block * (blockDim.x * {unroll}) + threadIdx.x,"
             f" blockDim.x, (Index){full}, {passed});"
@@ -230,16 +232,16 @@ class LoopText:
         """The function that takes U items of V elements from `first` on, `step` apart."""
         operands, p = self.loop.operands, f"p{self.prefix}"
         count = len(self.loop.loop_body.inputs)
-        walk = Walk(self.numbers, self.loop.lengths, operands, "V")
+        offsets_of = OffsetEmitter(self.numbers, self.loop.lengths, operands, "V")
         steps = [self.numbers.add(each.strides[-1]) for each in operands]
-        split, offsets = walk.statements("item", "a")
+        split, offsets = offsets_of.statements("item", "a")
         read = list(enumerate(operands[:count]))
         written = list(enumerate(operands[count:]))
         kept = [f"Pack<{each.stored}, V> x{k}[U];" for k, each in read]
         kept += [f"Offset at{k}[U];" for k in range(len(offsets))]
         reading = [*split, *(f"at{k}[u] = {each};" for k, each in enumerate(offsets))]
         reading += [
-            f"x{k}[u] = {each.load(f'{p}{k}', f'at{walk.group[k]}[u]', steps[k])};"
+            f"x{k}[u] = {each.load(f'{p}{k}', f'at{offsets_of.group[k]}[u]', steps[k])};"
             for k, each in read
         ]
         values = [f"wide(x{k}[u].v[k])" for k, _ in read] + [f"o{k}" for k, _ in written]
@@ -248,14 +250,14 @@ class LoopText:
         computing += [f"y{k}.v[k] = Stored<{each.stored}>::from(o{k});" for k, each in written]
         writing = [
             each.store(
-                f"{p}{count + k}", f"at{walk.group[count + k]}[u]", f"y{k}", steps[count + k]
+                f"{p}{count + k}", f"at{offsets_of.group[count + k]}[u]", f"y{k}", steps[count + k]
             )
             for k, each in written
         ]
         results = [f"Pack<{each.stored}, V> y{k};" for k, each in written]
-        parameters = ", ".join(["const Numbers& n", *self.pointers])
+        parameters = self.pointers.declaration
         return f"""template <int V, int U> __device__ __forceinline__ void items{self.prefix}(
-    Index first, Index step, Index count, {parameters}) {{
+    Index first, Index step, Index count, const Numbers& n, {parameters}) {{
     {lines(kept, 4)}
 #pragma unroll
     for (int u = 0; u < U; u++) {{

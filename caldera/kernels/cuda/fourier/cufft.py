@@ -6,29 +6,30 @@ back. Plans are made when a call is bound, so a run only launches and can be cap
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for
+from caldera.kernels.cuda.codegen.signature import Signature, pointer, u32, u64
+from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.fourier.stockham import (
+    HEADER,
     KINDS,
-    PARAMETERS,
     SIGNALS,
     complex_bytes,
     is_inverse,
     length_of,
-    preamble,
     rows_of,
     signals,
+    types,
 )
-from caldera.kernels.cuda.runtime.cupy_arrays import cupy_array
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
-from caldera.kernels.cuda.runtime.libraries import current_card
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import PACKAGE, card_count
 from caldera.optional import optional_import
@@ -37,16 +38,6 @@ _THREADS = 256
 _C2C, _Z2Z = 0x29, 0x69
 """cufftType."""
 _FORWARD, _INVERSE = -1, 1
-
-
-@cache
-def _packing(dtype: str, kind: str, name: str) -> str:
-    which = SIGNALS[name == "unpack"]
-    return preamble(dtype) + f"""extern "C" __global__ void {name}(
-    {PARAMETERS}, Complex<C>* dense, u64 count, u32 n) {{
-    {name}_rows<T, C, {kind}>(dense, {which}, rows, count, n);
-}}
-"""  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -62,15 +53,20 @@ def _bind(call: Call) -> Runner:
     double = dtype == "float64"
     plan = _plan(current_card(), found.length, _Z2Z if double else _C2C, found.count)
     shape = (found.count, found.length)
-    room = call.workspace[: _workspace(node)]
-    dense = room.view(np.complex128 if double else np.complex64).reshape(shape)
+    memory = call.workspace[: _workspace(node)]
+    dense = memory.view(np.complex128 if double else np.complex64).reshape(shape)
     count = found.count * found.length
-    numbers: list[Argument] = [ctypes.c_longlong(count), ctypes.c_uint(found.length)]
+    signature = Signature({
+        **found.parameters, "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),
+        "count": u64(count), "n": u32(found.length),
+    })  # fmt: skip
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)
     pack, unpack = (
-        Launch(_packing(dtype, kind, name), name, blocks, _THREADS,
-               [*found.arguments, room, *numbers])
-        for name in ("pack", "unpack")
+        header_launch(
+            HEADER, name, blocks, _THREADS, signature,
+            f"{types(dtype)}{name}_rows<T, C, {kind}>(dense, {which}, rows, count, n);",
+            bounded=False,
+        ) for name, which in zip(("pack", "unpack"), SIGNALS, strict=True)
     )  # fmt: skip
     seen = cupy_array(dense)
     direction = _INVERSE if is_inverse(node) else _FORWARD

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
-from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i64,
+    null_pointer,
+    pointer,
+    u32,
+    u64,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
+from caldera.kernels.cuda.runtime.driver import fits_in_shared
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _ENOUGH = 1024
 """Numbers that a block works on at once, at least, where there are enough rows."""
 _MOST_BLOCKS = 264
@@ -53,6 +69,11 @@ def radices(n: int) -> list[int]:
 class _Radices(ctypes.Structure):
     _fields_ = [("count", ctypes.c_uint), ("each", ctypes.c_uint * _MOST_RADICES)]
 
+    @classmethod
+    def of(cls, factors: list[int]) -> Parameter:
+        each = (ctypes.c_uint * _MOST_RADICES)(*factors)
+        return Parameter("Radices", cls(len(factors), each))
+
 
 @dataclass(frozen=True)
 class Signals:
@@ -60,7 +81,7 @@ class Signals:
 
     count: int
     length: int
-    arguments: list[Argument]
+    parameters: dict[str, Parameter]
 
 
 def length_of(node: Node) -> int:
@@ -78,15 +99,18 @@ def rows_of(node: Node) -> int:
 
 
 def signals(call: Call) -> Signals:
-    """`x`, `out`, the walk over rows in both, and the steps along a row and from real to imaginary
-    part in each."""
+    """`x`, `out`, where rows lie in both, and the steps along a row and from real to imaginary part
+    in each."""
     (out,), (x,) = call.outputs, call.inputs
     name, axis = call.node.op.name, call.node.attrs["axis"]
     given, to = _steps(x, axis, name != "rfft"), _steps(out, axis, name != "irfft")
     beside = [n for i, n in enumerate(x.shape[: _signal_rank(x, name != "rfft")]) if i != axis]
     rows = merged(axes_of(beside, given[0], to[0]))
-    numbers = [ctypes.c_longlong(step) for step in (*given[1:], *to[1:])]
-    return Signals(prod(beside), length_of(call.node), [x, out, walk(rows, 2), *numbers])
+    return Signals(prod(beside), length_of(call.node), {
+        "x": const_pointer(x), "out": pointer(out), "rows": strided_axes(rows, 2),
+        "x_step": i64(given[1]), "x_pair": i64(given[2]), "out_step": i64(to[1]),
+        "out_pair": i64(to[2]),
+    })  # fmt: skip
 
 
 def _signal_rank(array: Array, pairs: bool) -> int:
@@ -100,31 +124,14 @@ def _steps(array: Array, axis: int, pairs: bool) -> tuple[tuple[int, ...], int, 
     return tuple(s for i, s in enumerate(own) if i != axis), own[axis], strides[-1] if pairs else 0
 
 
-PARAMETERS = """const T* x, T* out, Walk<2> rows, i64 x_step, i64 x_pair, i64 out_step,
-    i64 out_pair"""
+def types(dtype: str) -> str:
+    """How numbers are stored and computed with, at the beginning of every body."""
+    return f"typedef {STORED[dtype]} T;\n    typedef {computed_type(dtype)} C;\n    "
+
+
 SIGNALS = "Signals<const T>{x, x_step, x_pair}", "Signals<T>{out, out_step, out_pair}"
-
-
-@cache
-def preamble(dtype: str) -> str:
-    """The beginning of every source."""
-    return f"""#include "fourier.cuh"
-typedef {STORED[dtype]} T;
-typedef {computed_type(dtype)} C;
-"""
-
-
-@cache
-def _source(dtype: str, kind: str) -> str:
-    return preamble(dtype) + f"""extern "C" __global__ void fourier(
-    {PARAMETERS}, Complex<C>* spare, u64 size, u32 row_count, u32 rows_at_once, u32 n, u32 inverse,
-    Radices radices) {{
-    DYNAMIC_SHARED(Complex<C>, shared);
-    Complex<C>* room = spare ? spare + blockIdx.x * size : shared;
-    block_fourier<T, C, {kind}>(room, {SIGNALS[0]}, {SIGNALS[1]}, rows, row_count, rows_at_once, n,
-        inverse, radices);
-}}
-"""  # fmt: skip
+"""The input and the output in the words of fourier.cuh."""
+HEADER = "fourier.cuh"
 
 
 def complex_bytes(dtype: str) -> int:
@@ -138,7 +145,7 @@ def is_inverse(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _BlockPlan:
     """How rows are shared out among blocks, and what these keep of them."""
 
     rows_at_once: int
@@ -147,15 +154,15 @@ class _Room:
     in_shared: bool
 
 
-def _room(node: Node) -> _Room:
+def _block_plan(node: Node) -> _BlockPlan:
     n, rows = length_of(node), rows_of(node)
     size = complex_bytes(node.dtype.name)
     at_once = max(1, min(_ENOUGH // n, rows))
     nbytes = (1 + 2 * at_once) * n * size
     blocks = -(-rows // at_once)
     if fits_in_shared(nbytes):
-        return _Room(at_once, blocks, nbytes, in_shared=True)
-    return _Room(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
+        return _BlockPlan(at_once, blocks, nbytes, in_shared=True)
+    return _BlockPlan(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
 
 
 def _bind(call: Call) -> Runner:
@@ -163,26 +170,33 @@ def _bind(call: Call) -> Runner:
     found = signals(call)
     if found.count == 0:
         return CudaRunner([])
-    room = _room(node)
-    factors = radices(found.length)
-    spare: Argument = ctypes.c_longlong(0) if room.in_shared else call.workspace
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room.rows_at_once * found.length:
-        threads *= 2
-    return CudaRunner([Launch(
-        _source(node.dtype.name, KINDS[node.op.name]), "fourier", room.blocks, threads,
-        [*found.arguments, spare,
-         ctypes.c_longlong(room.nbytes // complex_bytes(node.dtype.name)),
-         *[ctypes.c_uint(n) for n in (found.count, room.rows_at_once, found.length,
-                                      int(is_inverse(node)))],
-         _Radices(len(factors), (ctypes.c_uint * _MOST_RADICES)(*factors))],
-        shared=room.nbytes if room.in_shared else 0,
+    plan = _block_plan(node)
+    dtype = node.dtype.name
+    kind = f"Complex<{computed_type(dtype)}>"
+    threads = threads_for(plan.rows_at_once * found.length)
+    signature = Signature({
+        **found.parameters,
+        "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
+        "size": u64(plan.nbytes // complex_bytes(dtype)), "row_count": u32(found.count),
+        "rows_at_once": u32(plan.rows_at_once), "n": u32(found.length),
+        "inverse": u32(is_inverse(node)),
+        "radices": _Radices.of(radices(found.length)),
+    })  # fmt: skip
+    body = (
+        f"{types(dtype)}DYNAMIC_SHARED(Complex<C>, shared);\n"
+        "    Complex<C>* room = spare ? spare + blockIdx.x * size : shared;\n"
+        f"    block_fourier<T, C, {KINDS[node.op.name]}>(room, {SIGNALS[0]}, {SIGNALS[1]}, rows, "
+        "row_count, rows_at_once, n, inverse, radices);"
+    )
+    return CudaRunner([header_launch(
+        HEADER, "fourier", plan.blocks, threads, signature, body, bounded=False,
+        shared=plan.nbytes if plan.in_shared else 0,
     )])  # fmt: skip
 
 
 def _workspace(node: Node) -> int:
-    room = _room(node)
-    return 0 if room.in_shared else room.blocks * room.nbytes
+    plan = _block_plan(node)
+    return 0 if plan.in_shared else plan.blocks * plan.nbytes
 
 
 def _supports(node: Node) -> bool:
@@ -191,13 +205,13 @@ def _supports(node: Node) -> bool:
 
 
 def _seconds(node: Node) -> float:
-    n, room = length_of(node), _room(node)
+    n, plan = length_of(node), _block_plan(node)
     factors = radices(n)
-    turns = -(-rows_of(node) // (room.rows_at_once * min(room.blocks, _MOST_BLOCKS) or 1))
-    work = n * room.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
-    slower = 1 if room.in_shared else 4
+    turns = -(-rows_of(node) // (plan.rows_at_once * min(plan.blocks, _MOST_BLOCKS) or 1))
+    work = n * plan.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
+    slower = 1 if plan.in_shared else 4
     moved = 2 * rows_of(node) * n * complex_bytes(node.dtype.name)
-    moved *= 1 if room.in_shared else len(factors) + 2
+    moved *= 1 if plan.in_shared else len(factors) + 2
     each = len(factors) * _STAGE_SECONDS + work / _ADDITIONS_PER_SECOND
     return 3e-6 + max(turns * slower * each, moved / _BYTES_PER_SECOND)
 

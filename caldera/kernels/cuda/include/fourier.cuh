@@ -152,7 +152,7 @@ template <typename T> struct Signals {
 // All rows, `rows_at_once` in each block. The room holds the roots and two copies of these rows.
 template <typename T, typename C, int KIND>
 __device__ __forceinline__ void block_fourier(
-    Complex<C>* room, const Signals<const T>& x, const Signals<T>& out, const Walk<2>& rows,
+    Complex<C>* room, const Signals<const T>& x, const Signals<T>& out, const StridedAxes<2>& rows,
     u32 row_count, u32 rows_at_once, u32 n, bool inverse, const Radices& radices) {
     Complex<C>* roots = room;
     Complex<C>* first = room + n;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void block_fourier(
         for (u32 i = threadIdx.x; i < here * n; i += blockDim.x) {
             u32 row = i / n, k = i - row * n;
             i64 at[2];
-            walk(rows, begin + row, at);
+            locate(rows, begin + row, at);
             first[i] = element_of<T, C, KIND>(x.start + at[0], x.step, x.pair, k, n);
         }
         const Complex<C>* result =
@@ -172,7 +172,7 @@ __device__ __forceinline__ void block_fourier(
         for (u32 i = threadIdx.x; i < here * n; i += blockDim.x) {
             u32 row = i / n, k = i - row * n;
             i64 at[2];
-            walk(rows, begin + row, at);
+            locate(rows, begin + row, at);
             put_element<T, C, KIND>(out.start + at[1], out.step, out.pair, k, n, result[i]);
         }
         __syncthreads();
@@ -183,22 +183,22 @@ __device__ __forceinline__ void block_fourier(
 
 template <typename T, typename C, int KIND>
 __device__ __forceinline__ void pack_rows(
-    Complex<C>* dense, const Signals<const T>& x, const Walk<2>& rows, u64 count, u32 n) {
-    for (u64 i = first_turn<u64>(); i < count; i += turns_apart<u64>()) {
+    Complex<C>* dense, const Signals<const T>& x, const StridedAxes<2>& rows, u64 count, u32 n) {
+    for (u64 i = grid_index<u64>(); i < count; i += grid_stride<u64>()) {
         u64 row = i / n;
         i64 at[2];
-        walk(rows, row, at);
+        locate(rows, row, at);
         dense[i] = element_of<T, C, KIND>(x.start + at[0], x.step, x.pair, (u32)(i - row * n), n);
     }
 }
 
 template <typename T, typename C, int KIND>
 __device__ __forceinline__ void unpack_rows(
-    const Complex<C>* dense, const Signals<T>& out, const Walk<2>& rows, u64 count, u32 n) {
-    for (u64 i = first_turn<u64>(); i < count; i += turns_apart<u64>()) {
+    const Complex<C>* dense, const Signals<T>& out, const StridedAxes<2>& rows, u64 count, u32 n) {
+    for (u64 i = grid_index<u64>(); i < count; i += grid_stride<u64>()) {
         u64 row = i / n;
         i64 at[2];
-        walk(rows, row, at);
+        locate(rows, row, at);
         put_element<T, C, KIND>(
             out.start + at[1], out.step, out.pair, (u32)(i - row * n), n, dense[i]);
     }

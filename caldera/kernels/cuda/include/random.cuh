@@ -6,13 +6,13 @@
 template <typename T, typename Distribution, bool DENSE>
 __device__ __forceinline__ void draw_elements(
     T* out, const i64* state, i64 apart, const i64* offset, u32 stream, u64 count,
-    const Walk<1>& places) {
+    const StridedAxes<1>& places) {
     const int each = Distribution::count;
     Philox generator = philox_of(state[0], state[apart], stream);
     u64 first = (u64)offset[0];
-    u64 block = first / each + first_turn<u64>();
+    u64 block = first / each + grid_index<u64>();
     u64 end = (first + count + each - 1) / each;
-    for (; block < end; block += turns_apart<u64>()) {
+    for (; block < end; block += grid_stride<u64>()) {
         Pack<T, each> drawn;
         Distribution::draw(generator.words(block), drawn.each);
         // The first and the last block may reach beyond what is wanted.
@@ -25,7 +25,7 @@ __device__ __forceinline__ void draw_elements(
         for (int i = 0; i < each; i++) {
             if (place + i < 0 || place + i >= (i64)count) continue;
             i64 at[1] = {place + i};
-            if (!DENSE) walk(places, (u64)(place + i), at);
+            if (!DENSE) locate(places, (u64)(place + i), at);
             out[at[0]] = drawn.each[i];
         }
     }

@@ -79,7 +79,7 @@ template <int V> __device__ __forceinline__ void store(bfloat_t* place, const fl
 // --- where elements lie
 
 // A arrays that are walked over together along R axes, the last of which turns fastest.
-template <int R, int A, typename I> struct Walk {
+template <int R, int A, typename I> struct StridedLayout {
     I sizes[R];
     I strides[A][R];
 
@@ -148,13 +148,13 @@ template <typename A> __device__ __forceinline__ A block_max(A value) {
     return block_joined<Largest>(value);
 }
 
-// --- the threads that share a row: a team
+// --- the threads that share a row: a group
 
 // Each thread takes V neighbours at a time. K > 0: at most K times, so that a row fits into
 // registers; K = 0: as often as it takes, and elements are read again when they are needed again.
-// A team has the number `index` among the `count` teams of its block; where the number of these does
-// not depend on the launch it is TEAMS.
-template <int K_, int V_> struct thread_team {
+// A group has the number `index` among the `count` groups of its block; where the number of these
+// does not depend on the launch it is GROUPS.
+template <int K_, int V_> struct thread_group {
     static const int K = K_, V = V_;
     static __device__ __forceinline__ int lane() { return 0; }
     static __device__ __forceinline__ int lanes() { return 1; }
@@ -164,8 +164,8 @@ template <int K_, int V_> struct thread_team {
     template <typename A> static __device__ __forceinline__ A max(A value) { return value; }
 };
 
-template <int K_, int V_> struct warp_team {
-    static const int K = K_, V = V_, TEAMS = 4;
+template <int K_, int V_> struct warp_group {
+    static const int K = K_, V = V_, GROUPS = 4;
     static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
     static __device__ __forceinline__ int lanes() { return 32; }
     static __device__ __forceinline__ int index() { return threadIdx.x / 32; }
@@ -178,8 +178,8 @@ template <int K_, int V_> struct warp_team {
     }
 };
 
-template <int K_, int V_> struct block_team {
-    static const int K = K_, V = V_, TEAMS = 1;
+template <int K_, int V_> struct block_group {
+    static const int K = K_, V = V_, GROUPS = 1;
     static __device__ __forceinline__ int lane() { return threadIdx.x; }
     static __device__ __forceinline__ int lanes() { return blockDim.x; }
     static __device__ __forceinline__ int index() { return 0; }
@@ -193,21 +193,21 @@ template <int K_, int V_> struct block_team {
 };
 
 // Numbers that a thread keeps of a row: all of its own, or those it has last seen.
-template <typename Team, typename A> struct Kept {
-    A at[(Team::K > 0 ? Team::K : 1) * Team::V];
+template <typename Group, typename A> struct Kept {
+    A at[(Group::K > 0 ? Group::K : 1) * Group::V];
 };
 
 // `visit(place among those kept, index in the row)` for every V elements of this thread.
-template <typename Team, typename Visit>
+template <typename Group, typename Visit>
 __device__ __forceinline__ void each(int length, Visit visit) {
-    if constexpr (Team::K > 0) {
+    if constexpr (Group::K > 0) {
 #pragma unroll
-        for (int k = 0; k < Team::K; k++) {
-            int index = (k * Team::lanes() + Team::lane()) * Team::V;
-            if (index < length) visit(k * Team::V, index);
+        for (int k = 0; k < Group::K; k++) {
+            int index = (k * Group::lanes() + Group::lane()) * Group::V;
+            if (index < length) visit(k * Group::V, index);
         }
     } else {
-        for (int index = Team::lane() * Team::V; index < length; index += Team::lanes() * Team::V)
+        for (int index = Group::lane() * Group::V; index < length; index += Group::lanes() * Group::V)
             visit(0, index);
     }
 }

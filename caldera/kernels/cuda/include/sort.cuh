@@ -196,11 +196,11 @@ template <typename I> struct Keep {
 // Rows of an array: where it lies, and its strides from row to row and along a row.
 template <typename T, typename I, bool DESCENDING> struct Rows {
     const T* x;
-    const Walk<3>* rows;
+    const StridedAxes<3>* rows;
     i64 step;
     __device__ __forceinline__ I operator()(u32 row, u32 position) const {
         i64 at[3];
-        walk(*rows, row, at);
+        locate(*rows, row, at);
         I item;
         set_item(item, key_of<DESCENDING>(wide(x[at[0] + (i64)position * step])), position);
         return item;
@@ -213,11 +213,11 @@ template <typename T, typename I> struct Deliver {
     const T* x;
     T* values;
     i64* positions;
-    const Walk<3>* rows;
+    const StridedAxes<3>* rows;
     i64 step, values_step, positions_step;
     __device__ __forceinline__ void operator()(u32 row, u32 place, const I& item) const {
         i64 at[3];
-        walk(*rows, row, at);
+        locate(*rows, row, at);
         u32 position = position_of(item);
         values[at[1] + (i64)place * values_step] = x[at[0] + (i64)position * step];
         positions[at[2] + (i64)place * positions_step] = (i64)position;

@@ -2,15 +2,15 @@
 #pragma once
 #include "types.cuh"
 
-template <int ARRAYS> struct Walk {
+template <int ARRAYS> struct StridedAxes {
     i64 length[8];
     i64 stride[ARRAYS][8];
     i32 rank;
 };
 
-// Offsets of element `i` of the walk, the last axis running fastest.
+// Offsets of element `i` along these axes, the last axis running fastest.
 template <int ARRAYS, typename Index>
-__device__ __forceinline__ void walk(const Walk<ARRAYS>& along, Index i, i64* offsets) {
+__device__ __forceinline__ void locate(const StridedAxes<ARRAYS>& along, Index i, i64* offsets) {
     for (int a = 0; a < ARRAYS; a++) offsets[a] = 0;
     for (int axis = along.rank - 1; axis > 0; axis--) {
         Index length = (Index)along.length[axis];
@@ -25,10 +25,10 @@ __device__ __forceinline__ void walk(const Walk<ARRAYS>& along, Index i, i64* of
 }
 
 // The turns of a thread in a loop over `count` that the whole grid shares.
-template <typename Index> __device__ __forceinline__ Index first_turn() {
+template <typename Index> __device__ __forceinline__ Index grid_index() {
     return (Index)blockIdx.x * blockDim.x + threadIdx.x;
 }
-template <typename Index> __device__ __forceinline__ Index turns_apart() {
+template <typename Index> __device__ __forceinline__ Index grid_stride() {
     return (Index)gridDim.x * blockDim.x;
 }
 

@@ -6,11 +6,8 @@ read; the element that would have been read is nan, or -1 for integers, or false
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from functools import cache
 
-from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     Axis,
@@ -21,28 +18,25 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     elements,
     index_type,
     merged,
-    walk,
+    strided_axes,
 )
+from caldera.kernels.cuda.codegen.signature import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 
 _THREADS = 256
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 """What elements are moved as: only their size matters."""
-
-
-@cache
-def _source(unit: str, position: str, index: str) -> str:
-    return f"""#include "gather.cuh"
-extern "C" __global__ void gather(
-    {unit}* out, const {unit}* x, const {position}* positions, Walk<3> lines, i64 step, i64 length,
-    {index} units, {index} count, u32 missing) {{
-    gather_lines<{unit}, {position}, {index}>(
-        out, x, positions, lines, step, length, units, count, missing);
-}}
-"""
 
 
 def _bind_gather(call: Call) -> Runner:
@@ -86,15 +80,19 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
               for a in lines]  # fmt: skip
     units, count = row // scale, count // scale
     index = index_type(count)
-    source = _source(_UNITS[unit], STORED[positions.dtype.name], index)
     # All bits set are a nan in every floating-point dtype.
     missing = 0 if out.dtype.name == "bool" else 0xFF
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)
-    return CudaRunner([Launch(
-        source, "gather", blocks, _THREADS,
-        [out, x, positions, walk(scaled, 3), ctypes.c_longlong(step // scale),
-         ctypes.c_longlong(x.shape[axis]), counted(index, units), counted(index, count),
-         ctypes.c_uint(missing)],
+    kind = _UNITS[unit]
+    signature = Signature({
+        "out": pointer(out, kind), "x": const_pointer(x, kind),
+        "positions": const_pointer(positions), "lines": strided_axes(scaled, 3),
+        "step": i64(step // scale), "length": i64(x.shape[axis]), "units": counted(index, units),
+        "count": counted(index, count), "missing": u32(missing),
+    })  # fmt: skip
+    return CudaRunner([header_launch(
+        "gather.cuh", "gather", blocks, _THREADS, signature,
+        f"gather_lines<{kind}, {type_of(positions)}, {index}>({signature.names});", bounded=False,
     )])  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """Adding at computed positions: `scatter_add` and `put_along_axis_add`, the same bits every run.
 
-Two ways here, a third in listing.py. "scanning" gives every element of the result a thread that
-looks at all updates of its column: one launch, good for few updates. "sorting" sorts the updates by
-the row they belong to and sums them in chunks of equal length, so that one row that is named
-thousands of times (the padding of a batch of texts) takes no longer than thousands of different
-ones.
+Two ways here, a third in scatter_few_rows.py. "scanning" gives every element of the result a thread
+that looks at all updates of its column: one launch, good for few updates. "sorting" sorts the
+updates by the row they belong to and sums them in chunks of equal length, so that one row that is
+named thousands of times (the padding of a batch of texts) takes no longer than thousands of
+different ones.
 
 A run on a card cannot stop at a position that is not there. Such an update is not added; instead
 what is added to becomes nan (integers stay as if it had not been there).
@@ -12,14 +12,12 @@ what is added to becomes nan (integers stay as if it had not been there).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import isqrt, prod
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     Axis,
@@ -30,11 +28,20 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     elements,
     index_type,
     merged,
-    walk,
+    strided_axes,
 )
+from caldera.kernels.cuda.codegen.signature import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
 from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -119,20 +126,6 @@ Geometry = Callable[[Call], _Geometry]
 # --- few updates
 
 
-@cache
-def _scanning_source(stored: str, position: str, vector: int, index: str) -> str:
-    return f"""#include "scatter.cuh"
-extern "C" __global__ void scatter_few(
-    {stored}* out, const {stored}* x, const {stored}* updates, const {position}* positions,
-    Walk<5> elements, i64 x_step, i64 update_step, i64 place_step, Walk<2> added, u32 additions,
-    i64 length, {index} count) {{
-    scatter_scanning<{stored}, {position}, {vector}, {index}>(
-        out, x, updates, positions, elements, x_step, update_step, place_step, added, additions,
-        length, count);
-}}
-"""
-
-
 def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     shape = geometry(call)
     out = shape.out
@@ -145,15 +138,18 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     axes = in_vectors(axes, vector)
     count = elements(axes)
     index = index_type(count)
-    source = _scanning_source(
-        STORED[out.dtype.name], STORED[shape.positions.dtype.name], vector, index
-    )
-    return CudaRunner([Launch(
-        source, "scatter_few", blocks_for(count, _THREADS, driver().multiprocessors), _THREADS,
-        [out, shape.x, shape.updates, shape.positions, walk(axes, 5),
-         *[ctypes.c_longlong(steps[i]) for i in (1, 2, 4)], walk(shape.added, 2),
-         ctypes.c_uint(elements(shape.added)), ctypes.c_longlong(shape.length),
-         counted(index, count)],
+    _, x_step, update_step, _, place_step = steps
+    signature = Signature({
+        "out": pointer(out), "x": const_pointer(shape.x), "updates": const_pointer(shape.updates),
+        "positions": const_pointer(shape.positions), "elements": strided_axes(axes, 5),
+        "x_step": i64(x_step), "update_step": i64(update_step), "place_step": i64(place_step),
+        "added": strided_axes(shape.added, 2), "additions": u32(elements(shape.added)),
+        "length": i64(shape.length), "count": counted(index, count),
+    })  # fmt: skip
+    kinds = f"{type_of(out)}, {type_of(shape.positions)}, {vector}, {index}"
+    return CudaRunner([header_launch(
+        "scatter.cuh", "scatter_few", blocks_for(count, _THREADS, driver().multiprocessors),
+        _THREADS, signature, f"scatter_scanning<{kinds}>({signature.names});", bounded=False,
     )])  # fmt: skip
 
 
@@ -182,44 +178,6 @@ def in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
 
 
 # --- many updates
-
-
-@cache
-def _targets_source(position: str) -> str:
-    return f"""#include "scatter.cuh"
-extern "C" __global__ void scatter_targets(
-    const {position}* positions, Walk<2> added, u32 in_column, i64 length, Item* items,
-    u32 additions, u32 width, u32 tiles) {{
-    DYNAMIC_SHARED(Item, tile);
-    Targets<{position}> take{{positions, &added, in_column, length}};
-    block_sort_tile(tile, 1u, additions, width, 1u, tiles, take, Keep<Item>{{items, additions}});
-}}
-"""
-
-
-_MERGE_SOURCE = """#include "sort.cuh"
-extern "C" __global__ void scatter_merge(
-    const Item* from, Item* to, u32 additions, u32 run, u32 tile, u32 tiles) {
-    DYNAMIC_SHARED(Item, items);
-    block_merge_tile(items, from, additions, run, tile, tiles, Keep<Item>{to, additions});
-}
-"""
-
-
-@cache
-def _sums_source(stored: str, vector: int, name: str, index: str) -> str:
-    return f"""#include "scatter.cuh"
-typedef Scatter<{stored}, {vector}> S;
-extern "C" __global__ void {name}(
-    {stored}* out, const {stored}* updates, const Item* items, S::Sums* heads, S::Sums* tails,
-    Walk<1> rows, Walk<2> columns, Walk<2> added, u32 additions, u32 chunk, u32 column_count,
-    {index} count) {{
-    S scatter{{out, updates, items, heads, tails, &rows, &columns, &added, additions, chunk,
-              column_count}};
-    for ({index} i = first_turn<{index}>(); i < count; i += turns_apart<{index}>())
-        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));
-}}
-"""
 
 
 def _sum_bytes(dtype: str) -> int:
@@ -254,19 +212,30 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
     items, other = workspace[: additions * _ITEM], workspace[room : room + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
-    calls = [Launch(
-        _targets_source(STORED[shape.positions.dtype.name]), "scatter_targets", tiles,
-        min(SORT_THREADS, max(width // 2, 32)),
-        [shape.positions, walk(shape.targets, 2), ctypes.c_uint(elements(shape.added)),
-         ctypes.c_longlong(shape.length), items, ctypes.c_uint(additions), ctypes.c_uint(width),
-         ctypes.c_uint(tiles)],
-        shared=width * _ITEM,
+    signature = Signature({
+        "positions": const_pointer(shape.positions), "added": strided_axes(shape.targets, 2),
+        "in_column": u32(elements(shape.added)), "length": i64(shape.length),
+        "items": pointer(items, "Item"), "additions": u32(additions), "width": u32(width),
+        "tiles": u32(tiles),
+    })  # fmt: skip
+    calls = [header_launch(
+        "scatter.cuh", "scatter_targets", tiles, min(SORT_THREADS, max(width // 2, 32)), signature,
+        "DYNAMIC_SHARED(Item, tile);\n"
+        f"    Targets<{type_of(shape.positions)}> take{{positions, &added, in_column, length}};\n"
+        "    block_sort_tile(tile, 1u, additions, width, 1u, tiles, take, "
+        "Keep<Item>{items, additions});",
+        bounded=False, shared=width * _ITEM,
     )]  # fmt: skip
     for run in merge_runs(additions):
-        numbers = [ctypes.c_uint(n) for n in (additions, run, TILE, tiles)]
-        calls.append(Launch(
-            _MERGE_SOURCE, "scatter_merge", tiles, SORT_THREADS, [items, other, *numbers],
-            shared=TILE * _ITEM,
+        signature = Signature({
+            "from": const_pointer(items, "Item"), "to": pointer(other, "Item"),
+            "additions": u32(additions), "run": u32(run), "tile": u32(TILE), "tiles": u32(tiles),
+        })  # fmt: skip
+        calls.append(header_launch(
+            "sort.cuh", "scatter_merge", tiles, SORT_THREADS, signature,
+            "DYNAMIC_SHARED(Item, items);\n    block_merge_tile("
+            "items, from, additions, run, tile, tiles, Keep<Item>{to, additions});",
+            bounded=False, shared=TILE * _ITEM,
         ))  # fmt: skip
         items, other = other, items
     return items, calls
@@ -285,16 +254,25 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     tails = workspace[begin + partial_bytes : begin + 2 * partial_bytes]
     count = chunks * column_count
     index = index_type(count)
-    arguments: list[Argument] = [
-        out, shape.updates, items, heads, tails, walk(shape.rows, 1), walk(columns, 2),
-        walk(shape.targets, 2), ctypes.c_uint(additions), ctypes.c_uint(chunk),
-        ctypes.c_uint(column_count), counted(index, count),
-    ]  # fmt: skip
+    sums = f"Scatter<{type_of(out)}, {vector}>"
+    signature = Signature({
+        "out": pointer(out), "updates": const_pointer(shape.updates),
+        "items": const_pointer(items, "Item"), "heads": pointer(heads, f"{sums}::Sums"),
+        "tails": pointer(tails, f"{sums}::Sums"), "rows": strided_axes(shape.rows, 1),
+        "columns": strided_axes(columns, 2), "added": strided_axes(shape.targets, 2),
+        "additions": u32(additions), "chunk": u32(chunk), "column_count": u32(column_count),
+        "count": counted(index, count),
+    })  # fmt: skip
     names = ["sum_chunk", "join_chunks"] if chunks > 1 else ["sum_chunk"]
     # A thread of its own for every part: most of the second launch has nothing to do.
     blocks = min(-(-count // _THREADS), 2**30)
-    return [Launch(
-        _sums_source(STORED[dtype], vector, name, index), name, blocks, _THREADS, arguments,
+    return [header_launch(
+        "scatter.cuh", name, blocks, _THREADS, signature,
+        f"{sums} scatter{{out, updates, items, heads, tails, &rows, &columns, &added, additions, "
+        "chunk, column_count};\n"
+        f"    for ({index} i = grid_index<{index}>(); i < count; i += grid_stride<{index}>())\n"
+        f"        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));",
+        bounded=False,
     ) for name in names]  # fmt: skip
 
 

@@ -6,20 +6,26 @@ embedding of letters, or of places in a text.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from math import prod
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.merged_axes import (
     Axis,
     axes_of,
     element_strides,
     elements,
     merged,
-    walk,
+    strided_axes,
 )
+from caldera.kernels.cuda.codegen.signature import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.indexing.scatter import (
     BYTES_PER_SECOND,
     LAUNCH_SECONDS,
@@ -27,7 +33,7 @@ from caldera.kernels.cuda.indexing.scatter import (
     may_overwrite,
     vector_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -35,20 +41,6 @@ _ACROSS = 16
 """Threads side by side along a row: the others share what is added to it."""
 _LOOKS_PER_SECOND = 5e11
 """Positions that are looked at, by all blocks together."""
-
-
-@cache
-def _source(stored: str, position: str, vector: int) -> str:
-    return f"""#include "scatter_few_rows.cuh"
-extern "C" __global__ void __launch_bounds__({_THREADS}) scatter_listed(
-    {stored}* out, const {stored}* x, const {stored}* updates, const {position}* positions,
-    Walk<2> rows, Walk<3> columns, Walk<2> added, u32 additions, i64 length, u32 across, u32 tiles,
-    u32 column_count) {{
-    block_add_listed<{stored}, {position}, {vector}>(
-        out, x, updates, positions, rows, columns, added, additions, length, across, tiles,
-        column_count);
-}}
-"""
 
 
 def _bind(call: Call) -> Runner:
@@ -71,12 +63,17 @@ def _bind(call: Call) -> Runner:
     count = elements(columns)
     across = min(1 << (count - 1).bit_length(), _ACROSS)
     tiles = -(-count // across)
-    source = _source(STORED[out.dtype.name], STORED[positions.dtype.name], vector)
-    return CudaRunner([Launch(
-        source, "scatter_listed", out.shape[axis] * tiles, _THREADS,
-        [out, x, updates, positions, walk(rows, 2), walk(columns, 3), walk(added, 2),
-         ctypes.c_uint(elements(added)), ctypes.c_longlong(out.shape[axis]),
-         ctypes.c_uint(across), ctypes.c_uint(tiles), ctypes.c_uint(count)],
+    signature = Signature({
+        "out": pointer(out), "x": const_pointer(x), "updates": const_pointer(updates),
+        "positions": const_pointer(positions), "rows": strided_axes(rows, 2),
+        "columns": strided_axes(columns, 3), "added": strided_axes(added, 2),
+        "additions": u32(elements(added)), "length": i64(out.shape[axis]),
+        "across": u32(across), "tiles": u32(tiles), "column_count": u32(count),
+    })  # fmt: skip
+    kinds = f"{type_of(out)}, {type_of(positions)}, {vector}"
+    return CudaRunner([header_launch(
+        "scatter_few_rows.cuh", "scatter_listed", out.shape[axis] * tiles, _THREADS, signature,
+        f"block_add_listed<{kinds}>({signature.names});",
     )])  # fmt: skip
 
 
@@ -87,7 +84,7 @@ def _sizes(node: Node) -> tuple[int, int]:
     return length * -(-(prod(x.shape) // max(length, 1)) // _ACROSS), prod(positions.shape)
 
 
-def _is_able(node: Node) -> bool:
+def _supports(node: Node) -> bool:
     blocks, additions = _sizes(node)
     return blocks < 2**31 and additions < 2**31
 
@@ -101,6 +98,6 @@ def _seconds(node: Node) -> float:
 
 
 TABLE.add(Kernel(
-    "scatter_add", "cuda", "listing", _bind, _is_able, in_place=may_overwrite, estimate=_seconds,
+    "scatter_add", "cuda", "listing", _bind, _supports, in_place=may_overwrite, estimate=_seconds,
     measured=False,
 ))  # fmt: skip

@@ -6,20 +6,36 @@ A run on a card cannot stop at a matrix that cannot be factorised or inverted: i
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 from caldera.graph.node import Node
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Array, axes_of, element_strides, merged, walk
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
-from caldera.kernels.cuda.runtime.shared_memory import fits_in_shared
+from caldera.kernels.cuda.codegen.merged_axes import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i64,
+    null_pointer,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
+from caldera.kernels.cuda.runtime.driver import fits_in_shared
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _COLUMNS = 64
 """Right sides that one block solves for; further ones are another block's."""
 _LARGE = 256
@@ -36,8 +52,8 @@ _WORKSPACE_FACTOR = 4
 # --- where matrices lie
 
 
-def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> ctypes.Structure:
-    """The walk over all matrices; arrays are given with how many axes one result of theirs has."""
+def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> Parameter:
+    """Where all matrices lie; arrays are given with how many axes one result of theirs has."""
     strides = []
     for array, own in arrays:
         lengths = array.shape[: array.ndim - own]
@@ -45,16 +61,14 @@ def _batch(shape: Shape, arrays: Sequence[tuple[Array, int]]) -> ctypes.Structur
         missing = len(shape) - len(lengths)
         repeated = [0 if n == 1 else step for n, step in zip(lengths, steps, strict=True)]
         strides.append((*(0,) * missing, *repeated))
-    return walk(merged(axes_of(shape, *strides)), len(arrays))
+    return strided_axes(merged(axes_of(shape, *strides)), len(arrays))
 
 
-def _steps(array: Array, axes: int = 2) -> list[ctypes.c_longlong]:
-    """Strides of the last axes."""
-    return [ctypes.c_longlong(step) for step in element_strides(array)[array.ndim - axes :]]
-
-
-def _numbers(*values: int) -> list[Argument]:
-    return [ctypes.c_uint(value) for value in values]
+def _steps(prefix: str, array: Array, axes: int = 2) -> dict[str, Parameter]:
+    """Strides of the last axes: of a matrix down and right, of a vector the step."""
+    names = ("down", "right") if axes == 2 else ("step",)
+    strides = element_strides(array)[array.ndim - axes :]
+    return {f"{prefix}{name}": i64(step) for name, step in zip(names, strides, strict=True)}
 
 
 def _bytes(dtype: str) -> int:
@@ -67,45 +81,34 @@ def _spare_bytes(node: Node, blocks: int, room: int) -> int:
     return 0 if fits_in_shared(nbytes) else blocks * nbytes
 
 
-_NOTHING = ctypes.c_longlong(0)
-"""A null pointer."""
-
-
-@cache
-def _source(header: str, name: str, dtype: str, parameters: str, body: str) -> str:
-    return f"""#include "{header}"
-typedef {STORED[dtype]} T;
-typedef {computed_type(dtype)} C;
-extern "C" __global__ void {name}({parameters}, C* spare, u32 size) {{
-    DYNAMIC_SHARED(C, shared);
-    C* room = spare ? spare + (u64)blockIdx.x * size : shared;
-{body}
-}}
-"""
-
-
 def _launched(
-    call: Call, source: str, name: str, blocks: int, room: int, arguments: Sequence[Argument]
-) -> Runner:
-    nbytes = room * _bytes(call.inputs[0].dtype.name)
+    call: Call, header: str, name: str, blocks: int, room: int, given: Mapping[str, Parameter],
+    body: str,
+) -> Runner:  # fmt: skip
+    """A launch with a block for each matrix (or part of one) that keeps `room` numbers."""
+    dtype = call.inputs[0].dtype.name
+    stored, computed = STORED[dtype], computed_type(dtype)
+    nbytes = room * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    spare: Argument = _NOTHING if shared else call.workspace
-    # A warp for every few numbers: those that wait for each other in vain cost time.
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room:
-        threads *= 2
-    return CudaRunner([Launch(
-        source, name, blocks, threads, [*arguments, spare, ctypes.c_uint(room)],
+    signature = Signature({
+        **given,
+        "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
+        "size": u32(room),
+    })  # fmt: skip
+    begin = (
+        f"typedef {stored} T;\n    typedef {computed} C;\n    DYNAMIC_SHARED(C, shared);\n"
+        "    C* room = spare ? spare + (u64)blockIdx.x * size : shared;\n"
+    )
+    return CudaRunner([header_launch(
+        header, name, blocks, threads_for(room), signature, begin + body, bounded=False,
         shared=nbytes if shared else 0,
     )])  # fmt: skip
 
 
 # --- equations
 
-_SOLVE = """const T* a, const T* b, T* x, Walk<3> batch, i64 a_down, i64 a_right, i64 b_down,
-    i64 b_right, i64 x_down, i64 x_right, u32 n, u32 columns, u32 part, u32 parts"""
-_SOLVE_BODY = """    i64 at[3];
-    walk(batch, blockIdx.x / parts, at);
+_SOLVE = """    i64 at[3];
+    locate(batch, blockIdx.x / parts, at);
     u32 first = blockIdx.x % parts * part;
     block_solve<T, C>(room, {a + at[0], a_down, a_right}, {b ? b + at[1] : b, b_down, b_right},
         {x + at[2], x_down, x_right}, n, first, columns - first < part ? columns - first : part);"""
@@ -118,7 +121,7 @@ def _parts(node: Node) -> tuple[int, int, int]:
     return prod(node.shape[:-2]), part, -(-columns // max(part, 1))
 
 
-def _solve_room(node: Node) -> tuple[int, int]:
+def _solve_blocks(node: Node) -> tuple[int, int]:
     """Blocks, and numbers that each keeps."""
     matrices, part, parts = _parts(node)
     n = node.shape[-2]
@@ -130,47 +133,44 @@ def _bind_solve(call: Call) -> Runner:
     if x.size == 0:
         return CudaRunner([])
     _, part, parts = _parts(call.node)
-    blocks, room = _solve_room(call.node)
+    blocks, room = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
-    b: Argument = rest[0] if rest else _NOTHING
     given = rest[0] if rest else x
-    source = _source("linalg.cuh", "solve", x.dtype.name, _SOLVE, _SOLVE_BODY)
-    batch = _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)])
-    arguments = [
-        a, b, x, batch, *_steps(a), *_steps(given), *_steps(x),
-        *_numbers(x.shape[-2], x.shape[-1], part, parts),
-    ]  # fmt: skip
-    return _launched(call, source, "solve", blocks, room, arguments)
+    return _launched(call, "linalg.cuh", "solve", blocks, room, {
+        "a": const_pointer(a),
+        "b": const_pointer(given) if rest else null_pointer(f"const {type_of(x)}"),
+        "x": pointer(x), "batch": _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)]),
+        **_steps("a_", a), **_steps("b_", given), **_steps("x_", x), "n": u32(x.shape[-2]),
+        "columns": u32(x.shape[-1]), "part": u32(part), "parts": u32(parts),
+    }, _SOLVE)  # fmt: skip
 
 
-_SLOGDET = """const T* a, T* sign, T* log_size, Walk<3> batch, i64 down, i64 right, u32 n"""
-_SLOGDET_BODY = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+_SLOGDET = """    i64 at[3];
+    locate(batch, blockIdx.x, at);
     block_slogdet<T, C>(room, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
 
 
-def _square_room(node: Node) -> tuple[int, int]:
+def _square_blocks(node: Node) -> tuple[int, int]:
     shape = node.inputs[0].shape
     return prod(shape[:-2]), shape[-1] ** 2
 
 
 def _bind_slogdet(call: Call) -> Runner:
     (sign, log_size), (a,) = call.outputs, call.inputs
-    blocks, room = _square_room(call.node)
+    blocks, room = _square_blocks(call.node)
     if blocks == 0:
         return CudaRunner([])
-    source = _source("linalg.cuh", "slogdet", a.dtype.name, _SLOGDET, _SLOGDET_BODY)
-    batch = _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)])
-    arguments = [a, sign, log_size, batch, *_steps(a), *_numbers(a.shape[-1])]
-    return _launched(call, source, "slogdet", blocks, room, arguments)
+    return _launched(call, "linalg.cuh", "slogdet", blocks, room, {
+        "a": const_pointer(a), "sign": pointer(sign), "log_size": pointer(log_size),
+        "batch": _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)]), **_steps("", a),
+        "n": u32(a.shape[-1]),
+    }, _SLOGDET)  # fmt: skip
 
 
 # --- factors
 
-_CHOLESKY = """const T* a, T* out, Walk<2> batch, i64 down, i64 right, i64 out_down, i64 out_right,
-    u32 n"""
-_CHOLESKY_BODY = """    i64 at[2];
-    walk(batch, blockIdx.x, at);
+_CHOLESKY = """    i64 at[2];
+    locate(batch, blockIdx.x, at);
     block_cholesky<T, C>(
         room, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
 
@@ -179,16 +179,15 @@ def _bind_cholesky(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
     if out.size == 0:
         return CudaRunner([])
-    source = _source("linalg.cuh", "cholesky", a.dtype.name, _CHOLESKY, _CHOLESKY_BODY)
-    batch = _batch(out.shape[:-2], [(a, 2), (out, 2)])
-    arguments = [a, out, batch, *_steps(a), *_steps(out), *_numbers(a.shape[-1])]
-    return _launched(call, source, "cholesky", *_square_room(call.node), arguments)
+    return _launched(call, "linalg.cuh", "cholesky", *_square_blocks(call.node), {
+        "a": const_pointer(a), "out": pointer(out),
+        "batch": _batch(out.shape[:-2], [(a, 2), (out, 2)]), **_steps("", a),
+        **_steps("out_", out), "n": u32(a.shape[-1]),
+    }, _CHOLESKY)  # fmt: skip
 
 
-_QR = """const T* a, T* q, T* r, Walk<3> batch, i64 down, i64 right, i64 q_down, i64 q_right,
-    i64 r_down, i64 r_right, u32 m, u32 n"""
-_QR_BODY = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+_QR = """    i64 at[3];
+    locate(batch, blockIdx.x, at);
     block_qr<T, C>(room, {a + at[0], down, right}, {q + at[1], q_down, q_right},
         {r + at[2], r_down, r_right}, m, n);"""
 
@@ -198,7 +197,7 @@ def _sizes(node: Node) -> tuple[int, int, int]:
     return prod(batch), m, n
 
 
-def _qr_room(node: Node) -> tuple[int, int]:
+def _qr_blocks(node: Node) -> tuple[int, int]:
     matrices, m, n = _sizes(node)
     k = min(m, n)
     return matrices, m * n + m * k + k
@@ -208,23 +207,20 @@ def _bind_qr(call: Call) -> Runner:
     (q, r), (a,) = call.outputs, call.inputs
     if r.size == 0:
         return CudaRunner([])
-    source = _source("factorisations.cuh", "qr", a.dtype.name, _QR, _QR_BODY)
-    batch = _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)])
-    arguments = [
-        a, q, r, batch, *_steps(a), *_steps(q), *_steps(r), *_numbers(a.shape[-2], a.shape[-1]),
-    ]  # fmt: skip
-    return _launched(call, source, "qr", *_qr_room(call.node), arguments)
+    return _launched(call, "factorisations.cuh", "qr", *_qr_blocks(call.node), {
+        "a": const_pointer(a), "q": pointer(q), "r": pointer(r),
+        "batch": _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)]), **_steps("", a),
+        **_steps("q_", q), **_steps("r_", r), "m": u32(a.shape[-2]), "n": u32(a.shape[-1]),
+    }, _QR)  # fmt: skip
 
 
-_EIGH = """const T* a, T* w, T* v, Walk<3> batch, i64 down, i64 right, i64 w_step, i64 v_down,
-    i64 v_right, u32 n"""
-_EIGH_BODY = """    i64 at[3];
-    walk(batch, blockIdx.x, at);
+_EIGH = """    i64 at[3];
+    locate(batch, blockIdx.x, at);
     block_eigh<T, C>(
         room, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
 
 
-def _eigh_room(node: Node) -> tuple[int, int]:
+def _eigh_blocks(node: Node) -> tuple[int, int]:
     matrices, _, n = _sizes(node)
     return matrices, 2 * n * n + n + n % 2
 
@@ -233,21 +229,20 @@ def _bind_eigh(call: Call) -> Runner:
     (w, v), (a,) = call.outputs, call.inputs
     if v.size == 0:
         return CudaRunner([])
-    source = _source("factorisations.cuh", "eigh", a.dtype.name, _EIGH, _EIGH_BODY)
-    batch = _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)])
-    arguments = [a, w, v, batch, *_steps(a), *_steps(w, 1), *_steps(v), *_numbers(a.shape[-1])]
-    return _launched(call, source, "eigh", *_eigh_room(call.node), arguments)
+    return _launched(call, "factorisations.cuh", "eigh", *_eigh_blocks(call.node), {
+        "a": const_pointer(a), "w": pointer(w), "v": pointer(v),
+        "batch": _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)]), **_steps("", a),
+        **_steps("w_", w, 1), **_steps("v_", v), "n": u32(a.shape[-1]),
+    }, _EIGH)  # fmt: skip
 
 
-_SVD = """const T* a, T* u, T* s, T* v, Walk<4> batch, i64 down, i64 right, i64 u_down, i64 u_right,
-    i64 s_step, i64 v_down, i64 v_right, u32 m, u32 n, u32 turned"""
-_SVD_BODY = """    i64 at[4];
-    walk(batch, blockIdx.x, at);
+_SVD = """    i64 at[4];
+    locate(batch, blockIdx.x, at);
     block_svd<T, C>(room, {a + at[0], down, right}, {u + at[1], u_down, u_right}, s + at[2], s_step,
         {v + at[3], v_down, v_right}, m, n, turned);"""
 
 
-def _svd_room(node: Node) -> tuple[int, int]:
+def _svd_blocks(node: Node) -> tuple[int, int]:
     matrices, m, n = _sizes(node)
     small = min(m, n)
     return matrices, m * n + small * small + small
@@ -263,13 +258,12 @@ def _bind_svd(call: Call) -> Runner:
     if turned:
         # Its columns are rotated, and there must not be more of them than rows.
         a, u, v, m, n = a.swapaxes(-1, -2), v, u, n, m
-    source = _source("factorisations.cuh", "svd", a.dtype.name, _SVD, _SVD_BODY)
-    batch = _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)])
-    arguments = [
-        a, u, s, v, batch, *_steps(a), *_steps(u), *_steps(s, 1), *_steps(v),
-        *_numbers(m, n, int(turned)),
-    ]  # fmt: skip
-    return _launched(call, source, "svd", *_svd_room(call.node), arguments)
+    return _launched(call, "factorisations.cuh", "svd", *_svd_blocks(call.node), {
+        "a": const_pointer(a), "u": pointer(u), "s": pointer(s), "v": pointer(v),
+        "batch": _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)]), **_steps("", a),
+        **_steps("u_", u), **_steps("s_", s, 1), **_steps("v_", v), "m": u32(m), "n": u32(n),
+        "turned": u32(turned),
+    }, _SVD)  # fmt: skip
 
 
 # --- cost
@@ -291,13 +285,13 @@ def _workspace(room: Callable[[Node], tuple[int, int]], node: Node) -> int:
 _SWEEPS = 8
 """Passes over all pairs of columns until rotations have nothing left to do."""
 for _op, _bind, _room, _per_row in (
-    ("solve", _bind_solve, _solve_room, 2),
-    ("inverse", _bind_solve, _solve_room, 2),
-    ("slogdet", _bind_slogdet, _square_room, 1),
-    ("cholesky", _bind_cholesky, _square_room, 1),
-    ("qr", _bind_qr, _qr_room, 2),
-    ("eigh", _bind_eigh, _eigh_room, _SWEEPS),
-    ("svd", _bind_svd, _svd_room, _SWEEPS),
+    ("solve", _bind_solve, _solve_blocks, 2),
+    ("inverse", _bind_solve, _solve_blocks, 2),
+    ("slogdet", _bind_slogdet, _square_blocks, 1),
+    ("cholesky", _bind_cholesky, _square_blocks, 1),
+    ("qr", _bind_qr, _qr_blocks, 2),
+    ("eigh", _bind_eigh, _eigh_blocks, _SWEEPS),
+    ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(Kernel(
         _op, "cuda", "one block", _bind, workspace=partial(_workspace, _room),

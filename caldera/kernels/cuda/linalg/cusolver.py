@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.runtime.cupy_arrays import cupy_array
+from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.reference.linalg import ABOUT_EQUAL, named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import PACKAGE, card_count, cupy

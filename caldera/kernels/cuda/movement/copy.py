@@ -15,7 +15,14 @@ import numpy as np
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    OffsetEmitter,
+    Operand,
+    is_wide,
+    lines,
+)
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, launch_of, loop_over
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
@@ -81,22 +88,26 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     name = target.dtype.name
     both = [Operand(name, to, "s"), Operand(name, given, "s")]
     numbers = Numbers(is_wide(prod(axes.lengths), both, axes.lengths))
-    walk = Walk(
+    offsets_of = OffsetEmitter(
         numbers, lengths,
         [Operand(name, tuple(each[axis] for axis in others), "s") for each in (to, given)], "",
     )  # fmt: skip
-    split, offsets = walk.statements("place", "a")
+    split, offsets = offsets_of.statements("place", "a")
     side = 32 if size >= 4 else 64
     rows_at_once = THREADS // side
     down, right = -(-rows // side), -(-columns // side)
     counts = [numbers.add(each) for each in (rows, columns, given[last], to[across])]
     tiles, tiles_down = numbers.add(down * right), numbers.add(down)
     kind = STORED[name]
-    at_target, at_source = (offsets[group] for group in walk.group)
+    at_target, at_source = (offsets[group] for group in offsets_of.group)
+    signature = Signature({
+        "n": numbers.parameter, "target": pointer(target, kind),
+        "source": const_pointer(source, kind),
+    })  # fmt: skip
     text = f"""#include "vector_access.cuh"
 #include "transpose.cuh"
 {numbers.declaration}
-extern "C" __global__ void transpose(const Numbers n, {kind}* target, const {kind}* source) {{
+extern "C" __global__ void transpose({signature.declaration}) {{
     const Index place = blockIdx.x / (Index){tiles};
     const Index tile = blockIdx.x - place * (Index){tiles};
     const Index column = tile / (Index){tiles_down}, row = tile - column * (Index){tiles_down};
@@ -105,10 +116,8 @@ extern "C" __global__ void transpose(const Numbers n, {kind}* target, const {kin
         (Offset)row * {side}, (Offset)column * {side}, {", ".join(counts)});
 }}
 """
-    return Launch(
-        text, "transpose", prod(lengths) * down * right, (side, rows_at_once, 1),
-        [numbers.argument, target, source],
-    )  # fmt: skip
+    grid, block = prod(lengths) * down * right, (side, rows_at_once, 1)
+    return Launch(text, "transpose", grid, block, signature)
 
 
 def bind_copy(call: Call) -> Runner:

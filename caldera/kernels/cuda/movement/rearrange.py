@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,17 @@ import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    OffsetEmitter,
+    Operand,
+    is_wide,
+    lines,
+)
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i64, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 
@@ -43,13 +49,23 @@ def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
         is_wide(target.size, [place], shape) for place, shape in zip(places, shapes, strict=True)
     )
     numbers = Numbers(wide)
-    walks = [Walk(numbers, shape, [place], "") for place, shape in zip(places, shapes, strict=True)]
-    to, given = (walk.statements("item", prefix) for walk, prefix in zip(walks, "ab", strict=True))
+    emitters = [
+        OffsetEmitter(numbers, shape, [place], "")
+        for place, shape in zip(places, shapes, strict=True)
+    ]
+    to, given = (
+        offsets_of.statements("item", prefix)
+        for offsets_of, prefix in zip(emitters, "ab", strict=True)
+    )
     count = numbers.add(target.size)
     kind = STORED[name]
+    signature = Signature({
+        "n": numbers.parameter, "target": pointer(target, kind),
+        "source": const_pointer(source, kind),
+    })  # fmt: skip
     text = f"""#include "vector_access.cuh"
 {numbers.declaration}
-extern "C" __global__ void reshape(const Numbers n, {kind}* target, const {kind}* source) {{
+extern "C" __global__ void reshape({signature.declaration}) {{
     const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
     if (item >= (Index){count}) return;
     {lines(to[0] + given[0], 4)}
@@ -57,7 +73,7 @@ extern "C" __global__ void reshape(const Numbers n, {kind}* target, const {kind}
 }}
 """
     grid = -(-target.size // THREADS)
-    return Launch(text, "reshape", grid, THREADS, [numbers.argument, target, source])
+    return Launch(text, "reshape", grid, THREADS, signature)
 
 
 # --- parts side by side
@@ -180,14 +196,23 @@ def _placed(
         axes = [*axes[:-1], axes[-1].in_items(lanes)]
     numbers = Numbers(wide)
     items = target.size // lanes
-    source_text = _placing_text(axes, numbers, STORED[name], lanes, items)
-    arguments: list[Argument] = [numbers.argument, ctypes.c_longlong(number), target, source]
-    return [Launch(source_text, "place", -(-items // THREADS), THREADS, arguments)]
+    kind = STORED[name]
+    body = _placing(axes, numbers, kind, lanes, items)
+    signature = Signature({
+        "n": numbers.parameter, "fill": i64(number), "target": pointer(target, kind),
+        "source": const_pointer(source, kind),
+    })  # fmt: skip
+    text = f"""#include "vector_access.cuh"
+{numbers.declaration}
+extern "C" __global__ void place({signature.declaration}) {{
+{body}
+}}
+"""
+    return [Launch(text, "place", -(-items // THREADS), THREADS, signature)]
 
 
-def _placing_text(
-    axes: Sequence[_Axis], numbers: Numbers, kind: str, lanes: int, items: int
-) -> str:
+def _placing(axes: Sequence[_Axis], numbers: Numbers, kind: str, lanes: int, items: int) -> str:
+    """The body of the kernel."""
     body: list[str] = []
     rest = "item"
     to, given, inside = [], [], []
@@ -213,10 +238,7 @@ def _placing_text(
         to.append(f"(Offset){place} * {numbers.add(axis.target)}")
         given.append(f"(Offset)i{k} * {numbers.add(axis.source)}")
     count = numbers.add(items)
-    return f"""#include "vector_access.cuh"
-{numbers.declaration}
-extern "C" __global__ void place(const Numbers n, i64 fill, {kind}* target, const {kind}* source) {{
-    const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
+    return f"""    const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
     if (item >= (Index){count}) return;
     {lines(body, 4)}
     Pack<{kind}, {lanes}> value;
@@ -224,9 +246,7 @@ extern "C" __global__ void place(const Numbers n, i64 fill, {kind}* target, cons
     for (int k = 0; k < {lanes}; k++) value.v[k] = ({kind})fill;
     if ({" && ".join(inside)})
         value = dense<{lanes}>(source + ({" + ".join(given)}));
-    put(target + ({" + ".join(to)}), value);
-}}
-"""
+    put(target + ({" + ".join(to)}), value);"""
 
 
 def _bind_pad(call: Call) -> Runner:

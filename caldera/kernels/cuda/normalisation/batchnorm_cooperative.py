@@ -1,25 +1,37 @@
 """Batch normalisation of small images, channels last, and its gradient: one launch each.
 
 Three launches take longer than the work of a small network's layer. Here all blocks are on the card
-at once and keep what they read until they have met, see include/norm_whole.cuh.
+at once and keep what they read until they have met, see
+include/normalisation/batchnorm_cooperative.cuh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_int, c_uint
 from dataclasses import dataclass
 from itertools import count
+
+import numpy as np
 
 from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.source import flags, type_of
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    pointer,
+    real,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strided import lies_dense, strides_of
 from caldera.kernels.cuda.normalisation import batchnorm
-from caldera.kernels.cuda.normalisation.batchnorm import eps_of, has_relu, in_place, room_of
+from caldera.kernels.cuda.normalisation.batchnorm import has_relu, in_place, workspace
+from caldera.kernels.cuda.normalisation.layout import strided
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
 from caldera.tensor.dtype import HALVES, float32
@@ -31,7 +43,7 @@ PIECE = 16
 """Bytes that a thread reads at once."""
 _FEWEST = 1 << 10
 """Elements of an image."""
-_MEETINGS = 4096
+_BARRIERS = 4096
 """As in batchnorm_cooperative.cuh."""
 _KNOWN = 16 * 5 * 4
 """Bytes of what is known about up to 16 channels."""
@@ -117,8 +129,8 @@ def _partial(node: Node) -> Spec:
     return Spec((split.chunks, node.outputs[0].shape[1], 2), float32)
 
 
-def _room(node: Node) -> int:
-    return max(workspace_bytes(_partial(node)), room_of(node))
+def _workspace(node: Node) -> int:
+    return max(workspace_bytes(_partial(node)), workspace(node))
 
 
 def _lie_well(images: Sequence[Array]) -> bool:
@@ -129,7 +141,7 @@ def _lie_well(images: Sequence[Array]) -> bool:
 
 
 def _launch(
-    call: Call, name: str, images: dict[str, Array], vectors: dict[str, tuple[str, Array]],
+    call: Call, name: str, images: dict[str, Parameter], vectors: dict[str, Parameter],
     options: Sequence[bool],
 ) -> Runner:  # fmt: skip
     """One of the functions of batchnorm_cooperative.cuh."""
@@ -138,35 +150,31 @@ def _launch(
     assert split is not None
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
-    place = next(_places) * shares.groups % _MEETINGS
-    kinds = {"partial": "float", **{each: type_of(array) for each, array in images.items()}}
-    parameters = [
-        *(f"{kind}* {each}" for each, kind in kinds.items()), "i32 rows", "i32 channels",
-        "double eps", "u32 meeting",
-        *(f"{kind}* {each}, i32 {each}_step" for each, (kind, _) in vectors.items()),
-    ]  # fmt: skip
-    given = ", ".join(f"strided({each}, {each}_step)" for each in vectors)
+    place = next(_places) * shares.groups % _BARRIERS
+    signature = Signature({
+        "partial": pointer(partial), **images, "rows": i32(shares.rows),
+        "channels": i32(shares.channels), "eps": real("double", node.attrs["eps"]),
+        "barrier": u32(place),
+    })  # fmt: skip
+    for each, vector in vectors.items():
+        assert isinstance(vector.argument, np.ndarray)
+        signature |= {each: vector, f"{each}_step": i32(strides_of(vector.argument)[0])}
     source = (
         '#include "batchnorm_cooperative.cuh"\n'
         "struct S { static const int "
         f"THREADS = {split.threads}, ACROSS = {shares.across}, KEPT = {split.kept}; }};\n"
         f'extern "C" __global__ void __launch_bounds__(S::THREADS, 1) {name}('
-        f"{', '.join(parameters)}) {{\n    DYNAMIC_SHARED(char, shared);\n"
+        f"{signature.declaration}) {{\n    DYNAMIC_SHARED(char, shared);\n"
         f"    grid_{name}<{flags(*options)}, S>("
-        f"{', '.join(images)}, rows, channels, eps, {given}, partial, meeting, shared);\n}}\n"
+        f"{', '.join(images)}, rows, channels, eps, {strided(*vectors)}, partial, barrier, "
+        "shared);\n}\n"
     )
-    arguments: list[Argument] = [
-        partial, *images.values(), c_int(shares.rows), c_int(shares.channels), eps_of(node),
-        c_uint(place),
-    ]  # fmt: skip
-    for _, array in vectors.values():
-        arguments += [array, c_int(strides_of(array)[0])]
     # A sum of each thread, and what is known.
     shared = 8 * split.threads + _KNOWN
     grid = (split.chunks, shares.groups, 1)
-    return CudaRunner(
-        [Launch(source, name, grid, split.threads, arguments, shared, cooperative=True)]
-    )
+    return CudaRunner([
+        Launch(source, name, grid, split.threads, signature, shared, cooperative=True)
+    ])  # fmt: skip
 
 
 def _bind(call: Call) -> Runner:
@@ -174,12 +182,11 @@ def _bind(call: Call) -> Runner:
     y, mean, variance = call.outputs
     if not _lie_well([x, y, *more]):
         return batchnorm.bind(call)
-    kind = f"const {type_of(scale)}"
     vectors = {
-        "scale": (kind, scale), "shift": (kind, shift), "mean": ("float", mean),
-        "variance": ("float", variance),
+        "scale": const_pointer(scale), "shift": const_pointer(shift), "mean": pointer(mean),
+        "variance": pointer(variance),
     }  # fmt: skip
-    images = {"x": x, "y": y, "more": more[0] if more else x}
+    images = {"x": pointer(x), "y": pointer(y), "more": pointer(more[0] if more else x)}
     return _launch(call, "batch_norm", images, vectors, [has_relu(call.node), bool(more)])
 
 
@@ -190,18 +197,18 @@ def _bind_gradient(call: Call) -> Runner:
         return batchnorm.bind_gradient(call)
     # Without a relu nothing looks at the shift.
     shift = shifts[0] if shifts else scale
-    kind, changed = f"const {type_of(scale)}", type_of(for_scale)
     vectors = {
-        "scale": (kind, scale), "shift": (kind, shift), "mean": ("const float", mean),
-        "variance": ("const float", variance), "for_scale": (changed, for_scale),
-        "for_shift": (changed, for_shift),
+        "scale": const_pointer(scale), "shift": const_pointer(shift), "mean": const_pointer(mean),
+        "variance": const_pointer(variance), "for_scale": pointer(for_scale),
+        "for_shift": pointer(for_shift),
     }  # fmt: skip
-    return _launch(call, "batch_slopes", {"x": x, "g": g, "dx": dx}, vectors, [bool(shifts)])
+    images = {"x": pointer(x), "g": pointer(g), "dx": pointer(dx)}
+    return _launch(call, "batch_gradients", images, vectors, [bool(shifts)])
 
 
 for _op in _MOST_KEPT:
     TABLE.add(Kernel(
         _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
         # Two of them beside each other might wait for blocks that find no room.
-        _room, priority=1, in_place=in_place, shares=frozenset({"meetings"}),
+        _workspace, priority=1, in_place=in_place, shares=frozenset({"barriers"}),
     ))  # fmt: skip

@@ -7,26 +7,31 @@ it computes the gradient of x, and a second kernel adds up the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double, c_int
 from dataclasses import dataclass
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    pointer,
+    real,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
+    StridedLayout,
     Strides,
-    Walk,
     index,
-    index_type,
-    indices,
     is_large,
     neighbours,
+    strided_layout,
     strides_of,
-    walk,
 )
-from caldera.kernels.cuda.codegen.thread_groups import Team, team_for
-from caldera.kernels.cuda.normalisation.statistics import parameter_slopes
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
+from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
@@ -50,21 +55,26 @@ def _spread(array: Array, axes: Axes, rank: int) -> Strides:
 class _Rows:
     """Arrays as rows: the walk over rows, and that inside of one."""
 
-    rows: Walk
-    row: Walk
+    rows: StridedLayout
+    row: StridedLayout
     dense: bool
-    team: Team
+    group: ThreadGroup
     large: bool
 
     @property
     def options(self) -> str:
         """The first template arguments of the functions."""
-        return f"{self.team.text}, {flags(self.dense)}"
+        return f"{self.group.text}, {flags(self.dense)}"
 
-    @property
-    def integer(self) -> str:
-        """The type of places."""
-        return index_type(self.large)
+    def parameters(
+        self, row: StridedLayout, count: int, length: int, node: Node
+    ) -> dict[str, Parameter]:
+        """So many rows of this length, and eps."""
+        return {
+            "rows": self.rows.parameter(self.large), "row": row.parameter(self.large),
+            "count": index(count, self.large), "length": i32(length),
+            "eps": real("double", node.attrs["eps"]),
+        }  # fmt: skip
 
 
 def _rows(
@@ -75,8 +85,10 @@ def _rows(
     rank = len(shape)
     others = tuple(axis for axis in range(rank) if axis not in axes)
     whole = [strides_of(array) for array in images]
-    rows = walk(shape, others, [*whole, *(_spread(each, others, rank) for each in samples)])
-    row = walk(shape, axes, [*whole, *(_spread(each, axes, rank) for each in parameters)])
+    rows = strided_layout(
+        shape, others, [*whole, *(_spread(each, others, rank) for each in samples)]
+    )
+    row = strided_layout(shape, axes, [*whole, *(_spread(each, axes, rank) for each in parameters)])
     length = size(row.sizes)
     dense = row.rank == 1 and (length <= 1 or all(step == 1 for step in row.inner))
     together = 1
@@ -86,7 +98,7 @@ def _rows(
         together = neighbours(length, [*whole_rows, *((each, ()) for each in parameters)])
     large = is_large(*images)
     kept = most // (compute_dtype(images[0].dtype).itemsize // 4)
-    return _Rows(rows, row, dense, team_for(length, together, kept), large)
+    return _Rows(rows, row, dense, thread_group_for(length, together, kept), large)
 
 
 def _bind(call: Call) -> Runner:
@@ -96,21 +108,14 @@ def _bind(call: Call) -> Runner:
         return CudaRunner([])
     axes = call.node.attrs["axis"]
     seen = _rows(x.shape, axes, [x, y], [mean, variance], [scale, shift], _MOST_KEPT)
-    integer, parameters = seen.integer, f"const {type_of(scale)}"
-    source = kernel_source(
-        _HEADER, "layer_norm_rows", seen.team.threads,
-        [f"const {type_of(x)}* x", f"{type_of(y)}* y", f"{parameters}* scale",
-         f"{parameters}* shift", f"{type_of(mean)}* mean", f"{type_of(variance)}* variance",
-         f"Walk<{seen.rows.rank}, 4, {integer}> rows", f"Walk<{seen.row.rank}, 4, {integer}> row",
-         f"{integer} count", "int length", "double eps"],
-        f"layer_norm<{seen.options}>("
-        "x, y, scale, shift, mean, variance, rows, row, count, length, eps);",
-    )  # fmt: skip
-    return CudaRunner([Launch(
-        source, "layer_norm_rows", seen.team.blocks(mean.size), seen.team.threads,
-        [x, y, scale, shift, mean, variance, indices(seen.rows.numbers, seen.large),
-         indices(seen.row.numbers, seen.large), index(mean.size, seen.large), c_int(scale.size),
-         c_double(call.node.attrs["eps"])],
+    signature = Signature({
+        "x": const_pointer(x), "y": pointer(y), "scale": const_pointer(scale),
+        "shift": const_pointer(shift), "mean": pointer(mean), "variance": pointer(variance),
+        **seen.parameters(seen.row, mean.size, scale.size, call.node),
+    })  # fmt: skip
+    return CudaRunner([header_launch(
+        _HEADER, "layer_norm_rows", seen.group.blocks(mean.size), seen.group.threads, signature,
+        f"layer_norm<{seen.options}>({signature.names});",
     )])  # fmt: skip
 
 
@@ -125,31 +130,26 @@ def _bind_gradient(call: Call) -> Runner:
         _MOST_KEPT_OF_GRADIENT,
     )  # fmt: skip
     *own, scale_steps, first, second = seen.row.strides
-    row = Walk(seen.row.sizes, (*own, scale_steps))
+    row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    blocks = min(seen.team.blocks(mean.size), len(partial))
-    totals = parameter_slopes(
-        partial, blocks, 2 * length, Walk(seen.row.sizes, (first, second)), for_scale, for_shift,
-        large=seen.large,
+    blocks = min(seen.group.blocks(mean.size), len(partial))
+    totals = parameter_gradients(
+        partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
+        for_shift, large=seen.large,
     )  # fmt: skip
     if mean.size == 0:
         return CudaRunner([totals])
-    integer, statistics = seen.integer, f"const {type_of(mean)}"
-    source = kernel_source(
-        _HEADER, "layer_slopes", seen.team.threads,
-        [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{type_of(dx)}* dx",
-         f"const {type_of(scale)}* scale", f"{statistics}* mean", f"{statistics}* variance",
-         f"Walk<{seen.rows.rank}, 5, {integer}> rows", f"Walk<{row.rank}, 4, {integer}> row",
-         f"{integer} count", "int length", "double eps", f"{type_of(partial)}* partial"],
-        f"block_layer_slopes<{seen.options}>("
-        "x, g, dx, scale, mean, variance, rows, row, count, length, eps, partial);",
+    signature = Signature({
+        "x": const_pointer(x), "g": const_pointer(g), "dx": pointer(dx),
+        "scale": const_pointer(scale), "mean": const_pointer(mean),
+        "variance": const_pointer(variance),
+        **seen.parameters(row, mean.size, length, call.node), "partial": pointer(partial),
+    })  # fmt: skip
+    main = header_launch(
+        _HEADER, "layer_gradients", blocks, seen.group.threads, signature,
+        f"block_layer_gradients<{seen.options}>({signature.names});",
     )  # fmt: skip
-    main = Launch(source, "layer_slopes", blocks, seen.team.threads, [
-        x, g, dx, scale, mean, variance, indices(seen.rows.numbers, seen.large),
-        indices(row.numbers, seen.large), index(mean.size, seen.large), c_int(length),
-        c_double(call.node.attrs["eps"]), partial,
-    ])  # fmt: skip
     return CudaRunner([main, totals])
 
 

@@ -1,4 +1,5 @@
-"""How images lie for kernels of normalisation, and how these share them: see include/norm.cuh.
+"""How images lie for kernels of normalisation, and how these share them: see
+include/normalisation/norm_statistics.cuh.
 
 How the rows are cut into chunks depends on shapes alone, so sums are the same on every card.
 """
@@ -7,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+import numpy as np
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import compute_dtype
+from caldera.kernels.cuda.codegen.signature import Parameter
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strided import (
-    Walk,
+    StridedLayout,
     index,
     index_type,
     indices,
     is_large,
     neighbours,
+    next_power_of_two,
+    strided_layout,
     strides_of,
-    walk,
 )
 from caldera.kernels.cuda.runtime.driver import Size
-from caldera.kernels.cuda.runtime.launch import Argument
 from caldera.kernels.table import Array
 from caldera.tensor.dtype import float64
 from caldera.tensor.shape import size
@@ -74,7 +77,7 @@ class Layout:
     """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
 
     sizes: Sizes
-    rows: Walk
+    rows: StridedLayout
     image: tuple[int, ...]
     channel: tuple[int, ...]
     planes: bool
@@ -91,8 +94,8 @@ class Layout:
         """Threads along channels and rows, or along rows."""
         if self.planes:
             needed = -(-self.sizes.length // self.together)
-            return min(max(_power(needed), 32), THREADS), 1, 1
-        across = min(_power(-(-self.sizes.channels // self.together)), _LANES)
+            return min(max(next_power_of_two(needed), 32), THREADS), 1, 1
+        across = min(next_power_of_two(-(-self.sizes.channels // self.together)), _LANES)
         return across, THREADS // across, 1
 
     @property
@@ -139,36 +142,36 @@ class Layout:
         """The type of places and counts."""
         return index_type(self.large)
 
-    def images_type(self, arrays: int) -> str:
-        """The type of the parameter that `images` gives."""
-        return f"Images<{self.rows.rank}, {arrays}, {self.integer}>"
-
-    def images(self, *arrays: int) -> Any:
+    def images(self, *arrays: int) -> Parameter:
         """What a kernel has to know about these of the arrays."""
         rows = [step for each in arrays for step in self.rows.strides[each]]
         others = [group[each] for group in (self.image, self.channel) for each in arrays]
         return indices(
+            f"Images<{self.rows.rank}, {len(arrays)}, {self.integer}>",
             [*self.rows.sizes, *rows, *others, self.sizes.channels, self.sizes.length, self.chunk,
              self.chunks], self.large,
         )  # fmt: skip
 
-    def number(self, value: int) -> Argument:
+    def number(self, value: int) -> Parameter:
         """A count or a stride."""
         return index(value, self.large)
 
-    def vectors(self, *arrays: Array) -> list[Argument]:
-        """Vectors with their strides."""
-        return [part for each in arrays for part in (each, self.number(strides_of(each)[0]))]
+    def vectors(self, **pointers: Parameter) -> dict[str, Parameter]:
+        """Vectors with their strides: `scale` and `scale_step`."""
+        found: dict[str, Parameter] = {}
+        for name, each in pointers.items():
+            assert isinstance(each.argument, np.ndarray)
+            found |= {name: each, f"{name}_step": self.number(strides_of(each.argument)[0])}
+        return found
 
-    def vector_parameters(self, **types: str) -> list[str]:
-        """The parameters for vectors, by their names."""
-        pairs = ((f"{kind}* {name}", f"{self.integer} {name}_step") for name, kind in types.items())
-        return [part for pair in pairs for part in pair]
 
+def strided(*names: str) -> str:
+    """Such vectors as arguments of a function.
 
-def _power(count: int) -> int:
-    """The smallest power of 2 that is not less."""
-    return 1 << max(count - 1, 0).bit_length()
+    >>> strided("scale", "shift")
+    'strided(scale, scale_step), strided(shift, shift_step)'
+    """
+    return ", ".join(f"strided({name}, {name}_step)" for name in names)
 
 
 def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
@@ -179,7 +182,7 @@ def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
     shape = arrays[0].shape
     strides = [strides_of(array) for array in arrays]
     rows = [a for a in range(len(shape)) if a != axis and not (by_image and a == 0)]
-    walked = walk(shape, rows, strides)
+    walked = strided_layout(shape, rows, strides)
     image = tuple(each[0] if by_image else 0 for each in strides)
     channel = tuple(each[axis] for each in strides)
     channels, length = shape[axis], size(tuple(shape[a] for a in rows))

@@ -1,25 +1,26 @@
-"""Local response normalisation and its gradient: see include/response.cuh."""
+"""Local response normalisation and its gradient: see
+include/normalisation/local_response.cuh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double, c_float
 from dataclasses import dataclass
 
 from caldera.graph.node import Node
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, real
+from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strided import (
-    Walk,
+    StridedLayout,
     index,
     index_type,
     indices,
     is_large,
+    strided_layout,
     strides_of,
-    walk,
 )
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -36,7 +37,7 @@ class _Work:
     """The arrays (x first) as rows by channels."""
 
     arrays: Sequence[Array]
-    rows: Walk
+    rows: StridedLayout
     steps: tuple[int, ...]
     last: bool
     large: bool
@@ -45,7 +46,7 @@ class _Work:
     def of(cls, arrays: Sequence[Array]) -> _Work:
         x = arrays[0]
         strides = [strides_of(array) for array in arrays]
-        rows = walk(x.shape, [a for a in range(x.ndim) if a != 1], strides)
+        rows = strided_layout(x.shape, [a for a in range(x.ndim) if a != 1], strides)
         steps = tuple(own[1] for own in strides)
         last = abs(steps[0]) <= abs(rows.inner[0]) or size(rows.sizes) == 1
         return cls(arrays, rows, steps, last, is_large(*arrays))
@@ -55,26 +56,24 @@ class _Work:
         """The first template argument of the functions."""
         return flags(self.last)
 
-    def parameters(self, pointers: Sequence[str], kind: str) -> list[str]:
-        """Those that both kernels have."""
-        integer = index_type(self.large)
-        return [
-            *pointers, f"Walk<{self.rows.rank}, {len(pointers)}, {integer}> rows",
-            *(f"{integer} step{i}" for i in range(len(pointers))), f"Response<{integer}> in",
-            f"{kind} alpha", f"{kind} beta", f"{kind} k",
-        ]  # fmt: skip
-
-    def arguments(self, node: Node, tile: tuple[int, int]) -> list[Argument]:
-        """The same, for a node whose tiles have these rows and channels."""
+    def signature(self, names: Sequence[str], node: Node, tile: tuple[int, int]) -> Signature:
+        """For arrays of these names, the last of which is written, and tiles of so many rows and
+        channels."""
         attrs, channels = node.attrs, self.arrays[0].shape[1]
         before, after = _window(node)
-        number = c_double if compute_dtype(self.arrays[0].dtype).itemsize == 8 else c_float
+        kind = computed_type(self.arrays[0].dtype.name)
         sizes = [size(self.rows.sizes), channels, before, after, *tile]
-        return [
-            *self.arrays, indices(self.rows.numbers, self.large),
-            *(index(step, self.large) for step in self.steps), indices(sizes, self.large),
-            number(attrs["alpha"] / attrs["window"]), number(attrs["beta"]), number(attrs["k"]),
-        ]  # fmt: skip
+        pointers = {
+            name: pointer(each) if name == names[-1] else const_pointer(each)
+            for name, each in zip(names, self.arrays, strict=True)
+        }
+        return Signature({
+            **pointers, "rows": self.rows.parameter(self.large),
+            **{f"step{i}": index(step, self.large) for i, step in enumerate(self.steps)},
+            "in": indices(f"Response<{index_type(self.large)}>", sizes, self.large),
+            "alpha": real(kind, attrs["alpha"] / attrs["window"]),
+            "beta": real(kind, attrs["beta"]), "k": real(kind, attrs["k"]),
+        })  # fmt: skip
 
 
 def _window(node: Node) -> tuple[int, int]:
@@ -88,15 +87,11 @@ def _bind(call: Call) -> Runner:
     if y.size == 0:
         return CudaRunner([])
     work = _Work.of([x, y])
-    stored = type_of(x)
-    source = kernel_source(
-        _HEADER, "local_response", _THREADS,
-        work.parameters([f"const {stored}* x", f"{stored}* y"], computed_type(x.dtype.name)),
-        f"respond<{work.flag}>(x, y, rows, step0, step1, in, alpha, beta, k);",
-    )  # fmt: skip
-    blocks = -(-y.size // _THREADS)
-    arguments = work.arguments(call.node, (1, 1))
-    return CudaRunner([Launch(source, "local_response", blocks, _THREADS, arguments)])
+    signature = work.signature(["x", "y"], call.node, (1, 1))
+    return CudaRunner([header_launch(
+        _HEADER, "local_response", -(-y.size // _THREADS), _THREADS, signature,
+        f"respond<{work.flag}>({signature.names});",
+    )])  # fmt: skip
 
 
 def _bind_gradient(call: Call) -> Runner:
@@ -104,16 +99,6 @@ def _bind_gradient(call: Call) -> Runner:
     if dx.size == 0:
         return CudaRunner([])
     work = _Work.of([x, g, dx])
-    stored = type_of(x)
-    source = kernel_source(
-        _HEADER, "local_response_slopes", _THREADS,
-        work.parameters(
-            [f"const {stored}* x", f"const {stored}* g", f"{stored}* dx"],
-            computed_type(x.dtype.name),
-        ),
-        f"block_response_slopes<{work.flag}>("
-        "x, g, dx, rows, step0, step1, step2, in, alpha, beta, k);",
-    )  # fmt: skip
     each = 2 * compute_dtype(x.dtype).itemsize
     way = 0 if work.last else 1
     rows, channels = _ROWS_OF_TILE[way], _CHANNELS_OF_TILE[way]
@@ -121,9 +106,10 @@ def _bind_gradient(call: Call) -> Runner:
     while rows > 1 and rows * width * each > _SHARED:
         rows //= 2
     tiles = -(-size(work.rows.sizes) // rows) * -(-x.shape[1] // channels)
-    return CudaRunner([Launch(
-        source, "local_response_slopes", tiles, _THREADS,
-        work.arguments(call.node, (rows, channels)), shared=rows * width * each,
+    signature = work.signature(["x", "g", "dx"], call.node, (rows, channels))
+    return CudaRunner([header_launch(
+        _HEADER, "local_response_gradients", tiles, _THREADS, signature,
+        f"block_response_gradients<{work.flag}>({signature.names});", shared=rows * width * each,
     )])  # fmt: skip
 
 

@@ -1,14 +1,33 @@
-"""Kernels that normalisation over batches, groups and layers share: see include/norm.cuh."""
+"""Sums over the rows of images, from which batch and group normalisation have their statistics and
+gradients: see include/normalisation/norm_statistics.cuh. What becomes of all elements is in
+apply.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from caldera.kernels.cuda.codegen.source import flags, kernel_source, type_of
-from caldera.kernels.cuda.codegen.strided import Walk, index, index_type, indices
-from caldera.kernels.cuda.normalisation.layout import THREADS, TOTALS_BLOCK, TOTALS_THREADS, Layout
-from caldera.kernels.cuda.runtime.launch import Argument, Launch
-from caldera.kernels.table import Array
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    pointer,
+    real,
+    type_of,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
+from caldera.kernels.cuda.codegen.strided import StridedLayout, index
+from caldera.kernels.cuda.normalisation.layout import (
+    THREADS,
+    TOTALS_BLOCK,
+    TOTALS_THREADS,
+    Layout,
+    Sizes,
+)
+from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.table import Array, Call
 from caldera.tensor.shape import size
 
 HEADER = "norm_apply.cuh"
@@ -16,75 +35,104 @@ HEADER = "norm_apply.cuh"
 
 def image_sums(layout: Layout, x: Array, partial: Array) -> Launch:
     """The sums of x and of its squares, by chunks."""
-    source = kernel_source(
-        HEADER, "image_sums", THREADS,
-        [f"const {type_of(x)}* x", f"{layout.images_type(1)} in", "double* partial"],
-        f"{layout.shared}\n    block_image_sums<{layout.options}>(x, in, partial, kept);",
-    )  # fmt: skip
-    return over_elements(layout, source, "image_sums", [x, layout.images(0), partial])
+    signature = Signature(
+        {"x": const_pointer(x), "in": layout.images(0), "partial": pointer(partial)}
+    )
+    body = f"{layout.shared}\n    block_image_sums<{layout.options}>(x, in, partial, kept);"
+    return over_elements(layout, "image_sums", signature, body)
 
 
-def normalise(
-    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
+def gradient_sums(
+    layout: Layout,
+    name: str,
+    arrays: tuple[Array, Array],
+    partial: Array,
+    given: Mapping[str, Parameter],
+    means: tuple[Array, str],
+    vectors: str,
+    *,
+    relu: bool = False,
+    resident: int | None = None,
 ) -> Launch:
-    """x to y by factors: `arrays` are x, y and what is added, `apart` lies between images."""
-    layout = layout.of_elements()
-    x, y, *more = arrays
-    stored, added = type_of(x), bool(more)
-    source = kernel_source(
-        HEADER, "normalise_images", THREADS,
-        [f"const {stored}* x", f"{stored}* y", f"const {stored}* more",
-         f"{layout.images_type(len(arrays))} in", f"const {type_of(factors)}* factors",
-         f"{layout.integer} apart"],
-        f"normalise<{flags(relu, added)}, {layout.options}>(x, y, more, in, factors, apart);",
-    )  # fmt: skip
-    given = [x, y, more[0] if added else x, layout.images(*range(len(arrays))), factors,
-             layout.number(apart)]  # fmt: skip
-    return over_elements(layout, source, "normalise_images", given)
+    """The sums of the gradient g, and of its products with x less the mean, by chunks.
+
+    `arrays` are x and g; `means` the array of the means, and where one lies; `vectors` are eps,
+    scale, shift and variance in the kernel's words, which only a relu needs.
+    """
+    x, g = arrays
+    mean, place = means
+    signature = Signature({
+        "x": const_pointer(x), "g": const_pointer(g), "in": layout.images(0, 1), **given,
+        "partial": pointer(partial),
+    })  # fmt: skip
+    body = (
+        f"{layout.shared}\n    Means<{type_of(mean)}, {layout.integer}> means = {{{place}}};\n"
+        f"    block_gradient_sums<{flags(relu)}, {layout.options}>(x, g, in, means, {vectors}, "
+        "partial, kept);"
+    )
+    return over_elements(layout, name, signature, body, resident=resident)
 
 
-def slopes(
-    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
-) -> Launch:
-    """The gradient of x by factors: `arrays` are x, g and dx."""
-    layout = layout.of_elements()
-    x, g, dx = arrays
-    source = kernel_source(
-        HEADER, "image_slopes", THREADS,
-        [f"const {type_of(x)}* x", f"const {type_of(g)}* g", f"{type_of(dx)}* dx",
-         f"{layout.images_type(3)} in", f"const {type_of(factors)}* factors",
-         f"{layout.integer} apart"],
-        f"slopes<{flags(relu)}, {layout.options}>(x, g, dx, in, factors, apart);",
-    )  # fmt: skip
-    given = [*arrays, layout.images(0, 1, 2), factors, layout.number(apart)]
-    return over_elements(layout, source, "image_slopes", given)
-
-
-def parameter_slopes(
-    partial: Array, parts: int, apart: int, row: Walk, for_scale: Array, for_shift: Array, *,
-    large: bool,
+def parameter_gradients(
+    partial: Array, parts: int, apart: int, row: StridedLayout, for_scale: Array,
+    for_shift: Array, *, large: bool,
 ) -> Launch:  # fmt: skip
     """The gradients of scale and shift from sums of parts that lie `apart`."""
-    integer, channels = index_type(large), size(row.sizes)
-    source = kernel_source(
-        HEADER, "parameter_slopes", TOTALS_THREADS,
-        [f"const {type_of(partial)}* partial", f"{integer} parts", f"{integer} apart",
-         f"{integer} channels", f"{type_of(for_scale)}* for_scale",
-         f"{type_of(for_shift)}* for_shift", f"Walk<{row.rank}, 2, {integer}> row"],
-        "block_parameter_slopes(partial, parts, apart, channels, for_scale, for_shift, row);",
+    channels = size(row.sizes)
+    signature = Signature({
+        "partial": const_pointer(partial), "parts": index(parts, large),
+        "apart": index(apart, large), "channels": index(channels, large),
+        "for_scale": pointer(for_scale), "for_shift": pointer(for_shift),
+        "row": row.parameter(large),
+    })  # fmt: skip
+    return header_launch(
+        HEADER, "parameter_gradients", -(-channels // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
+        f"block_parameter_gradients({signature.names});",
     )  # fmt: skip
-    return Launch(source, "parameter_slopes", -(-channels // TOTALS_BLOCK[0]), TOTALS_BLOCK, [
-        partial, index(parts, large), index(apart, large), index(channels, large), for_scale,
-        for_shift, indices(row.numbers, large),
-    ])  # fmt: skip
 
 
-def over_elements(layout: Layout, source: str, name: str, arguments: Sequence[Argument]) -> Launch:
+# --- launches
+
+
+def over_elements(
+    layout: Layout, name: str, signature: Signature, body: str, resident: int | None = None
+) -> Launch:
     """A launch over all elements."""
-    return Launch(source, name, layout.grid, layout.block, arguments)
+    return header_launch(
+        HEADER, name, layout.grid, layout.block, signature, body, threads=THREADS,
+        resident=resident,
+    )  # fmt: skip
 
 
-def over_channels(layout: Layout, source: str, name: str, arguments: Sequence[Argument]) -> Launch:
-    """A launch with some threads for each channel."""
+def over_channels(
+    layout: Layout, name: str, partial: Array, factors: Array, eps: float,
+    given: Mapping[str, Parameter], each: str,
+) -> Launch:  # fmt: skip
+    """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
+    of which `each` makes what is needed."""
+    signature = Signature({
+        "partial": const_pointer(partial), "chunks": layout.number(layout.chunks),
+        "channels": layout.number(layout.sizes.channels),
+        "count": real("double", layout.sizes.length), "eps": real("double", eps),
+        "factors": pointer(factors), **given,
+    })  # fmt: skip
     blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
-    return Launch(source, name, blocks, TOTALS_BLOCK, arguments)
+    body = f"{each}\n    block_of_batch(partial, chunks, channels, each);"
+    return header_launch(
+        HEADER, name, blocks, TOTALS_BLOCK, signature, body, threads=TOTALS_THREADS
+    )
+
+
+# --- workspace
+
+
+def workspace_specs(sizes: Sizes, node: Node, factors: int) -> tuple[Spec, Spec]:
+    """Sums of chunks, and so many factors for each channel of each image."""
+    return sizes.partial(), sizes.factors(node, factors)
+
+
+def in_workspace(call: Call, specs: tuple[Spec, Spec]) -> tuple[Array, Array]:
+    """These in the workspace of a call."""
+    scratch = Scratch(call.workspace)
+    partial, factors = (scratch.array(spec.shape, spec.dtype) for spec in specs)
+    return partial, factors

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
-from caldera.kernels.cuda.persistent.memory_access import Held, Local, OfRow, Places
+from caldera.kernels.cuda.persistent.memory_access import (
+    Access,
+    LocalRows,
+    RegisterPrefetch,
+    RowPrefetch,
+)
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.products import (
     Job,
@@ -29,18 +33,17 @@ from caldera.kernels.cuda.persistent.products import (
 from caldera.kernels.cuda.persistent.row_ops import RowWork
 from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.tasks import (
-    ROOM_FLOATS,
+    DYNAMIC_FLOATS,
     THREADS,
     WARPS,
     Early,
-    Part,
+    Task,
     Text,
     Zones,
     units_of,
 )
 from caldera.kernels.cuda.persistent.tilings import Tiling
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = WARPS
 """Of a tile: a warp looks at each."""
 MOST_COLUMNS = 32
@@ -48,7 +51,7 @@ MOST_COLUMNS = 32
 
 
 @dataclass(eq=False)
-class Head:
+class ClassifierHead:
     """`first`, then `works` on its rows, then `second`, whose left operand is what they made."""
 
     first: Product
@@ -87,7 +90,7 @@ class Head:
             or meet(worked, self.first.reads)
         )
 
-    def part(self, first: Job, second: Job, blocks: int) -> Part:
+    def task(self, first: Job, second: Job, blocks: int) -> Task:
         """The jobs of the two products as one part."""
         rows, columns = second.result.shape
         down = units_of(rows, ROWS)
@@ -95,7 +98,7 @@ class Head:
         parts = units_of(second.inner, 8)
         across = next(n for n in (1, 2, 4, 8, 16) if wide <= 40 * n or 2 * n * parts > WARPS)
         tiling = Tiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
-        return Part(
+        return Task(
             f"{first.name} with {second.name}", tiling.units(rows, columns), self.reads,
             self.writes,
             lambda places, early, start: _Writer(self, first, second, tiling, places,
@@ -103,7 +106,7 @@ class Head:
         )  # fmt: skip
 
 
-def with_heads(pieces: Sequence[Any]) -> list[Any]:
+def fuse_classifier_heads(pieces: Sequence[Any]) -> list[Any]:
     """The pieces with heads in place of what they are made of."""
     found = list(pieces)
     for piece in pieces:
@@ -118,7 +121,7 @@ def with_heads(pieces: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _head(pieces: list[Any], work: RowWork) -> Head | None:
+def _head(pieces: list[Any], work: RowWork) -> ClassifierHead | None:
     """The head around this work on rows, if there is one."""
     products = [each for each in pieces if isinstance(each, Product)]
     first = next((p for p in products if any(same(p.result, each) for each in work.reads)), None)
@@ -139,11 +142,11 @@ def _head(pieces: list[Any], work: RowWork) -> Head | None:
     rest = [each for each in pieces if each not in others]
     if not fits or not first.stores or not all(_can_move(rest, p, work) for p in (first, second)):
         return None
-    head = Head(first, [work], second)
+    head = ClassifierHead(first, [work], second)
     if not head.is_sound:
         return None
     for each in others:
-        wider = Head(first, [*head.works, each], second)
+        wider = ClassifierHead(first, [*head.works, each], second)
         alone = not any(conflict(each, other) for other in head.works)
         if alone and _can_move(pieces, each, work) and wider.is_sound:
             head = wider
@@ -162,7 +165,13 @@ class _Writer:
     """Writes the code of a head."""
 
     def __init__(
-        self, head: Head, first: Job, second: Job, tiling: Tiling, places: Places, early: Early
+        self,
+        head: ClassifierHead,
+        first: Job,
+        second: Job,
+        tiling: Tiling,
+        places: Access,
+        early: Early,
     ) -> None:
         self._head, self._jobs, self._places, self._early = head, (first, second), places, early
         columns = first.result.shape[1]
@@ -171,9 +180,9 @@ class _Writer:
         self._tilings = (Tiling(ROWS, self._wide, 1, 1, parts), tiling)
         self._stride = self._second[0].floats(self._wide) // ROWS
         matrices = [(first.result, "scores", self._stride)]
-        matrices.append((head.works[0].writes[0], "slopes", self._stride))
-        self._local = Local(places, matrices)
-        self._held = Held(self._local, "i"), Held(places, "i", "_second")
+        matrices.append((head.works[0].writes[0], "gradients", self._stride))
+        self._local = LocalRows(places, matrices)
+        self._held = RegisterPrefetch(self._local, "i"), RegisterPrefetch(places, "i", "_second")
         self._ends = [
             job.finish(held, "sum") for job, held in zip(self._jobs, self._held, strict=True)
         ]
@@ -200,7 +209,7 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices of the first product are brought at once."""
         left, right, weights = self._sides
-        room = ROOM_FLOATS - self._sums - 2 * ROWS * self._stride
+        room = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
         room -= weights.floats(self._jobs[1].inner)
         return fitting([left, right], self._jobs[0].inner, room)
 
@@ -218,7 +227,7 @@ class _Writer:
             if name == "weights":
                 layout.late = max(layout.late, self._sums)
             layout.add(name, side.floats(deep), early=self._is_early(operand))
-        for name in ("scores", "slopes"):
+        for name in ("scores", "gradients"):
             layout.add(name, ROWS * self._stride, early=False)
         layout.end(start)
         return layout
@@ -233,7 +242,7 @@ class _Writer:
             first.left.type_text(one, rows, depth),
             first.right.type_text(other, few, depth),
         )
-        slopes = Operand(self._head.works[0].writes[0], False, inner)
+        gradients = Operand(self._head.works[0].writes[0], False, inner)
         down = units_of(rows, ROWS)
         weights = second.right.type_text(self._second[1], columns, inner)
         return [
@@ -241,7 +250,7 @@ class _Writer:
             f"typedef {tiling_text(self._tilings[1], second.exact)} U;",
             f"typedef {left} L;",
             f"typedef {right} R;",
-            f"typedef {slopes.type_text(self._second[0], rows, inner)} S;",
+            f"typedef {gradients.type_text(self._second[0], rows, inner)} S;",
             f"typedef {weights} W;",
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * U::N;",
         ]
@@ -272,7 +281,7 @@ class _Writer:
         )
         operands = ", ".join(self._places.name(each.array) for each in (first.left, first.right))
         # Rows beyond the last one are read as the last one.
-        of_row = OfRow(self._local, "_row")
+        of_row = RowPrefetch(self._local, "_row")
         works = [
             line
             for work in self._head.works
@@ -286,9 +295,9 @@ class _Writer:
             *self._held[0].statements(each[0], "T::EACH"),
             *self._held[1].statements(each[1], "U::EACH"),
             f"float* scores = {layout.place('scores')};",
-            f"float* slopes = {layout.place('slopes')};",
+            f"float* gradients = {layout.place('gradients')};",
             f"for (i32 e = thread; e < {ROWS * self._stride}; e += {THREADS})",
-            "    slopes[e] = 0.0f;",
+            "    gradients[e] = 0.0f;",
             f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0,",
             f"    {layout.place('a')}, {layout.place('b')}, room, numbers);",
             *each[0],
@@ -302,7 +311,7 @@ class _Writer:
             "}",
             "__syncthreads();",
             "float c[U::WARP_M / 16][U::WARP_N / 8][4] = {};",
-            f"warp_products<U, S, W>(c, slopes, {layout.place('weights')}, {second.inner});",
+            f"warp_products<U, S, W>(c, gradients, {layout.place('weights')}, {second.inner});",
             "warp_store<U>(c, room);",
             "__syncthreads();",
             *each[1],

@@ -10,18 +10,23 @@ import numpy as np
 
 from caldera.kernels.common.epilogue import Epilogue as EpilogueCode
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
-from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.products import apart
-from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby, NearFilters, NearImage
-from caldera.kernels.cuda.persistent.tasks import ROOM_FLOATS, THREADS, WARPS, units_of
+from caldera.kernels.cuda.persistent.shared_tiles import (
+    SharedAccess,
+    SharedFilters,
+    SharedImage,
+    SharedTile,
+)
+from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, THREADS, WARPS, units_of
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 
 
@@ -144,8 +149,8 @@ class Correlation(_OfWindows, Producer):
 
     call: Call
     windows: Windows
-    image: Near
-    filters: Near
+    image: SharedTile
+    filters: SharedTile
 
     @property
     def images(self) -> int:
@@ -155,28 +160,28 @@ class Correlation(_OfWindows, Producer):
     @property
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
-        more = [array for loop in self.followers for array in loop.inputs]
+        more = [array for loop in self.epilogues for array in loop.inputs]
         return [*self.given[1:], *shared_by_all(more, self.images)]
 
     @property
-    def near(self) -> Sequence[Near]:
+    def near(self) -> Sequence[SharedTile]:
         """Both operands."""
         return [self.image, self.filters]
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         across = self.windows.places[1]
 
-        def element(held: Nearby, here: list[str]) -> list[str]:
+        def element(held: SharedAccess, here: list[str]) -> list[str]:
             _, channel, y, x = here
             sum_text = self.windows.sum_text(f"{y} * {across} + {x}", channel)
-            lines, value = self._ended(held, channel)
+            lines, value = self._epilogue(held, channel)
             return [f"float x = {sum_text};", *lines, *finish(self, held, value, here)]
 
         product = self.windows.product(places.place(self.image), places.place(self.filters))
         return [*product, *each_pixel(places, self.result, element)]
 
-    def _ended(self, places: Places, channel: str) -> tuple[list[str], str]:
+    def _epilogue(self, places: Access, channel: str) -> tuple[list[str], str]:
         """Statements for what the op does to `x`, and the name of what they find."""
         if self.call.node.op.name != "conv2d_epilogue":
             return [], "x"
@@ -191,18 +196,18 @@ class Correlation(_OfWindows, Producer):
 
 
 @dataclass(eq=False)
-class FilterSlopes(_OfWindows):
+class FilterGradient(_OfWindows):
     """The gradient of filters by one image: windows times gradients of results, over all places."""
 
     windows: Windows
-    image: Near
-    slopes: Near
+    image: SharedTile
+    gradients: SharedTile
     partial: Array
 
     @property
     def reads(self) -> Sequence[Array]:
         """What is read."""
-        return [self.image.array, self.slopes.array]
+        return [self.image.array, self.gradients.array]
 
     @property
     def writes(self) -> Sequence[Array]:
@@ -220,21 +225,21 @@ class FilterSlopes(_OfWindows):
         return []
 
     @property
-    def near(self) -> Sequence[Near]:
+    def near(self) -> Sequence[SharedTile]:
         """Both operands."""
-        return [self.image, self.slopes]
+        return [self.image, self.gradients]
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         windows = self.windows
         columns, channels = windows.taps[1], windows.channels
 
-        def element(held: Nearby, here: list[str]) -> list[str]:
+        def element(held: SharedAccess, here: list[str]) -> list[str]:
             _, result, channel, y, x = here
             row = f"({y} * {columns} + {x}) * {channels} + {channel}"
             return [held.store(self.partial, here, windows.sum_text(row, result))]
 
-        product = windows.product(places.place(self.image), places.place(self.slopes))
+        product = windows.product(places.place(self.image), places.place(self.gradients))
         return [*product, *each_pixel(places, self.partial, element)]
 
 
@@ -255,17 +260,17 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
         first.shape[1], (down, across), outcome.shape[2:], outcome.shape[1], of_filters,
         attrs.get("compute") != "tf32",
     )  # fmt: skip
-    image = NearImage(first, border, windows.padded, windows.apart)
-    right: Near = NearFilters(filters, windows.line, turned)
+    image = SharedImage(first, border, windows.padded, windows.apart)
+    right: SharedTile = SharedFilters(filters, windows.line, turned)
     if of_filters:
-        right = NearImage(second, (0, 0), windows.places, windows.line)
-    if min(border) < 0 or windows.scratch + image.room + right.room > ROOM_FLOATS:
+        right = SharedImage(second, (0, 0), windows.places, windows.line)
+    if min(border) < 0 or windows.scratch + image.room + right.room > DYNAMIC_FLOATS:
         return None
     if not of_filters:
         return [Correlation(call.inputs, result, call, windows, image, right)]
     partial = fresh((first.shape[0], *result.shape), "float32")
     total = LoopBody(("float32",), (), (), (("sum", "float32", ("in", 0)),))
     return [
-        FilterSlopes(windows, image, right, partial),
+        FilterGradient(windows, image, right, partial),
         Reduction((partial,), result, total, partial.shape, (0,)),
     ]

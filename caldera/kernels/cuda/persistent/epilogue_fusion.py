@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Rows(Protocol):
@@ -28,7 +25,7 @@ class Rows(Protocol):
 
 @dataclass(eq=False)
 class Loop:
-    """Element-wise work on arrays: a recipe without reductions."""
+    """Element-wise work on arrays: a loop body without reductions."""
 
     loop_body: LoopBody
     shape: tuple[int, ...]
@@ -52,21 +49,21 @@ class Producer:
 
     given: tuple[Array, ...]
     result: Array
-    followers: list[Loop] = field(default_factory=list, kw_only=True)
+    epilogues: list[Loop] = field(default_factory=list, kw_only=True)
     stores: bool = field(default=True, kw_only=True)
     """Whether anybody else wants the array itself."""
 
     @property
     def reads(self) -> list[Array]:
         """What is read, less what stays in registers."""
-        more = [array for loop in self.followers for array in loop.inputs]
+        more = [array for loop in self.epilogues for array in loop.inputs]
         return [*self.given, *(each for each in more if not same(each, self.result))]
 
     @property
     def writes(self) -> list[Array]:
         """What is written."""
         own = [self.result] if self.stores else []
-        return [*own, *(array for loop in self.followers for array in loop.outputs)]
+        return [*own, *(array for loop in self.epilogues for array in loop.outputs)]
 
 
 @dataclass(eq=False)
@@ -127,12 +124,12 @@ def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
     index = 0
     while index < len(found):
         piece = found[index]
-        follower = _follower(found, index) if isinstance(piece, Producer) else None
+        follower = _epilogue_of(found, index) if isinstance(piece, Producer) else None
         if follower is None:
             index += 1
             continue
         loop, place = follower
-        piece.followers.append(loop)
+        piece.epilogues.append(loop)
         found.remove(loop)
         found.remove(piece)
         piece.stores = _is_wanted(found, place, piece.result, is_scratch)
@@ -140,7 +137,7 @@ def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
     return found
 
 
-def _follower(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
+def _epilogue_of(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
     """The first loop after a producer that can be taken in, and where the two will stand."""
     producer: Producer = pieces[index]
     stays = False
@@ -180,7 +177,7 @@ def _fits_others(loop: Loop, producer: Producer) -> bool:
     """Whether a loop shares only whole elements with the loops that follow already."""
     return all(
         same(one, other) or not meet([one], [other])
-        for earlier in producer.followers
+        for earlier in producer.epilogues
         for mine, theirs in ((loop.inputs, earlier.outputs), (loop.outputs, earlier.inputs),
                              (loop.outputs, earlier.outputs))
         for one in mine

@@ -14,15 +14,15 @@ import numpy as np
 
 from caldera.graph.memory_format import dense_strides
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
-from caldera.kernels.cuda.persistent.memory_access import Places, unravelled
+from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
 from caldera.kernels.cuda.persistent.phases import meet
-from caldera.kernels.cuda.persistent.tasks import THREADS, Part, plain, units_of
+from caldera.kernels.cuda.persistent.tasks import THREADS, Task, plain, units_of
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 VECTOR = 16
 """Bytes that a thread moves at once where rows allow it."""
 TURNS = 4
@@ -49,7 +49,7 @@ class Gather:
         """What is written."""
         return [self.output]
 
-    def number(self, places: Places, names: Sequence[str], name: str) -> list[str]:
+    def number(self, places: Access, names: Sequence[str], name: str) -> list[str]:
         """Statements that find the row of the table for these coordinates."""
         if self.through is None:
             before: list[str] = []
@@ -67,14 +67,14 @@ class Gather:
             f"{name} = max((i64)0, min({name}, (i64){last}));",
         ]
 
-    def part(self) -> Part:
+    def task(self) -> Task:
         """A thread moves one element, or as many of a row as fit into a vector."""
         axes = self.numbers.ndim
         wide = self._elements_at_once()
         rows, length = self.output.shape[:axes], size(self.output.shape[axes:])
         count = self.output.size // wide
 
-        def code(places: Places) -> list[str]:
+        def code(places: Access) -> list[str]:
             split, names = unravelled("e", (*rows, length // wide), "i")
             own, number = names[:axes], self.number(places, names[:axes], "number")
             if wide == 1:
@@ -113,7 +113,7 @@ class Gather:
             ]
 
         units = units_of(count, TURNS * THREADS)
-        return Part("gather", units, self.reads, self.writes, plain(code))
+        return Task("gather", units, self.reads, self.writes, plain(code))
 
     @property
     def has_plain_rows(self) -> bool:
@@ -141,7 +141,7 @@ def gather(call: Call) -> Gather | None:
     return Gather(table, numbers, call.outputs[0]) if call.node.attrs["axis"] == 0 else None
 
 
-def look_through(pieces: Iterable[Any]) -> None:
+def fuse_gathers(pieces: Iterable[Any]) -> None:
     """Let gathers find their numbers where these come from, and products their rows."""
     known: list[Gather] = []
     for piece in pieces:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterSlopes
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.images import (
     AXES,
@@ -22,29 +23,28 @@ from caldera.kernels.cuda.persistent.images import (
     Pixelwise,
     image_work,
 )
-from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.shared_memory import Layout
-from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby, NearImage
+from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedImage, SharedTile
 from caldera.kernels.cuda.persistent.tasks import (
-    ROOM_FLOATS,
+    DYNAMIC_FLOATS,
     THREADS,
     Early,
-    Part,
+    Task,
     Text,
     Zones,
     units_of,
 )
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""
-_WORKS = (Correlation, FilterSlopes, ImageSums, Pixelwise)
+_WORKS = (Correlation, FilterGradient, ImageSums, Pixelwise)
 
 
 @dataclass(eq=False)
-class Chain:
+class FusedImages:
     """Works on images in order."""
 
     works: list[ImageWork]
@@ -80,7 +80,7 @@ class Chain:
         seen = [near.array for near in work.near if meet(self.writes, [near.array])]
         if not all(_among(array, self.writes) for array in seen):
             return False
-        if not Chain([*self.works, work]).is_roomy:
+        if not FusedImages([*self.works, work]).fits:
             return False
         touched = [(self.writes, [*work.reads, *work.writes]), (work.writes, self.reads)]
         return all(
@@ -92,35 +92,35 @@ class Chain:
         )
 
     @property
-    def is_roomy(self) -> bool:
+    def fits(self) -> bool:
         """Whether all that its works want fits into shared memory."""
         near = [each for work in self.works for each in work.near]
-        return self._scratch + sum(each.room for each in near) <= ROOM_FLOATS
+        return self._scratch + sum(each.room for each in near) <= DYNAMIC_FLOATS
 
     @property
     def _scratch(self) -> int:
         return max(work.scratch for work in self.works)
 
-    def _near(self) -> tuple[list[Near], list[NearImage]]:
+    def _near(self) -> tuple[list[SharedTile], list[SharedImage]]:
         """What is brought to shared memory, and what is written there.
 
         That is all that a work makes and another reads, as long as it fits.
         """
-        brought: list[Near] = []
-        made: list[NearImage] = []
+        brought: list[SharedTile] = []
+        made: list[SharedImage] = []
         written: list[Array] = []
         read: list[Array] = []
         for work in self.works:
             for near in work.near:
-                if isinstance(near, NearImage) and _among(near.array, written):
+                if isinstance(near, SharedImage) and _among(near.array, written):
                     made.append(near)
                 else:
                     brought.append(near)
             read += [array for array in work.reads if _among(array, written)]
             written += [array for array in work.writes if _is_image(array)]
-        left = ROOM_FLOATS - self._scratch - sum(each.room for each in (*brought, *made))
+        left = DYNAMIC_FLOATS - self._scratch - sum(each.room for each in (*brought, *made))
         for array in read:
-            copy = NearImage(array, (0, 0), array.shape[2:], array.shape[1])
+            copy = SharedImage(array, (0, 0), array.shape[2:], array.shape[1])
             if not _among(array, [each.array for each in made]) and copy.room <= left:
                 made.append(copy)
                 left -= copy.room
@@ -133,10 +133,10 @@ class Chain:
             if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
                 self.hidden.append(array)
 
-    def part(self, finish: Epilogue) -> Part:
+    def task(self, finish: Epilogue) -> Task:
         """A unit an image."""
 
-        def code(places: Places, early: Early, start: int | None) -> tuple[Text, Zones]:
+        def code(places: Access, early: Early, start: int | None) -> tuple[Text, Zones]:
             brought, made = self._near()
             layout = Layout(soon=False)
             layout.add("spare", self._scratch, early=False)
@@ -157,7 +157,7 @@ class Chain:
                         f"    ({layout.place(f'{id(near)}')})[e] = 0.0f;",
                     ]
             lines += ["copies_done<1>();"]
-            nearby = Nearby(places, found, self.hidden)
+            nearby = SharedAccess(places, found, self.hidden)
             for work in self.works:
                 body = (f"    {line}" for line in work.code(nearby, finish))
                 lines += ["__syncthreads();", "{", *body, "}"]
@@ -166,7 +166,7 @@ class Chain:
 
         load = sum(work.load for work in self.works)
         what = " ".join(type(work).__name__ for work in self.works)
-        return Part(
+        return Task(
             what, self.images, self.reads, self.writes, code, heavy=True,
             load=self.images * units_of(load, LOAD),
         )  # fmt: skip
@@ -201,7 +201,7 @@ def _reach(array: Array) -> int:
     return array.itemsize + sum((length - 1) * stride for length, stride in steps)
 
 
-def with_chains(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> list[Any]:
+def fuse_images(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> list[Any]:
     """The pieces with works on images in chains."""
     found: list[Any] = []
     for piece in pieces:
@@ -209,7 +209,7 @@ def with_chains(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> l
         if work is None:
             found.append(piece)
             continue
-        chains = [each for each in found if isinstance(each, Chain)]
+        chains = [each for each in found if isinstance(each, FusedImages)]
         for chain in reversed(chains):
             order = _moved(found, chain, work)
             if order is not None:
@@ -217,15 +217,15 @@ def with_chains(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> l
                 chain.works.append(work)
                 break
         else:
-            found.append(Chain([work]))
+            found.append(FusedImages([work]))
     for chain in found:
-        if isinstance(chain, Chain):
+        if isinstance(chain, FusedImages):
             others = [array for each in found if each is not chain for array in each.reads]
             chain.hide(is_scratch, others)
     return [_alone(each) for each in found]
 
 
-def _moved(pieces: list[Any], chain: Chain, work: ImageWork) -> list[Any] | None:
+def _moved(pieces: list[Any], chain: FusedImages, work: ImageWork) -> list[Any] | None:
     """The pieces in an order in which the chain comes last of all that the work waits for; None if
     the work waits for something that waits for the chain, or cannot be part of it."""
     place = pieces.index(chain)
@@ -241,7 +241,7 @@ def _moved(pieces: list[Any], chain: Chain, work: ImageWork) -> list[Any] | None
 
 def _alone(piece: Any) -> Any:
     """A loop or a gather that is a chain by itself as what it was before."""
-    if isinstance(piece, Chain) and len(piece.works) == 1:
+    if isinstance(piece, FusedImages) and len(piece.works) == 1:
         (work,) = piece.works
         if isinstance(work, ImageLoop):
             return work.loop

@@ -1,31 +1,31 @@
 """Work on images, one at a time: pooling, loops, sums, and the images of a batch.
 
 An image is done by one block, so that what follows on the same image need not wait for others; see
-`chains.py`. Images are arrays (N, C, H, W), however they lie.
+`image_fusion.py`. Images are arrays (N, C, H, W), however they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
-from caldera.kernels.cuda.persistent.memory_access import Held, Places, unravelled
-from caldera.kernels.cuda.persistent.shared_tiles import Near, Nearby
+from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
+from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 from caldera.kernels.step_launch import Fresh
 from caldera.tensor.shape import Shape, size
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Epilogue = Callable[[Producer, Places, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""
 AXES = 4
 AT_ONCE = 8
@@ -49,7 +49,7 @@ class ImageWork(Protocol):
         """What is read not only at the place of the own image."""
 
     @property
-    def near(self) -> Sequence[Near]:
+    def near(self) -> Sequence[SharedTile]:
         """What it wants to find in shared memory."""
 
     @property
@@ -60,7 +60,7 @@ class ImageWork(Protocol):
     def load(self) -> int:
         """Multiplications for an image."""
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for a block that does `image`."""
 
 
@@ -74,7 +74,7 @@ def shared_by_all(arrays: Sequence[Array], images: int) -> list[Array]:
 
 
 def each_pixel(
-    places: Nearby, laid: Array, body: Callable[[Nearby, list[str]], list[str]]
+    places: SharedAccess, laid: Array, body: Callable[[SharedAccess, list[str]], list[str]]
 ) -> list[str]:
     """A loop of a block's threads over the elements of one image, in the order of an array.
 
@@ -86,7 +86,7 @@ def each_pixel(
     count = size(laid.shape[1:])
     rounds = units_of(count, THREADS)
     at_once = units_of(rounds, units_of(rounds, AT_ONCE))
-    held = Held(places.beyond, "i")
+    held = RegisterPrefetch(places.beyond, "i")
     ending = body(places.over(held), ["image", *(named[axis] for axis in range(1, laid.ndim))])
     each = [
         "#pragma unroll",
@@ -107,16 +107,21 @@ def each_pixel(
     ]
 
 
+class _FromMemory:
+    """Work that finds nothing in shared memory, and multiplies next to nothing."""
+
+    near: ClassVar[Sequence[SharedTile]] = ()
+    scratch: ClassVar[int] = 0
+    load: ClassVar[int] = 0
+
+
 @dataclass(eq=False)
-class Pixelwise(Producer):
+class Pixelwise(_FromMemory, Producer):
     """Elements of images, each made of a few others: `element` gives statements for `value`."""
 
-    element: Callable[[Places, Sequence[str]], list[str]]
+    element: Callable[[Access, Sequence[str]], list[str]]
     also: tuple[Array, ...] = ()
     """What the statements write beside the result."""
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def images(self) -> int:
@@ -131,10 +136,10 @@ class Pixelwise(Producer):
     @property
     def common(self) -> Sequence[Array]:
         """What is the same for all images."""
-        more = [array for loop in self.followers for array in loop.inputs]
+        more = [array for loop in self.epilogues for array in loop.inputs]
         return shared_by_all([*self.given, *more], self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.result,
@@ -143,13 +148,10 @@ class Pixelwise(Producer):
 
 
 @dataclass(eq=False)
-class ImageLoop:
+class ImageLoop(_FromMemory):
     """A loop over images."""
 
     loop: Loop
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -171,7 +173,7 @@ class ImageLoop:
         """What is the same for all images."""
         return shared_by_all(self.loop.inputs, self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
             places, self.loop.outputs[0], lambda held, here: element_code(held, self.loop, here)
@@ -179,13 +181,10 @@ class ImageLoop:
 
 
 @dataclass(eq=False)
-class ImageGather:
+class ImageGather(_FromMemory):
     """The images of a batch, by their numbers."""
 
     gather: Gather
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -207,11 +206,11 @@ class ImageGather:
         """The table, and what the numbers are found in."""
         return self.reads
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         gather = self.gather
 
-        def body(held: Nearby, here: list[str]) -> list[str]:
+        def body(held: SharedAccess, here: list[str]) -> list[str]:
             value = held.load(gather.table, ["number", *here[1:]])
             return [held.store(gather.output, here, value)]
 
@@ -222,7 +221,7 @@ class ImageGather:
 
 
 @dataclass(eq=False)
-class ImageSums:
+class ImageSums(_FromMemory):
     """A reduction over all but some axes of an image; `partial` has a row for each image."""
 
     loop_body: LoopBody
@@ -230,9 +229,6 @@ class ImageSums:
     axes: tuple[int, ...]
     given: tuple[Array, ...]
     partial: Array
-    near = ()
-    scratch = 0
-    load = 0
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -254,7 +250,7 @@ class ImageSums:
         """What is the same for all images."""
         return shared_by_all(self.given, self.images)
 
-    def code(self, places: Nearby, finish: Epilogue) -> list[str]:
+    def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """A warp makes a sum."""
         kept = [axis for axis in range(1, len(self.shape)) if axis not in self.axes]
         results = size(tuple(self.shape[axis] for axis in kept))

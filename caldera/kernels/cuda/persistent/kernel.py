@@ -8,16 +8,13 @@ launch. Every block must be on the card at once, so there is one for each multip
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.persistent.classifier_head import Head, with_heads
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.epilogue_fusion import (
     Loop,
     Producer,
@@ -26,24 +23,23 @@ from caldera.kernels.cuda.persistent.epilogue_fusion import (
     fuse_epilogues,
     same,
 )
-from caldera.kernels.cuda.persistent.gather import Gather, look_through
-from caldera.kernels.cuda.persistent.image_fusion import Chain, with_chains
-from caldera.kernels.cuda.persistent.loops import element_code, loop_part, reduction_part
-from caldera.kernels.cuda.persistent.lowering import Piece, copy_piece, pieces_of
-from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.gather import Gather, fuse_gathers
+from caldera.kernels.cuda.persistent.image_fusion import FusedImages, fuse_images
+from caldera.kernels.cuda.persistent.loops import element_code, loop_task, reduction_task
+from caldera.kernels.cuda.persistent.lowering import Piece, lower, lower_copy
+from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
-from caldera.kernels.cuda.persistent.program import Program
+from caldera.kernels.cuda.persistent.program import STEPS, Program
 from caldera.kernels.cuda.persistent.row_ops import RowWork
-from caldera.kernels.cuda.persistent.tasks import MASKS, SHARED_FLOATS, THREADS, Part, units_of
+from caldera.kernels.cuda.persistent.tasks import MASKS, SHARED_FLOATS, THREADS, Task, units_of
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.step_launch import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Other = Gather | Loop | Reduction | RowWork | Chain
+Other = Gather | Loop | Reduction | RowWork | FusedImages
 """What is no product."""
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
@@ -67,9 +63,9 @@ class PersistentStep:
         """What runs this many steps."""
         program = self.program
         return Launch(
-            program.source, "steps", driver().multiprocessors, THREADS,
-            [program.pointers, self.counters, ctypes.c_int(steps)], shared=4 * SHARED_FLOATS,
-            cooperative=True, kept=program.arrays,
+            program.source, STEPS.name, driver().multiprocessors, THREADS,
+            STEPS.bind(pointers=program.pointers, counters=self.counters, count=steps),
+            shared=4 * SHARED_FLOATS, cooperative=True, kept=program.arrays,
         )  # fmt: skip
 
     @property
@@ -95,20 +91,20 @@ def persistent_step(
     blocks = driver().multiprocessors
     pieces: list[Piece] = []
     for op, call in calls:
-        found = [copy_piece(call)] if op == COPY else pieces_of(call, fresh)
+        found = [lower_copy(call)] if op == COPY else lower(call, fresh)
         if found is None:
             return None
         pieces += found
-    look_through(pieces)
+    fuse_gathers(pieces)
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
-        with_heads(with_chains(fuse_epilogues(pieces, is_scratch), is_scratch)),
+        fuse_classifier_heads(fuse_images(fuse_epilogues(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
-    return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
+    return PersistentStep(Program(_tasks(phases, blocks), blocks), fresh((2,), "int32"))
 
 
-def _parts(phases: list[list[Other | Product | Head]], blocks: int) -> list[list[Part]]:
+def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) -> list[list[Task]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -116,28 +112,30 @@ def _parts(phases: list[list[Other | Product | Head]], blocks: int) -> list[list
     found = []
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
-        parts = [_part(piece) for piece in phase if not isinstance(piece, (Product, Head))]
+        parts = [
+            _task(piece) for piece in phase if not isinstance(piece, (Product, ClassifierHead))
+        ]
         smaller = units_of(sum(part.units for part in parts), UNITS_OF_OTHERS)
         left = blocks - min(smaller, blocks // LEFT_TO_OTHERS)
         products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
         total = sum(job.size(early).work for _, job in products)
         for piece, job in products:
             share = left * job.size(early).work // total
-            parts.append(job.part(share, early, piece.reads, piece.writes))
-        heads = [piece for piece in phase if isinstance(piece, Head)]
-        parts += [head.part(_job(head.first), _job(head.second), left) for head in heads]
+            parts.append(job.task(share, early, piece.reads, piece.writes))
+        heads = [piece for piece in phase if isinstance(piece, ClassifierHead)]
+        parts += [head.task(_job(head.first), _job(head.second), left) for head in heads]
         found.append(parts)
     return found
 
 
-def _part(piece: Other) -> Part:
+def _task(piece: Other) -> Task:
     if isinstance(piece, (Gather, RowWork)):
-        return piece.part()
-    if isinstance(piece, Chain):
-        return piece.part(_followed)
+        return piece.task()
+    if isinstance(piece, FusedImages):
+        return piece.task(_followed)
     if isinstance(piece, Loop):
-        return loop_part(piece)
-    return reduction_part(piece, lambda places, value, here: _followed(piece, places, value, here))
+        return loop_task(piece)
+    return reduction_task(piece, lambda places, value, here: _followed(piece, places, value, here))
 
 
 def _job(product: Product) -> Job:
@@ -152,7 +150,7 @@ def _job(product: Product) -> Job:
     )  # fmt: skip
 
 
-def _finished(product: Product, places: Places, value: str) -> list[str]:
+def _finished(product: Product, places: Access, value: str) -> list[str]:
     """What becomes of a sum: the op's own ending, then the loops that follow."""
     call = product.call
     here = ["row", "column"]
@@ -177,13 +175,13 @@ def _finished(product: Product, places: Places, value: str) -> list[str]:
     return [*lines, *_followed(product, places, result, here)]
 
 
-def _followed(producer: Producer, places: Places, value: str, here: Sequence[str]) -> list[str]:
+def _followed(producer: Producer, places: Access, value: str, here: Sequence[str]) -> list[str]:
     """The result itself, if somebody wants it, and the loops that follow it."""
     lines = []
     result = producer.result
     if producer.stores:
         lines.append(places.store(result, here, value))
-    for number, loop in enumerate(producer.followers):
+    for number, loop in enumerate(producer.epilogues):
         name = f"y{number}"
         lines.append(f"{computed_type(result.dtype.name)} {name} = {value};")
         known = {i: name for i, array in enumerate(loop.inputs) if same(array, result)}

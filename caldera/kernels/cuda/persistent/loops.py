@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.codegen.expression import statements
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
-from caldera.kernels.cuda.persistent.memory_access import Places, aligned_coordinates, unravelled
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Part, plain, units_of
+from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of
 from caldera.tensor.shape import Shape, size
 
-Array = np.ndarray[Any, np.dtype[Any]]
 COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 """What makes one of two partial results."""
 LANES = 32
@@ -26,11 +24,11 @@ MOST_AT_ONCE = 32
 """Elements that a thread reads before it uses the first of them."""
 
 
-def loop_part(loop: Loop) -> Part:
+def loop_task(loop: Loop) -> Task:
     """A loop without reductions: a thread an element."""
     count = size(loop.shape)
 
-    def code(places: Places) -> list[str]:
+    def code(places: Access) -> list[str]:
         split, coordinates = unravelled("e", loop.shape, "i")
         body = element_code(places, loop, coordinates)
         return [
@@ -40,11 +38,11 @@ def loop_part(loop: Loop) -> Part:
             "}",
         ]
 
-    return Part("loop", units_of(count, THREADS), loop.inputs, loop.outputs, plain(code))
+    return Task("loop", units_of(count, THREADS), loop.inputs, loop.outputs, plain(code))
 
 
 def element_code(
-    places: Places, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
+    places: Access, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
 ) -> list[str]:
     """The statements for one element; `known` names inputs that are in registers already."""
     lines, found = evaluated(places, loop.loop_body, loop.inputs, coordinates, known or {})
@@ -54,13 +52,13 @@ def element_code(
 
 
 def evaluated(
-    places: Places,
+    places: Access,
     loop_body: LoopBody,
     inputs: Sequence[Array],
     coordinates: Sequence[str],
     known: dict[int, str],
 ) -> tuple[list[str], Any]:
-    """The statements of a recipe for one element, and the names of what they find."""
+    """The statements of a loop body for one element, and the names of what they find."""
     operands = [known.get(index, f"x{index}") for index in range(len(inputs))]
     lines = [
         f"auto x{index} = {places.load(array, aligned_coordinates(array, coordinates))};"
@@ -71,7 +69,7 @@ def evaluated(
     return lines + found.lines, found
 
 
-Epilogue = Callable[[Places, str, Sequence[str]], list[str]]
+Epilogue = Callable[[Access, str, Sequence[str]], list[str]]
 """Statements for one result, given its value and its coordinates."""
 
 
@@ -133,7 +131,7 @@ class _Job:
         """How many times 32 results a block makes side by side; its warps share each of them."""
         return min(MOST_GROUPS, 1 << (units_of(self.results, LANES) - 1).bit_length())
 
-    def loop(self, places: Places, first: str, apart: int) -> list[str]:
+    def loop(self, places: Access, first: str, apart: int) -> list[str]:
         """Statements that add elements `first`, first + apart, ... of `result` to `total`.
 
         Several are read before the first of them is used, so that they come together.
@@ -164,13 +162,13 @@ class _Job:
             "}",
         ]
 
-    def end(self, places: Places) -> list[str]:
+    def end(self, places: Access) -> list[str]:
         """Statements for `total`, the value of `result`."""
         split, names = unravelled("result", [self.shape[axis] for axis in self.kept], "w")
         return [*split, *self.finish(places, "total", names)]
 
 
-def reduction_part(reduction: Reduction, finish: Epilogue) -> Part:
+def reduction_task(reduction: Reduction, finish: Epilogue) -> Task:
     """A reduction; `finish` writes what becomes of each result.
 
     Where neighbouring results come from neighbouring elements, a lane takes a result and some warps
@@ -178,13 +176,13 @@ def reduction_part(reduction: Reduction, finish: Epilogue) -> Part:
     """
     job = _Job(reduction, finish)
     write, each = (_columns, LANES * job.groups) if job.side_by_side() else (_rows, WARPS)
-    return Part(
+    return Task(
         job.what[0], units_of(job.results, each), reduction.reads, reduction.writes,
         plain(lambda places: write(job, places)),
     )  # fmt: skip
 
 
-def _rows(job: _Job, places: Places) -> list[str]:
+def _rows(job: _Job, places: Access) -> list[str]:
     total = f"total = {job.combined}(total, ({job.type_text})__shfl_xor_sync(~0u, total, mask));"
     return [
         f"i32 result = unit * {WARPS} + (threadIdx.x >> 5);",
@@ -199,7 +197,7 @@ def _rows(job: _Job, places: Places) -> list[str]:
     ]
 
 
-def _columns(job: _Job, places: Places) -> list[str]:
+def _columns(job: _Job, places: Access) -> list[str]:
     kind, groups = job.type_text, job.groups
     sharing = WARPS // groups
     lanes = LANES * groups

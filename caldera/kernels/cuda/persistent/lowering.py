@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from caldera.graph.body import Body
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.cuda.codegen.expression import is_known
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
     Correlation,
-    FilterSlopes,
+    FilterGradient,
     correlation,
 )
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Product, Reduction
@@ -25,16 +24,13 @@ from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
 Piece = (
     Gather | Loop | Reduction | Product | RowWork
-    | Correlation | FilterSlopes | ImageSums | Pixelwise
+    | Correlation | FilterGradient | ImageSums | Pixelwise
 )  # fmt: skip
 
 
-def copy_piece(call: Call) -> Loop:
+def lower_copy(call: Call) -> Loop:
     """A plain copy of one array, of whatever shape."""
     (given,), (target,) = call.inputs, call.outputs
     if target.shape != given.shape:
@@ -43,7 +39,7 @@ def copy_piece(call: Call) -> Loop:
     return Loop(LoopBody((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
 
 
-def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
+def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
     """What a call is made of, in order; None if a persistent kernel cannot do it.
 
     `fresh` gives memory for what is between the pieces of a call.
@@ -57,7 +53,7 @@ def pieces_of(call: Call, fresh: Fresh) -> list[Piece] | None:
         found = gather(call)
         return None if found is None else [found]
     if node.op.name == "arrange" or (node.op.name == "reshape" and _is_dense(call.outputs[0])):
-        return [copy_piece(call)]
+        return [lower_copy(call)]
     if node.op.name in CONVOLUTIONS:
         return correlation(call, fresh)
     if "pool" in node.op.name:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.phases import meet
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
-
-class Places:
+class Access:
     """The memory a kernel touches: a pointer for each array, passed as an argument."""
 
     def __init__(self) -> None:
@@ -49,10 +47,10 @@ class Places:
         return f"{self.element(array, coordinates)} = Stored<{kind}>::from({value});"
 
 
-class Through(Places):
-    """Places that reach memory through others."""
+class DelegatingAccess(Access):
+    """Access to memory through another."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Access) -> None:
         self._places = places
         self.arrays = places.arrays
 
@@ -69,13 +67,13 @@ class Through(Places):
         return self._places.store(array, coordinates, value)
 
 
-class Ahead(Through, ABC):
-    """Places whose elements are read ahead of their use; what is the same for all is read once.
+class PrefetchingAccess(DelegatingAccess, ABC):
+    """Access to elements that are read ahead of their use; what is the same for all is read once.
 
     What the thread writes before it reads it is not read ahead. `mark` is part of all names.
     """
 
-    def __init__(self, places: Places, mark: str = "") -> None:
+    def __init__(self, places: Access, mark: str = "") -> None:
         super().__init__(places)
         self.tiles: list[Array] = []
         """Arrays of which a tile is brought to shared memory."""
@@ -106,13 +104,13 @@ class Ahead(Through, ABC):
         return [f"{kind} {name} = {value};" for value, (name, kind) in self._once.items()]
 
 
-class Held(Ahead):
+class RegisterPrefetch(PrefetchingAccess):
     """What differs from one of a thread's elements to the next is held in registers.
 
     They are arrays over `index`.
     """
 
-    def __init__(self, places: Places, index: str, mark: str = "") -> None:
+    def __init__(self, places: Access, index: str, mark: str = "") -> None:
         super().__init__(places, mark)
         self._index = index
         self._each: dict[str, tuple[str, str]] = {}
@@ -133,10 +131,10 @@ class Held(Ahead):
         return lines
 
 
-class Kept(Ahead):
+class TilePrefetch(PrefetchingAccess):
     """Arrays of this shape are found in shared memory, where `T` says how tiles lie."""
 
-    def __init__(self, places: Places, shape: tuple[int, ...]) -> None:
+    def __init__(self, places: Access, shape: tuple[int, ...]) -> None:
         super().__init__(places)
         self._shape = shape
 
@@ -152,7 +150,7 @@ class Kept(Ahead):
         return f"kept{keys.index(key)}[below * T::STRIDE + across]"
 
 
-class OfRow(Ahead):
+class RowPrefetch(PrefetchingAccess):
     """What there is one of for each row is read ahead, for `row`."""
 
     def _ahead(self, array: Array, coordinates: Sequence[str], value: str) -> str:
@@ -163,14 +161,14 @@ class OfRow(Ahead):
         return self._once.setdefault(value, (name, kind))[0]
 
 
-class Local(Through):
-    """Places of which some are matrices whose rows, from `first_row` on, are in shared memory too.
+class LocalRows(DelegatingAccess):
+    """Access to matrices of which some rows, from `first_row` on, are in shared memory too.
 
     What is written goes to memory only from the blocks with the first columns; the others do the
     same work for themselves.
     """
 
-    def __init__(self, places: Places, matrices: Sequence[tuple[Array, str, int]]) -> None:
+    def __init__(self, places: Access, matrices: Sequence[tuple[Array, str, int]]) -> None:
         super().__init__(places)
         self._matrices = {
             (address_of(array), array.shape): (name, stride) for array, name, stride in matrices

@@ -8,13 +8,11 @@ nothing that it writes is still to be read; one that is `late` goes to the last 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Range = tuple[int, int]
 
 

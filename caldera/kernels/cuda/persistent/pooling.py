@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.images import Pixelwise
-from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.table import Call
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _is_plain(node: Node) -> bool:
@@ -50,7 +48,7 @@ def average_pool(call: Call) -> Pixelwise:
     """The mean of each window."""
     (given,), (result,) = call.inputs, call.outputs
 
-    def element(places: Places, here: Sequence[str]) -> list[str]:
+    def element(places: Access, here: Sequence[str]) -> list[str]:
         window = [places.load(given, each) for each in _window(call.node, here)]
         return [f"float value = ({' + '.join(window)}) / {len(window)}.0f;"]
 
@@ -62,7 +60,7 @@ def average_pool_input(call: Call) -> Pixelwise:
     (given,), (result,) = call.inputs, call.outputs
     rows, columns = call.node.attrs["size"]
 
-    def element(places: Places, here: Sequence[str]) -> list[str]:
+    def element(places: Access, here: Sequence[str]) -> list[str]:
         place, inside, _ = _place(call.node, here, given)
         share = f"{places.load(given, place)} / {rows * columns}.0f"
         return [f"float value = {inside} ? {share} : 0.0f;"]
@@ -75,7 +73,7 @@ def max_pool(call: Call) -> Pixelwise:
     and a relu may follow."""
     (given, *biases), (result, index) = call.inputs, call.outputs
 
-    def element(places: Places, here: Sequence[str]) -> list[str]:
+    def element(places: Access, here: Sequence[str]) -> list[str]:
         first, *rest = (places.load(given, each) for each in _window(call.node, here))
         lines = [f"float value = {first}, other;", "i32 place = 0;"]
         for number, each in enumerate(rest, 1):
@@ -99,7 +97,7 @@ def pool_scatter(call: Call) -> Pixelwise:
     """The gradient of a window for the element that won, 0 for the others."""
     (given, index), (result,) = call.inputs, call.outputs
 
-    def element(places: Places, here: Sequence[str]) -> list[str]:
+    def element(places: Access, here: Sequence[str]) -> list[str]:
         place, inside, number = _place(call.node, here, given)
         wins = f"{inside} && (i32){places.load(index, place)} == {number}"
         return [f"float value = {wins} ? {places.load(given, place)} : 0.0f;"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.persistent.gather import Gather
-from caldera.kernels.cuda.persistent.memory_access import Held, Kept, Places
+from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
 from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.tasks import (
-    ROOM_FLOATS,
+    DYNAMIC_FLOATS,
     THREADS,
     Early,
-    Part,
+    Task,
     Text,
     Zones,
     units_of,
@@ -25,8 +26,7 @@ from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Epilogue = Callable[[Places, str], list[str]]
+Epilogue = Callable[[Access, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""
 LOAD = 64 * 64
 """Sums that are as much work as a unit of other parts, or more."""
@@ -54,8 +54,8 @@ class Operand:
     def type_text(self, side: Side, count: int, depth: int) -> str:
         """The C++ type of so much of it."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
-        flags = ", ".join(map(_truth, (side.along, aligned, self.rows is not None, side.paired)))
-        return f"Staged<{self.lead}, {count}, {flags}, {side.wide}, {depth}>"
+        options = flags(side.along, aligned, self.rows is not None, side.paired)
+        return f"Staged<{self.lead}, {count}, {options}, {side.wide}, {depth}>"
 
 
 def operand(array: Array, transposed: bool) -> Operand | None:
@@ -155,10 +155,10 @@ class Job:
         left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
         return Size(rows, columns, self.inner, left, right, exact=self.exact)
 
-    def part(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Part:
+    def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Task:
         """The product by about so many blocks."""
         tiling = tiling_for(self.size(early), max(blocks, 1))
-        return Part(
+        return Task(
             self.name, tiling.units(*self.result.shape), reads, writes,
             lambda places, early, start: _Writer(self, tiling, places, early).text(start),
             heavy=True, load=self.result.size // LOAD,
@@ -168,11 +168,13 @@ class Job:
 class _Writer:
     """Writes the code of a product."""
 
-    def __init__(self, job: Job, tiling: Tiling, places: Places, early: Early) -> None:
+    def __init__(self, job: Job, tiling: Tiling, places: Access, early: Early) -> None:
         self._job, self._tiling, self._early = job, tiling, early
         self._places = places
         rolled = tiling.each > MOST_UNROLLED
-        self._held = Kept(places, job.result.shape) if rolled else Held(places, "i")
+        self._held = (
+            TilePrefetch(places, job.result.shape) if rolled else RegisterPrefetch(places, "i")
+        )
         self._ending = job.finish(self._held, "sum")
 
     @property
@@ -182,7 +184,7 @@ class _Writer:
 
     def _depth(self) -> int:
         """How many inner indices are brought to shared memory at once."""
-        room = ROOM_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
+        room = DYNAMIC_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
         return fitting(self._sides, self._job.inner, room)
 
     @property
@@ -274,7 +276,7 @@ class _Writer:
         rows, columns = job.result.shape
         operands = ", ".join(self._places.name(each.array) for each in (job.left, job.right))
         each = each_element("i", "T", "first_column", rows, columns)
-        if isinstance(held, Kept):
+        if isinstance(held, TilePrefetch):
             each = each_line(rows, columns)
         tiles = [
             f"const float* kept{number} = {layout.place(f'kept{number}')};"
@@ -330,13 +332,9 @@ def each_line(rows: int, columns: int) -> list[str]:
 def tiling_text(tiling: Tiling, exact: bool) -> str:
     """The C++ type of a tiling."""
     shape = (tiling.warp_rows, tiling.warp_columns, tiling.down, tiling.across, tiling.parts)
-    return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {_truth(exact)}>"
+    return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {flags(exact)}>"
 
 
 def apart(wide: int) -> int:
     """How far apart lines of so many elements lie in shared memory: as in CUDA's `apart`."""
     return wide if wide // 8 % 2 else wide + 8
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"

@@ -13,22 +13,26 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
-
 from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.persistent.memory_access import Places
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.source import KernelTemplate
+from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in
 from caldera.kernels.cuda.persistent.shared_memory import starts
-from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Part, Text
+from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Task, Text
 from caldera.memory.device_array import address_of
 
-Array = np.ndarray[Any, np.dtype[Any]]
+STEPS = KernelTemplate("steps", {
+    "pointers": "const __grid_constant__ Pointers", "counters": "u32*", "count": "i32",
+}, "{body}")  # fmt: skip
+"""The kernel: so many steps in a row; two counters, which are 0 before the first launch, are where
+blocks meet."""
 _POINTER = re.compile(r"\bp(\d+)\b")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A part in the table: `Part` of persistent.cuh."""
+    """A part in the table: `Task` of persistent.cuh."""
 
     body: int
     phase: int
@@ -42,21 +46,21 @@ class Row:
 class Program:
     """A kernel for the phases of a step on so many blocks."""
 
-    def __init__(self, phases: list[list[Part]], blocks: int) -> None:
+    def __init__(self, phases: list[list[Task]], blocks: int) -> None:
         self.phases = phases
-        self._places = Places()
+        self._places = Access()
         self._bodies: dict[Text, int] = {}
         self._given: list[int] = []
         self._rows: list[Row] = []
         early = [early_in(phases, number) for number in range(len(phases))]
         places = starts(
             [
-                [part.code(Places(), is_early, None)[1] for part in phase]
+                [part.code(Access(), is_early, None)[1] for part in phase]
                 for phase, is_early in zip(phases, early, strict=True)
             ]
         )
         for number, (phase, start) in enumerate(zip(phases, places, strict=True)):
-            for part, first, span in shared_out(phase, blocks):
+            for part, first, span in assign_blocks(phase, blocks):
                 text, _ = part.code(self._places, early[number], start)
                 body, given = self._body(text)
                 base, soon = len(self._given), int(start is not None)
@@ -104,37 +108,38 @@ class Program:
         table = ", ".join("{" + ", ".join(map(str, astuple(row))) + "}" for row in self._rows)
         parts, phases = len(self._rows), len(self.phases)
         bodies = list(self._bodies)
-        return f"""#include "persistent.cuh"
+        begin = f"""#include "persistent.cuh"
 struct Pointers {{ void* at[{len(self.pointers)}]; }};
-__constant__ Part parts[] = {{{table}}};
-extern "C" __global__ void __launch_bounds__({THREADS}, 1)
-steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
+__constant__ Task parts[] = {{{table}}};
+"""
+        body = f"""{{
     DYNAMIC_SHARED(float, shared);
     u32* masks = (u32*)shared;
     i32* numbers = (i32*)shared + {MASKS};
     float* room = shared + {MASKS + NUMBERS};
-    Walk walk(parts, {parts}, {phases}, count, masks, counters);
+    PhaseScheduler scheduler(parts, {parts}, {phases}, count, masks, counters);
     bool begun = false;
-    while (walk.go()) {{
-        i32 unit = walk.unit, base = parts[walk.part].base, body = parts[walk.part].body;
+    while (scheduler.go()) {{
+        i32 unit = scheduler.unit, base = parts[scheduler.part].base;
+        i32 body = parts[scheduler.part].body;
         // First what this part brings, if that was not begun before, then what the next one does.
-        for (i32 part = begun ? -1 : walk.part;;) {{
+        for (i32 part = begun ? -1 : scheduler.part;;) {{
             if (part >= 0) {{
-                i32 unit = part == walk.part ? walk.unit : first_unit(parts[part]);
+                i32 unit = part == scheduler.part ? scheduler.unit : first_unit(parts[part]);
                 i32 base = parts[part].base;
                 switch (parts[part].body) {{
 {_cases([text.ahead for text in bodies])}
                 }}
-                if (part != walk.part) break;
+                if (part != scheduler.part) break;
             }}
-            walk.wait();
+            scheduler.wait();
             switch (body) {{
 {_cases([text.late for text in bodies])}
             }}
             copies_begun();
-            begun = walk.can_begin_next();
+            begun = scheduler.can_begin_next();
             if (!begun) break;
-            part = walk.next;
+            part = scheduler.next;
         }}
         copies_begun();
         switch (body) {{
@@ -142,8 +147,8 @@ steps(const __grid_constant__ Pointers pointers, u32* counters, i32 count) {{
         }}
     }}
     grid_leave(counters);
-}}
-"""
+}}"""
+        return begin + STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
 
     def __str__(self) -> str:
         lines = []
@@ -163,7 +168,7 @@ def _cases(bodies: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def shared_out(phase: Sequence[Part], blocks: int) -> list[tuple[Part, int, int]]:
+def assign_blocks(phase: Sequence[Task], blocks: int) -> list[tuple[Task, int, int]]:
     """The parts of a phase, each with its first block and over how many blocks it goes.
 
     Products come first, one after the other; what else there is goes to the blocks that are left,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from caldera.kernels.cuda.persistent.memory_access import Places
-from caldera.kernels.cuda.persistent.tasks import WARPS, Part, plain, units_of
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.persistent.memory_access import Access
+from caldera.kernels.cuda.persistent.tasks import WARPS, Task, plain, units_of
 from caldera.kernels.table import Call
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(eq=False)
@@ -24,7 +22,7 @@ class RowWork:
 
     call: Call
     rows: int
-    body: Callable[[Places], list[str]]
+    body: Callable[[Access], list[str]]
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -36,10 +34,10 @@ class RowWork:
         """What is written."""
         return self.call.outputs
 
-    def part(self) -> Part:
+    def task(self) -> Task:
         """A warp a row."""
 
-        def code(places: Places) -> list[str]:
+        def code(places: Access) -> list[str]:
             return [
                 f"i32 row = unit * {WARPS} + (threadIdx.x >> 5), lane = threadIdx.x & 31;",
                 f"if (row < {self.rows}) {{",
@@ -48,7 +46,7 @@ class RowWork:
             ]
 
         what, units = self.call.node.op.name, units_of(self.rows, WARPS)
-        return Part(what, units, self.reads, self.writes, plain(code))
+        return Task(what, units, self.reads, self.writes, plain(code))
 
 
 Builder = Callable[[Call], RowWork | None]
@@ -61,7 +59,7 @@ def _has_rows(call: Call, logits: int) -> bool:
     return array.ndim == 2 and last and array.dtype == np.float32
 
 
-def _softmax_of_row(places: Places, logits: Array) -> list[str]:
+def _softmax_of_row(places: Access, logits: Array) -> list[str]:
     """`largest` and `total`: the row's largest element, and the sum of exp(x - largest)."""
     classes = logits.shape[1]
     element = places.load(logits, ["row", "c"])
@@ -82,7 +80,7 @@ def cross_entropy(call: Call) -> RowWork | None:
     logits, labels = call.inputs
     rows, classes = logits.shape
 
-    def body(places: Places) -> list[str]:
+    def body(places: Access) -> list[str]:
         own = places.load(logits, ["row", "(i32)label"])
         loss = f"op_log(total) - below({own}, largest)"
         store = places.store(call.outputs[0], ["row"], "loss")
@@ -104,7 +102,7 @@ def cross_entropy_grad(call: Call) -> RowWork | None:
     gradient, logits, labels = call.inputs
     rows, classes = logits.shape
 
-    def body(places: Places) -> list[str]:
+    def body(places: Access) -> list[str]:
         softmax = f"op_exp(below({places.load(logits, ['row', 'c'])}, largest)) / total"
         value = f"g * ({softmax} - (c == label ? 1.0f : 0.0f))"
         return [
@@ -126,7 +124,7 @@ def argmax(call: Call) -> RowWork | None:
         return None
     rows, classes = scores.shape
 
-    def body(places: Places) -> list[str]:
+    def body(places: Access) -> list[str]:
         return [
             "float best = 0.0f;",
             f"i32 place = {classes};",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caldera.kernels.cuda.persistent.tasks import ROOM_FLOATS, Zones
+from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, Zones
 
 
 @dataclass
@@ -72,7 +72,7 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
         start = None
         if number and early and all(zones.soon for zones in phase):
             below = [last for first, last in used if first == 0]
-            places = (max([late, *below]), (ROOM_FLOATS - early) // 4 * 4)
+            places = (max([late, *below]), (DYNAMIC_FLOATS - early) // 4 * 4)
             start = next((each for each in places if _is_free(each, late, early, used)), None)
         found.append(start)
         used = [(0, zones.late) for zones in phase]
@@ -84,5 +84,5 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
 
 def _is_free(start: int, late: int, early: int, used: Sequence[tuple[int, int]]) -> bool:
     end = start + early
-    inside = late <= start and end <= ROOM_FLOATS
+    inside = late <= start and end <= DYNAMIC_FLOATS
     return inside and not any(first < end and start < last for first, last in used)

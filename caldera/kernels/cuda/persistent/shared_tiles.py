@@ -8,20 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
-from caldera.kernels.cuda.persistent.memory_access import Places, Through
+from caldera.kernels.cuda.persistent.memory_access import Access, DelegatingAccess
 from caldera.kernels.cuda.persistent.tasks import THREADS, units_of
 from caldera.tensor.shape import size
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 @dataclass(frozen=True, eq=False)
-class Near(ABC):
+class SharedTile(ABC):
     """An array of which a part is in shared memory."""
 
     array: Array
@@ -37,12 +33,12 @@ class Near(ABC):
         return 4 * units_of(self.floats, 4)
 
     @abstractmethod
-    def bring(self, places: Places, to: str) -> str:
+    def bring(self, places: Access, to: str) -> str:
         """The statement that begins to bring it."""
 
 
 @dataclass(frozen=True, eq=False)
-class NearImage(Near):
+class SharedImage(SharedTile):
     """An image: `border` pixels of 0 before the first, `padded` in all, each `apart` floats."""
 
     border: tuple[int, int]
@@ -59,7 +55,7 @@ class NearImage(Near):
         """Whether there is any border."""
         return self.padded != self.array.shape[2:]
 
-    def bring(self, places: Places, to: str) -> str:
+    def bring(self, places: Access, to: str) -> str:
         """The statement that begins to bring `image`."""
         _, channels, down, across = self.array.shape
         strides = [stride // 4 for stride in self.array.strides[1:]]
@@ -78,7 +74,7 @@ class NearImage(Near):
 
 
 @dataclass(frozen=True, eq=False)
-class NearFilters(Near):
+class SharedFilters(SharedTile):
     """Filters: a line for each tap; `turned` for the gradient of what they were applied to."""
 
     line: int
@@ -90,7 +86,7 @@ class NearFilters(Near):
         results, channels, *taps = self.array.shape
         return (results if self.turned else channels) * size(tuple(taps)) * self.line
 
-    def bring(self, places: Places, to: str) -> str:
+    def bring(self, places: Access, to: str) -> str:
         """The statement that begins to bring all of them."""
         strides = [stride // 4 for stride in self.array.strides]
         turned = str(self.turned).lower()
@@ -98,29 +94,29 @@ class NearFilters(Near):
         return f"block_bring_taps<{', '.join(map(str, numbers))}>({to}, {places.name(self.array)});"
 
 
-class Nearby(Through):
-    """Places of which some have copies in shared memory: these are read, and written as well.
+class SharedAccess(DelegatingAccess):
+    """Access to arrays some of which have copies in shared memory: these are read, and written too.
 
     Arrays that are `hidden` are only written there.
     """
 
     def __init__(
-        self, places: Places, found: Sequence[tuple[Near, str]], hidden: Sequence[Array]
+        self, places: Access, found: Sequence[tuple[SharedTile, str]], hidden: Sequence[Array]
     ) -> None:
         super().__init__(places)
         self._found = found
         self._hidden = hidden
 
-    def over(self, places: Places) -> Nearby:
+    def over(self, places: Access) -> SharedAccess:
         """The same copies of memory that is reached through other places."""
-        return Nearby(places, self._found, self._hidden)
+        return SharedAccess(places, self._found, self._hidden)
 
     @property
-    def beyond(self) -> Places:
+    def beyond(self) -> Access:
         """The places without copies."""
         return self._places
 
-    def place(self, near: Near) -> str:
+    def place(self, near: SharedTile) -> str:
         """Where something lies."""
         return next(to for each, to in self._found if each is near)
 
@@ -138,5 +134,5 @@ class Nearby(Through):
         return [
             near.element(to, coordinates)
             for near, to in self._found
-            if isinstance(near, NearImage) and same(near.array, array)
+            if isinstance(near, SharedImage) and same(near.array, array)
         ]

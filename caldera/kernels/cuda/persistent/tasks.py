@@ -1,16 +1,12 @@
-"""A part of a step: work in equal units, each done by one block, and the memory it touches."""
+"""A task: a part of a step in equal units, each done by one block, and the memory it touches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from caldera.kernels.cuda.persistent.memory_access import Places
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.persistent.memory_access import Access
 
 WARPS = 16
 THREADS = 32 * WARPS
@@ -20,7 +16,7 @@ NUMBERS = 256
 """Row numbers that a part may keep in shared memory beside what it keeps in `room`."""
 MASKS = 32
 """Words at the beginning of shared memory, with a bit for each part."""
-ROOM_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
+DYNAMIC_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
 """What is left for a part."""
 
 Early = Callable[[Array], bool]
@@ -54,14 +50,14 @@ class Zones:
     soon: bool = True
 
 
-Code = Callable[[Places, Early, int | None], tuple[Text, Zones]]
+Code = Callable[[Access, Early, int | None], tuple[Text, Zones]]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Task:
     """`code(places, early, start)` gives the statements, and what they use of `room`.
 
-    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy part
+    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy task
     wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not
     unusually large.
     """
@@ -75,8 +71,8 @@ class Part:
     load: int = 0
 
 
-def plain(lines: Callable[[Places], list[str]]) -> Code:
-    """The code of a part that does nothing ahead."""
+def plain(lines: Callable[[Access], list[str]]) -> Code:
+    """The code of a task that does nothing ahead."""
     return lambda places, early, start: (Text(lines(places)), Zones())
 
 

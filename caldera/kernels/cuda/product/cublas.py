@@ -14,11 +14,10 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.problem import (
     Multiplication,
-    compute_dtype,
     described,
     described_call,
 )
@@ -47,7 +46,7 @@ EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
 
 
 @dataclass(frozen=True)
-class Way:
+class LibraryPlan:
     """What the library computes, and what is left to a launch of our own."""
 
     product: Multiplication
@@ -58,39 +57,41 @@ class Way:
     """The dtype of terms that lie in the workspace; None if they lie where the result will."""
 
 
-def way_of(product: Multiplication) -> Way:
+def library_plan(product: Multiplication) -> LibraryPlan:
     """How a product is shared out between the library and ourselves."""
     sums = compute_dtype(product.dtype)
     if product.accumulation is not None:
-        return Way(product, rest=product, terms=sums)
-    finish = product.finish
-    if not finish.changes:
-        return Way(product)
+        return LibraryPlan(product, rest=product, terms=sums)
+    epilogue = product.epilogue
+    if not epilogue.changes:
+        return LibraryPlan(product)
     bias_fits = product.dtype != float64 and (
         product.bias is None or product.bias.strides[0] == product.bias.itemsize
     )
-    if bias_fits and (finish.activation is None or _is_fast(finish)):
-        words = [] if finish.activation is None else [EPILOGUES[finish.activation]]
-        return Way(product, "_".join([*words, "BIAS"] if finish.bias else words))
-    if bias_fits and finish.activation == "relu":
+    if bias_fits and (epilogue.activation is None or _is_fast(epilogue)):
+        words = [] if epilogue.activation is None else [EPILOGUES[epilogue.activation]]
+        return LibraryPlan(product, "_".join([*words, "BIAS"] if epilogue.bias else words))
+    if bias_fits and epilogue.activation == "relu":
         # Rounding to half precision and relu may change places.
-        only = replace(product, finish=Epilogue(activation="relu"), bias=None)
-        return Way(product, "BIAS" if finish.bias else "DEFAULT", only)
+        only = replace(product, epilogue=Epilogue(activation="relu"), bias=None)
+        return LibraryPlan(product, "BIAS" if epilogue.bias else "DEFAULT", only)
     is_dense = product.out.flags.c_contiguous
-    return Way(product, rest=product, terms=None if sums == product.dtype and is_dense else sums)
+    return LibraryPlan(
+        product, rest=product, terms=None if sums == product.dtype and is_dense else sums
+    )
 
 
-def _is_fast(finish: Epilogue) -> bool:
-    if settings.accuracy != "fast" or finish.activation not in EPILOGUES:
+def _is_fast(epilogue: Epilogue) -> bool:
+    if settings.accuracy != "fast" or epilogue.activation not in EPILOGUES:
         return False
-    return finish.activation == "relu" or dict(finish.attributes)["approximate"]
+    return epilogue.activation == "relu" or dict(epilogue.attributes)["approximate"]
 
 
 def _turned(product: Multiplication) -> Multiplication:
     """A product whose result lies column by column is a transposed one: the library takes those
     whose result lies row by row."""
     found = as_matrices(product.out)
-    is_plain = not product.finish.changes and product.accumulation is None
+    is_plain = not product.epilogue.changes and product.accumulation is None
     return product.transposed() if found is not None and found.transposed and is_plain else product
 
 
@@ -108,15 +109,15 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
     if product.out.size == 0:
         return []
     product = _turned(product)
-    way = way_of(product)
+    plan = library_plan(product)
     scratch = Scratch(workspace)
     target, terms = product, product.out
-    if way.terms is not None:
-        if workspace_bytes(Spec(product.out.shape, way.terms)) > scratch.rest.nbytes:
+    if plan.terms is not None:
+        if workspace_bytes(Spec(product.out.shape, plan.terms)) > scratch.rest.nbytes:
             return None
-        terms = scratch.array(product.out.shape, way.terms)
+        terms = scratch.array(product.out.shape, plan.terms)
         target = replace(product, out=terms)
-    elif way.rest is not None and not product.out.flags.c_contiguous:
+    elif plan.rest is not None and not product.out.flags.c_contiguous:
         return None
     parts = _by_call(target)
     if parts is None:
@@ -124,14 +125,14 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
     calls: list[Any] = []
     spare = _aligned_part(scratch.rest)
     for part in parts:
-        problem = problem_of(part, way.epilogue, spare.nbytes)
+        problem = problem_of(part, plan.epilogue, spare.nbytes)
         found = None if problem is None else algorithms(problem, libraries.current_card())
         if problem is None or found is None or not len(found):
             return None
         last = min(rank + 1, len(found))
         calls.append(LtCall(part, problem, found[last - 1 : last], spare))
-    if way.rest is not None:
-        calls.append(tiled.ending_launch(way.rest, terms.reshape(1, -1)))
+    if plan.rest is not None:
+        calls.append(tiled.epilogue_launch(plan.rest, terms.reshape(1, -1)))
     return calls
 
 
@@ -145,16 +146,16 @@ def _bind(rank: int, call: Call) -> Runner:
     return CudaRunner(tiled.launches(product, call.workspace) if found is None else found)
 
 
-def room(product: Multiplication) -> tuple[int, int]:
+def workspace(product: Multiplication) -> tuple[int, int]:
     """The workspace for a product, and how many algorithms there are for it."""
     product = _turned(product)
-    way = way_of(product)
+    plan = library_plan(product)
     terms = 0
-    if way.terms is not None:
-        spec = Spec(product.out.shape, way.terms)
+    if plan.terms is not None:
+        spec = Spec(product.out.shape, plan.terms)
         terms, product = workspace_bytes(spec), replace(product, out=described(spec))
     parts = _by_call(product)
-    problem = None if not parts else problem_of(parts[0], way.epilogue, _limit(terms))
+    problem = None if not parts else problem_of(parts[0], plan.epilogue, _limit(terms))
     if problem is None:
         return 0, 0
     found = algorithms(_aligned(problem), libraries.current_card())
@@ -181,18 +182,18 @@ def _limit(taken: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
-    """`room` of a node under these settings."""
+    """`workspace` of a node under these settings."""
     product = Multiplication.of(described_call(node))
-    return (0, 0) if 0 in (*product.extent, product.count) else room(product)
+    return (0, 0) if 0 in (*product.extent, product.count) else workspace(product)
 
 
-def _is_able(rank: int, node: Node) -> bool:
+def _supports(rank: int, node: Node) -> bool:
     if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
         return False
     return _found(node, settings.accuracy, settings.workspace_limit)[1] > rank
 
 
-def _room(node: Node) -> int:
+def _workspace(node: Node) -> int:
     return _found(node, settings.accuracy, settings.workspace_limit)[0]
 
 
@@ -200,7 +201,7 @@ for _rank in range(RANKS):
     _name = "cublas" if _rank == 0 else f"cublas {_rank + 1}"
     for _op in ("matmul", "matmul_epilogue", "matmul_accumulate"):
         _kernel = Kernel(
-            _op, "cuda", _name, partial(_bind, _rank), partial(_is_able, _rank), _room,
+            _op, "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
             priority=10 - _rank,
         )  # fmt: skip
         if _op == "matmul_accumulate":

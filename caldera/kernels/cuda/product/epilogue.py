@@ -25,16 +25,16 @@ class EpilogueCode:
     """How sums of products become stored results."""
 
     dtype: str
-    finish: Epilogue = NOTHING
+    epilogue: Epilogue = NOTHING
     accumulates: bool = False
 
     @classmethod
     def of(cls, product: Multiplication) -> EpilogueCode:
         """What a product ends with."""
-        return cls(product.dtype.name, product.finish, product.accumulation is not None)
+        return cls(product.dtype.name, product.epilogue, product.accumulation is not None)
 
     def text(self) -> str:
-        """Types T (stored) and S (computed), and `ended(x, row, column, given)`."""
+        """Types T (stored) and S (computed), and `epilogue(x, row, column, given)`."""
         kind = computed_type(self.dtype)
         lines = []
         if self.accumulates:
@@ -45,27 +45,29 @@ class EpilogueCode:
                 "(S)wide(given.start[row * given.start_row + column * given.start_column]);",
                 "x = before + (alpha == (S)0 ? (S)0 : alpha * x);",
             ]
-        if self.finish.bias:
+        if self.epilogue.bias:
             lines.append("x = op_add(x, (S)wide(given.bias[column * given.bias_step]));")
         result = "x"
-        if self.finish.activation is not None:
-            more, result = activation_lines(self.finish.activation, self.finish.attributes, kind)
+        if self.epilogue.activation is not None:
+            more, result = activation_lines(
+                self.epilogue.activation, self.epilogue.attributes, kind
+            )
             lines += more
         body = "\n    ".join([*lines, f"return Stored<T>::from({result});"])
-        return _ENDING.format(
+        return _EPILOGUE.format(
             header=HEADER, stored=STORED[self.dtype], computed=kind, body=body
         )  # fmt: skip
 
 
-_ENDING = """
+_EPILOGUE = """
 #include "{header}"
 typedef {stored} T;
 typedef {computed} S;
-struct Given {{
+struct EpilogueArguments {{
     const T *bias, *start, *alpha, *beta;
     i64 bias_step, start_row, start_column;
 }};
-__device__ __forceinline__ T ended(S x, i64 row, i64 column, const Given& given) {{
+__device__ __forceinline__ T epilogue(S x, i64 row, i64 column, const EpilogueArguments& given) {{
     {body}
 }}
 """
@@ -82,14 +84,14 @@ def activation_lines(name: str, attributes: Attributes, kind: str) -> tuple[tupl
 
 
 @cache
-def ending_recipe(dtype: DType, finish: Epilogue) -> LoopBody:
+def epilogue_loop_body(dtype: DType, epilogue: Epilogue) -> LoopBody:
     """The loop that finishes results which are there: they are its first input, the bias, if there
     is one, the second."""
-    given = [parameter(index, Spec((), dtype)) for index in range(1 + finish.bias)]
+    given = [parameter(index, Spec((), dtype)) for index in range(1 + epilogue.bias)]
 
     @widened
     def end(result: Node, *bias: Node) -> Node:
-        return ended(result, bias, finish.activation, finish.attributes)
+        return ended(result, bias, epilogue.activation, epilogue.attributes)
 
     return loop_body_of(fused.node(*given, body=Body(given, [_in_parts(end(*given))])))
 

@@ -15,7 +15,7 @@ from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.product import Product
 from caldera.kernels.cuda.codegen.merged_axes import Axis, axes_of, elements, merged
 from caldera.kernels.table import Array, Call
-from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape
 
 MOST_BATCH_AXES = 4
@@ -23,11 +23,6 @@ MOST_BATCH_AXES = 4
 NOTHING = Epilogue()
 """Neither bias nor activation."""
 FIRST_OPERAND = {"matmul": 0, "matmul_epilogue": 0, "matmul_accumulate": 1}
-
-
-def compute_dtype(dtype: DType) -> DType:
-    """The dtype that sums are kept in."""
-    return float32 if dtype in HALVES else dtype
 
 
 def described(spec: Spec) -> np.ndarray:
@@ -53,12 +48,12 @@ class Accumulation:
 
 @dataclass(frozen=True, eq=False)
 class Multiplication:
-    """out = finish(left right + bias), or out = beta start + alpha left right."""
+    """out = epilogue(left right + bias), or out = beta start + alpha left right."""
 
     left: Array
     right: Array
     out: Array
-    finish: Epilogue = NOTHING
+    epilogue: Epilogue = NOTHING
     bias: Array | None = None
     accumulation: Accumulation | None = None
     compute: str | None = None
@@ -75,7 +70,7 @@ class Multiplication:
             return replace(found, accumulation=Accumulation(start, alpha, beta))
         if node.op.name == "matmul_epilogue":
             biases = [array.reshape(-1, copy=False) for array in call.inputs[2:]]
-            return replace(found, finish=Epilogue.of(node), bias=biases[0] if biases else None)
+            return replace(found, epilogue=Epilogue.of(node), bias=biases[0] if biases else None)
         return found
 
     @property

@@ -10,14 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, index_type
+from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, element_strides, index_type
+from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
     Multiplication,
-    compute_dtype,
     described_call,
 )
 from caldera.kernels.cuda.product.tiling import Tile, Tiling, tiling
@@ -55,8 +55,8 @@ class BatchNumbers(ctypes.Structure):
     ]
 
 
-class Given(ctypes.Structure):
-    """`Given` of `EpilogueCode`; whoever makes one keeps the arrays whose addresses it holds."""
+class EpilogueArguments(ctypes.Structure):
+    """What the epilogue reads; whoever makes one keeps the arrays whose addresses it holds."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("bias", "start", "alpha", "beta")],
@@ -64,15 +64,16 @@ class Given(ctypes.Structure):
     ]
 
 
-def _steps(array: Array) -> tuple[int, ...]:
-    return tuple(stride // array.itemsize for stride in array.strides)
-
-
 def places_of(product: Multiplication) -> Places:
     """Where the elements of the matrices lie."""
     rows, columns, _ = product.extent
-    left, right, out = (_steps(each)[-2:] for each in (product.left, product.right, product.out))
-    return Places(*left, right[1], right[0], *out, rows, columns)
+    left, right, out = (
+        element_strides(each)[-2:] for each in (product.left, product.right, product.out)
+    )
+    return Places(
+        left_row=left[0], left_step=left[1], right_column=right[1], right_step=right[0],
+        out_row=out[0], out_column=out[1], rows=rows, columns=columns,
+    )  # fmt: skip
 
 
 def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
@@ -86,29 +87,29 @@ def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
     return found
 
 
-def given_of(product: Multiplication) -> Given:
+def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
     """What the end of a product reads."""
-    given: Any = Given()
+    given: Any = EpilogueArguments()
     if product.bias is not None:
-        given.bias, given.bias_step = address_of(product.bias), _steps(product.bias)[0]
+        given.bias, given.bias_step = address_of(product.bias), element_strides(product.bias)[0]
     if product.accumulation is not None:
         found = product.accumulation
         given.start, given.alpha, given.beta = map(
             address_of, (found.start, found.alpha, found.beta)
         )
-        given.start_row, given.start_column = _steps(found.start)
+        given.start_row, given.start_column = element_strides(found.start)
     given.kept = product
-    numbers: Given = given
+    numbers: EpilogueArguments = given
     return numbers
 
 
 # --- how operands are read
 
 
-def _way(array: Array, axis: int, tile: Tile) -> tuple[bool, int]:
+def _access(array: Array, axis: int, tile: Tile) -> tuple[bool, int]:
     """Whether neighbours in memory follow each other along `axis`, which is that of the sum, and
     how many of them are read at once."""
-    steps = _steps(array)
+    steps = element_strides(array)
     other = -3 - axis
     along = array.shape[axis] > 1 and (steps[axis] == 1 or abs(steps[axis]) <= abs(steps[other]))
     near = axis if along else other
@@ -134,17 +135,18 @@ struct Places {
 };
 """
 
-_TILES = """
-extern "C" __global__ void {bounds} product(
-    {result}* out, const T* left, const T* right, Places at, Cut cut, Batch batch, Given given) {{
+_TILES = KernelTemplate("product", {
+    "out": "{result}*", "left": "const T*", "right": "const T*", "at": "Places",
+    "scheduler": "TileScheduler",     "batch": "Batch", "given": "EpilogueArguments",
+}, """{{
     typedef {tile} Block;
-    Share mine = cut.of(blockIdx.x, Block::SIDE);
+    WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     i64 of_left, of_right, of_out;
     batch.locate(mine.product, of_left, of_right, of_out);
     Matrix<T> a = {{left + of_left, at.left_row, at.left_step, at.rows, mine.end}};
     Matrix<T> b = {{right + of_right, at.right_column, at.right_step, at.columns, mine.end}};
     S sums[Block::PER][Block::PER];
-    block_product<Block, Way<{left}>, Way<{right}>>(a, b, mine.row, mine.column, mine.begin,
+    block_product<Block, Access<{left}>, Access<{right}>>(a, b, mine.row, mine.column, mine.begin,
                                                     mine.end, sums);
     int down = threadIdx.x / Block::GRID, across = threadIdx.x % Block::GRID;
 {place}
@@ -159,21 +161,22 @@ extern "C" __global__ void {bounds} product(
         }}
     }}
 }}
-"""
+""")  # fmt: skip
 _WHOLE = (
     "    T* goal = out + of_out;",
-    "goal[row * at.out_row + column * at.out_column] = ended(sums[i][j], row, column, given);",
+    "goal[row * at.out_row + column * at.out_column] = epilogue(sums[i][j], row, column, given);",
 )
-_PIECE = (
-    "    i64 products = gridDim.x / ((u32)cut.across * cut.down * cut.pieces);\n"
-    "    S* goal = out + (mine.piece * products + mine.product) * at.rows * at.columns;",
+_PARTIAL = (
+    "    i64 products = gridDim.x / ((u32)scheduler.across * scheduler.down * scheduler.splits);\n"
+    "    S* goal = out + (mine.split * products + mine.product) * at.rows * at.columns;",
     "goal[(i64)row * at.columns + column] = sums[i][j];",
 )
 
-_EACH = """
-extern "C" __global__ void each(T* out, const T* left, const T* right, Places at, i32 length,
-                                Batch batch, Given given, u32 count) {
-    u32 index = first_turn<u32>();
+_EACH = KernelTemplate("each", {
+    "out": "T*", "left": "const T*", "right": "const T*", "at": "Places", "length": "i32",
+    "batch": "Batch", "given": "EpilogueArguments", "count": "u32",
+}, """{{
+    u32 index = grid_index<u32>();
     if (index >= count) return;
     u32 column = index % (u32)at.columns, line = index / (u32)at.columns;
     u32 row = line % (u32)at.rows;
@@ -184,60 +187,63 @@ extern "C" __global__ void each(T* out, const T* left, const T* right, Places at
     S sum = (S)0;
     for (i32 k = 0; k < length; k++)
         sum += (S)wide(a[k * at.left_step]) * (S)wide(b[k * at.right_step]);
-    out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
-}
-"""
+    out[of_out + row * at.out_row + column * at.out_column] = epilogue(sum, row, column, given);
+}}
+""")  # fmt: skip
 
-_ADD_UP = """
-typedef {index} Index;
-extern "C" __global__ void add_up(T* out, const {term}* terms, Places at, i32 pieces, Batch batch,
-                                  Given given, i64 count) {{
-    for (Index i = first_turn<Index>(); i < (Index)count; i += turns_apart<Index>()) {{
+_SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
+    "out": "T*", "terms": "const {term}*", "at": "Places", "splits": "i32", "batch": "Batch",
+    "given": "EpilogueArguments", "count": "i64",
+}, """{{
+    typedef {index} Index;
+    for (Index i = grid_index<Index>(); i < (Index)count; i += grid_stride<Index>()) {{
         S sum = (S)wide(terms[i]);
-        for (i32 piece = 1; piece < pieces; piece++) sum += (S)wide(terms[piece * count + i]);
+        for (i32 split = 1; split < splits; split++) sum += (S)wide(terms[split * count + i]);
         Index line = i / (Index)at.columns, column = i - line * (Index)at.columns;
         Index product = line / (Index)at.rows, row = line - product * (Index)at.rows;
         i64 of_left, of_right, of_out;
         batch.locate((i32)product, of_left, of_right, of_out);
-        out[of_out + row * at.out_row + column * at.out_column] = ended(sum, row, column, given);
+        out[of_out + row * at.out_row + column * at.out_column] = epilogue(sum, row, column, given);
     }}
 }}
-"""
+""")  # fmt: skip
 
 _INCLUDE = '#include "tiled_product.cuh"\n'
 
 
 @lru_cache(maxsize=1024)
 def _tiles_text(
-    ending: EpilogueCode, tile: Tile, left: tuple[bool, int], right: tuple[bool, int], whole: bool
+    epilogue: EpilogueCode, tile: Tile, left: tuple[bool, int], right: tuple[bool, int], whole: bool
 ) -> str:
-    place, store = _WHOLE if whole else _PIECE
-    kernel = _TILES.format(
-        bounds=tile.bounds(computed_type(ending.dtype)), result="T" if whole else "S",
+    place, store = _WHOLE if whole else _PARTIAL
+    kernel = _TILES.source(
+        bounds=tile.bounds(computed_type(epilogue.dtype)), result="T" if whole else "S",
         tile=tile.text, left=_words(left), right=_words(right), place=place, store=store,
     )  # fmt: skip
-    return _INCLUDE + (ending if whole else EpilogueCode(ending.dtype)).text() + _PLACES + kernel
+    return (
+        _INCLUDE + (epilogue if whole else EpilogueCode(epilogue.dtype)).text() + _PLACES + kernel
+    )
 
 
-def _words(way: tuple[bool, int]) -> str:
-    return f"{'true' if way[0] else 'false'}, {way[1]}"
-
-
-@lru_cache(maxsize=1024)
-def _each_text(ending: EpilogueCode) -> str:
-    return _INCLUDE + ending.text() + _PLACES + _EACH
+def _words(access: tuple[bool, int]) -> str:
+    return f"{flags(access[0])}, {access[1]}"
 
 
 @lru_cache(maxsize=1024)
-def _add_up_text(ending: EpilogueCode, index: str, term: str) -> str:
-    return _INCLUDE + ending.text() + _PLACES + _ADD_UP.format(index=index, term=term)
+def _each_text(epilogue: EpilogueCode) -> str:
+    return _INCLUDE + epilogue.text() + _PLACES + _EACH.source()
+
+
+@lru_cache(maxsize=1024)
+def _split_k_text(epilogue: EpilogueCode, index: str, term: str) -> str:
+    return _INCLUDE + epilogue.text() + _PLACES + _SPLIT_K_REDUCE.source(index=index, term=term)
 
 
 # --- launches
 
 
 def launches(product: Multiplication, workspace: Array = None) -> list[Launch]:
-    """What computes a product; the workspace says into how many pieces its sums may be cut."""
+    """What computes a product; the workspace says how far its sums may be split."""
     if product.out.size == 0:
         return []
     return [call for part in product.parts() for call in _launches(part, workspace)]
@@ -246,72 +252,73 @@ def launches(product: Multiplication, workspace: Array = None) -> list[Launch]:
 def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
     if max(product.extent) <= SMALL and product.out.size < 2**31:
         return [_each(product)]
-    cut = _cut(product, workspace)
-    ending = EpilogueCode.of(product)
-    left, right = _way(product.left, -1, cut.tile), _way(product.right, -2, cut.tile)
+    cut = _tiling(product, workspace)
+    epilogue = EpilogueCode.of(product)
+    left, right = _access(product.left, -1, cut.tile), _access(product.right, -2, cut.tile)
     out = product.out
-    if cut.pieces > 1:
-        sums = (cut.pieces, product.out.size)
+    if cut.splits > 1:
+        sums = (cut.splits, product.out.size)
         out = Scratch(workspace).array(sums, compute_dtype(product.dtype))
-    source = _tiles_text(ending, cut.tile, left, right, cut.pieces == 1)
-    arguments = (
-        out, product.left, product.right, places_of(product), cut.numbers,
-        batch_numbers(product.batch), given_of(product),
+    source = _tiles_text(epilogue, cut.tile, left, right, cut.splits == 1)
+    signature = _TILES.bind(
+        out=out, left=product.left, right=product.right, at=places_of(product),
+        scheduler=cut.scheduler, batch=batch_numbers(product.batch),
+        given=epilogue_arguments(product),
     )  # fmt: skip
-    calls = [Launch(source, "product", cut.blocks, cut.tile.threads, arguments)]
-    return calls if cut.pieces == 1 else [*calls, ending_launch(product, out)]
+    calls = [Launch(source, _TILES.name, cut.blocks, cut.tile.threads, signature)]
+    return calls if cut.splits == 1 else [*calls, epilogue_launch(product, out)]
 
 
-def ending_launch(product: Multiplication, terms: Array) -> Launch:
-    """Adds up the terms (pieces, results in a row) of a product, ends it and stores the results.
+def epilogue_launch(product: Multiplication, terms: Array) -> Launch:
+    """Adds up the terms (splits, results in a row) of a product and stores what its epilogue gives.
 
     The terms have the dtype of the sums, or that of the results.
     """
     count = product.out.size
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
-    source = _add_up_text(EpilogueCode.of(product), index_type(count), kind)
+    source = _split_k_text(EpilogueCode.of(product), index_type(count), kind)
     blocks = blocks_for(count, THREADS, driver().multiprocessors)
-    arguments = (
-        product.out, terms, places_of(product), ctypes.c_int(terms.shape[0]),
-        batch_numbers(product.batch), given_of(product), ctypes.c_longlong(count),
+    signature = _SPLIT_K_REDUCE.bind(
+        out=product.out, terms=terms, at=places_of(product), splits=terms.shape[0],
+        batch=batch_numbers(product.batch), given=epilogue_arguments(product), count=count,
     )  # fmt: skip
-    return Launch(source, "add_up", blocks, THREADS, arguments)
+    return Launch(source, _SPLIT_K_REDUCE.name, blocks, THREADS, signature)
 
 
 def _each(product: Multiplication) -> Launch:
     count = product.out.size
-    arguments = (
-        product.out, product.left, product.right, places_of(product),
-        ctypes.c_int(product.extent[2]), batch_numbers(product.batch), given_of(product),
-        ctypes.c_uint(count),
+    signature = _EACH.bind(
+        out=product.out, left=product.left, right=product.right, at=places_of(product),
+        length=product.extent[2], batch=batch_numbers(product.batch),
+        given=epilogue_arguments(product), count=count,
     )  # fmt: skip
     return Launch(
-        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, arguments
+        _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
     )
 
 
-def _cut(product: Multiplication, workspace: Array) -> Tiling:
+def _tiling(product: Multiplication, workspace: Array) -> Tiling:
     itemsize = compute_dtype(product.dtype).itemsize
     most = 0 if workspace is None else workspace.nbytes // max(1, product.out.size * itemsize)
     return tiling(*product.extent, product.count, itemsize, most)
 
 
-def room(product: Multiplication) -> int:
-    """The workspace for the pieces of sums."""
+def workspace(product: Multiplication) -> int:
+    """The workspace for partial sums of split-K."""
     if product.out.size == 0 or max(product.extent) <= SMALL:
         return 0
     sums = compute_dtype(product.dtype)
     part = product.parts()[0]
     cut = tiling(*part.extent, part.count, sums.itemsize)
-    return workspace_bytes(Spec((cut.pieces, part.out.size), sums)) if cut.pieces > 1 else 0
+    return workspace_bytes(Spec((cut.splits, part.out.size), sums)) if cut.splits > 1 else 0
 
 
 def _bind(call: Call) -> Runner:
     return CudaRunner(launches(Multiplication.of(call), call.workspace))
 
 
-def _room(node: Node) -> int:
-    return room(Multiplication.of(described_call(node)))
+def _workspace(node: Node) -> int:
+    return workspace(Multiplication.of(described_call(node)))
 
 
 def accumulates_in_place(node: Node) -> bool:
@@ -320,8 +327,8 @@ def accumulates_in_place(node: Node) -> bool:
 
 
 for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cuda", "tiles", _bind, workspace=_room))
+    TABLE.add(Kernel(_op, "cuda", "tiles", _bind, workspace=_workspace))
 TABLE.add(
-    Kernel("matmul_accumulate", "cuda", "tiles", _bind, workspace=_room,
+    Kernel("matmul_accumulate", "cuda", "tiles", _bind, workspace=_workspace,
            in_place=accumulates_in_place)
 )  # fmt: skip

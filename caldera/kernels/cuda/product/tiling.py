@@ -1,7 +1,7 @@
-"""How a product is cut for a card: the size of its tiles, and into how many pieces its sums.
+"""How a product is cut for a card: the size of its tiles, and how its sums are split (split-K).
 
 A card wants more blocks than it has multiprocessors. Where the result has too few tiles for that,
-tiles are made smaller, or sums are cut into pieces that a second launch adds up in a fixed order.
+tiles are made smaller, or sums are split into parts that a second launch adds up in a fixed order.
 Nothing here asks which card it is, so results are the same on all of them.
 """
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 FEWEST = 64
-"""Steps that a piece of a sum has at least."""
-PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Steps that a part of a split sum has at least."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MULTIPROCESSORS = 132
 ENOUGH = 4 * MULTIPROCESSORS
 """Tiles from which on no sum is cut."""
 LATENCY = 700
 """Cycles from asking for operands to having used them."""
 SECOND_LAUNCH = 5000
-"""Cycles that adding up the pieces takes at least."""
+"""Cycles that adding up the parts takes at least."""
 BYTES_A_CYCLE = 2800
 
 
@@ -61,20 +61,20 @@ class Tile:
 TILES = (Tile(128, 8, 8, 2, 0.75), Tile(64, 4, 16, 4, 0.5), Tile(32, 4, 16, 8, 0.35))
 
 
-class CutNumbers(ctypes.Structure):
-    """`Cut` of tiled_product.cuh."""
+class TileSchedulerNumbers(ctypes.Structure):
+    """`TileScheduler` of tiled_product.cuh."""
 
-    _fields_ = [(name, ctypes.c_int) for name in ("across", "down", "pieces", "span", "length")]
+    _fields_ = [(name, ctypes.c_int) for name in ("across", "down", "splits", "span", "length")]
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles and pieces of `count` products."""
+    """The tiles of `count` products, and into how many parts their sums are split."""
 
     tile: Tile
     across: int
     down: int
-    pieces: int
+    splits: int
     span: int
     length: int
     count: int
@@ -82,12 +82,15 @@ class Tiling:
     @property
     def blocks(self) -> int:
         """Blocks of the launch."""
-        return self.across * self.down * self.pieces * self.count
+        return self.across * self.down * self.splits * self.count
 
     @property
-    def numbers(self) -> CutNumbers:
+    def scheduler(self) -> TileSchedulerNumbers:
         """What the kernel is told."""
-        return CutNumbers(self.across, self.down, self.pieces, self.span, self.length)
+        return TileSchedulerNumbers(
+            across=self.across, down=self.down, splits=self.splits, span=self.span,
+            length=self.length,
+        )  # fmt: skip
 
     def cycles(self, itemsize: int) -> float:
         """How long it takes, roughly."""
@@ -97,15 +100,15 @@ class Tiling:
         each = -(-self.blocks // MULTIPROCESSORS)
         waiting = -(-each // self.tile.resident) * (steps + 1) * LATENCY
         cycles = max(waiting, each * steps * a_step)
-        if self.pieces > 1:
+        if self.splits > 1:
             results = self.count * self.across * self.down * self.tile.side**2
-            cycles += SECOND_LAUNCH + 2 * self.pieces * results * itemsize / BYTES_A_CYCLE
+            cycles += SECOND_LAUNCH + 2 * self.splits * results * itemsize / BYTES_A_CYCLE
         return cycles
 
 
 @lru_cache(maxsize=4096)
 def tiling(
-    rows: int, columns: int, length: int, count: int, itemsize: int, most_pieces: int = PIECES[-1]
+    rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int = SPLITS[-1]
 ) -> Tiling:
     """The cut that should be fastest; `itemsize` is that of the sums."""
     found = []
@@ -114,11 +117,11 @@ def tiling(
             # Such tiles of doubles would not fit into shared memory.
             continue
         across, down = -(-columns // tile.side), -(-rows // tile.side)
-        most = most_pieces if across * down * count < ENOUGH else 1
-        for wanted in PIECES:
+        most = most_splits if across * down * count < ENOUGH else 1
+        for wanted in SPLITS:
             if wanted > 1 and (wanted > most or length < FEWEST * wanted):
                 break
             span = max(1, -(-length // (wanted * tile.depth))) * tile.depth
-            pieces = max(1, -(-length // span))
-            found.append(Tiling(tile, across, down, pieces, span, length, count))
+            splits = max(1, -(-length // span))
+            found.append(Tiling(tile, across, down, splits, span, length, count))
     return min(found, key=lambda each: each.cycles(itemsize))

@@ -14,12 +14,24 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, is_wide, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    Numbers,
+    OffsetEmitter,
+    Operand,
+    is_wide,
+    lines,
+)
+from caldera.kernels.cuda.codegen.signature import (
+    Signature,
+    const_pointer,
+    pointer,
+    restricted,
+)
 from caldera.kernels.cuda.elementwise.loop import THREADS
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
 from caldera.kernels.cuda.reduction.source import struct
-from caldera.kernels.cuda.runtime.launch import Argument, CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -66,13 +78,13 @@ def _scan(
     written = _output(plan, task.results[0], out, task.axes[0])
     both = (given, written)
     numbers = Numbers(is_wide(size(loop.lengths), both, loop.lengths))
-    walk = Walk(
+    offsets_of = OffsetEmitter(
         numbers, [loop.lengths[each] for each in loop.kept],
         [replace(o, strides=tuple(o.strides[e] for e in loop.kept), mode="s") for o in both], "",
     )  # fmt: skip
-    split, offsets = walk.statements("item", "a")
+    split, offsets = offsets_of.statements("item", "a")
     places = _Places(
-        split, (offsets[walk.group[0]], offsets[walk.group[1]]),
+        split, (offsets[offsets_of.group[0]], offsets[offsets_of.group[1]]),
         (numbers.add(given.strides[axis]), numbers.add(written.strides[axis])),
     )  # fmt: skip
     part = cut.chunk * (cut.lanes if loop.along else 1)
@@ -80,11 +92,16 @@ def _scan(
     width, height = plan.block if loop.along else (THREADS, 1)
     groups = -(-plan.totals // (height if loop.along else width))
     text = _text(loop.along, given, places, [*counts, numbers.add(groups)], carried is not None)
-    source = f'#include "reduce.cuh"\n#include "vector_access.cuh"\n{numbers.declaration}\n{text}'
-    arguments: list[Argument] = [numbers.argument, x, out]
+    signature = Signature({
+        "n": numbers.parameter, "x": restricted(const_pointer(x)), "y": restricted(pointer(out)),
+    })  # fmt: skip
     if carried is not None:
-        arguments.append(carried)
-    return Launch(source, "scan", groups * cut.parts, (width, height, 1), arguments)
+        signature["carried"] = const_pointer(carried, f"{_sums(given)}::Total")
+    source = (
+        f'#include "reduce.cuh"\n#include "vector_access.cuh"\n{numbers.declaration}\n'
+        f'extern "C" __global__ void scan({signature.declaration}) {{\n{text}\n}}\n'
+    )
+    return Launch(source, "scan", groups * cut.parts, (width, height, 1), signature)
 
 
 def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> Operand:
@@ -99,7 +116,7 @@ def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> Ope
 
 
 def _text(along: bool, given: Operand, places: _Places, counts: list[str], carried: bool) -> str:
-    sums = struct(("sum", given.dtype, ("in", 0)))
+    sums = _sums(given)
     items, length, part, groups = counts
     kind = given.stored
     line = "y" if along else "x"
@@ -130,10 +147,7 @@ def _text(along: bool, given: Operand, places: _Places, counts: list[str], carri
         before = {sums}::both(before, {element});
         {target} = Stored<{kind}>::from(before);
     }}"""
-    more = f", const {sums}::Total* carried" if carried else ""
-    return f"""extern "C" __global__ void scan(
-    const Numbers n, const {kind}* __restrict__ x, {kind}* __restrict__ y{more}) {{
-    const Index part = blockIdx.x / (Index){groups};
+    return f"""    const Index part = blockIdx.x / (Index){groups};
     const Index group = blockIdx.x - part * (Index){groups};
     const Index item = group * blockDim.{line} + threadIdx.{line};
     const Index first = part * (Index){part};
@@ -142,9 +156,11 @@ def _text(along: bool, given: Operand, places: _Places, counts: list[str], carri
     {lines(places.split, 4)}
     const Offset from = {places.offsets[0]}, to = {places.offsets[1]};
     {lines(before, 4)}
-    {loop}
-}}
-"""
+    {loop}"""
+
+
+def _sums(given: Operand) -> str:
+    return struct(("sum", given.dtype, ("in", 0)))
 
 
 def _workspace(node: Node) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     Operand,
@@ -23,8 +23,9 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lanes_for,
     operand,
 )
+from caldera.kernels.cuda.codegen.strided import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
-from caldera.kernels.cuda.reduction.source import Cut, Loop, first_source, second_source
+from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -115,11 +116,9 @@ def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray])
     """The launch that reads everything; it writes results, or the totals of parts."""
     loop, cut = plan.loop, plan.cut
     numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
-    source = first_source(loop, cut, numbers)
-    return Launch(
-        source, "reduce", cut.blocks * cut.parts, (*plan.block, 1),
-        [numbers.argument, *task.inputs, *task.outputs, *places],
-    )  # fmt: skip
+    arrays = [*task.inputs, *task.outputs]
+    source, signature = reduce_source(loop, cut, arrays, places, numbers)
+    return Launch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
 
 
 def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tuple[Loop, int]:
@@ -166,23 +165,18 @@ def _below(n: int) -> int:
     return 1 << (max(n, 1).bit_length() - 1)
 
 
-def _above(n: int) -> int:
-    """The smallest power of 2 that is not below n."""
-    return 1 << (max(n, 1) - 1).bit_length()
-
-
 def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
     """The threads of a block: a power of 2 in either direction, whole warps in all."""
     sharing = _below(cut.chunk // 4)
     if cut.kept * cut.parts * sharing < PLENTY:
-        sharing = _above(cut.chunk)
+        sharing = next_power_of_two(cut.chunk)
     if loop.along:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
     if _is_narrow(cut.kept, cut.chunk):
         return NARROW, MOST_THREADS // NARROW
-    width = min(COLUMNS, _above(cut.kept))
+    width = min(COLUMNS, next_power_of_two(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
     return width, max(min(sharing, most // width), 32 // width)
 
@@ -201,23 +195,14 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
     loop, parts, totals = plan.loop, plan.cut.parts, plan.totals
     lengths = [loop.lengths[axis] for axis in loop.kept]
     numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
-    source = second_source(loop, parts, totals, numbers)
-    width = min(COLUMNS, _above(totals))
-    height = max(min(_above(parts), MOST_THREADS // width), 32 // width)
-    arguments = [array for pair in zip(places, task.results, strict=True) for array in pair]
-    return Launch(
-        source, "join", -(-totals // width), (width, height, 1), [numbers.argument, *arguments]
-    )
+    pairs = list(zip(places, task.results, strict=True))
+    source, signature = join_source(loop, parts, totals, pairs, numbers)
+    width = min(COLUMNS, next_power_of_two(totals))
+    height = max(min(next_power_of_two(parts), MOST_THREADS // width), 32 // width)
+    return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 
 # --- what reductions give
-
-
-def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
-    """A result with axes of length 1 where the loop has axes that are reduced."""
-    if result.ndim == rank:
-        return result
-    return result[tuple(None if axis in axes else slice(None) for axis in range(rank))]
 
 
 def of_nothing(node: Node, result: np.ndarray) -> list[Launch]:

@@ -1,6 +1,6 @@
 """The source of loops that reduce, besides writing what is computed element by element.
 
-Threads walk over two groups of axes: those that are kept and those that are reduced. `along` means
+Threads go over two groups of axes: those that are kept and those that are reduced. `along` means
 that the innermost axis is reduced, so neighbours add to one total and the threads of a row share
 it; else neighbours have totals of their own, and the threads of a column share each of them. Where
 few totals come from many elements, these are cut into parts whose totals lie in the workspace until
@@ -13,9 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caldera.kernels.common.loop_body import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.expression import element_function
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, Operand, Walk, lines
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, OffsetEmitter, Operand, lines
+from caldera.kernels.cuda.codegen.signature import (
+    Array,
+    Parameter,
+    Signature,
+    const_pointer,
+    pointer,
+    restricted,
+)
 
 _STRUCTS = {
     "sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"
@@ -71,11 +79,13 @@ def _some(operand: Operand, axes: Sequence[int]) -> Operand:
     return replace(operand, strides=tuple(operand.strides[axis] for axis in axes))
 
 
-def first_source(loop: Loop, cut: Cut, numbers: Numbers) -> str:
-    """The kernel `reduce`: numbers, inputs, outputs, then results (or places for totals)."""
+def reduce_source(
+    loop: Loop, cut: Cut, arrays: Sequence[Array], results: Sequence[Array], numbers: Numbers
+) -> tuple[str, Signature]:
+    """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
-    kept = Walk(
+    kept = OffsetEmitter(
         numbers, loop.axes(loop.kept, cut.lanes),
         [*(_some(each, loop.kept) for each in loop.operands), *loop.results],
         "" if along else "V",
@@ -92,11 +102,13 @@ def first_source(loop: Loop, cut: Cut, numbers: Numbers) -> str:
     ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
     blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
     line, lane = ("y", "x") if along else ("x", "y")
-    pointers = ["const Numbers n", *_pointers(loop), *_results(loop, split=split)]
-    return f"""{_INCLUDES}
+    signature = Signature({
+        "n": numbers.parameter, **_operands(loop, arrays), **_results(loop, results, split=split)
+    })  # fmt: skip
+    source = f"""{_INCLUDES}
 {numbers.declaration}
 {element_function(loop_body)}
-extern "C" __global__ void reduce({", ".join(pointers)}) {{
+extern "C" __global__ void reduce({signature.declaration}) {{
     const int V = {cut.lanes};
     const Index part = blockIdx.x / (Index){blocks}, group = blockIdx.x - part * (Index){blocks};
     const Index item = group * blockDim.{line} + threadIdx.{line};
@@ -125,6 +137,7 @@ extern "C" __global__ void reduce({", ".join(pointers)}) {{
     }}
 }}
 """
+    return source, signature
 
 
 def _unrolled(count: int) -> str:
@@ -137,13 +150,13 @@ def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> st
     """The function that takes U reduced items, `step` apart: all are read before one is used, so
     that a thread does not wait for each of them in turn."""
     loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
-    walk = Walk(
+    offsets_of = OffsetEmitter(
         numbers, loop.axes(loop.reduced, cut.lanes),
         [_some(each, loop.reduced) for each in loop.operands], "V" if along else "",
     )  # fmt: skip
     steps = [numbers.add(each.strides[-1]) for each in loop.operands]
-    split, offsets = walk.statements("j", "b")
-    places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, walk.group, strict=False)]
+    split, offsets = offsets_of.statements("j", "b")
+    places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, offsets_of.group, strict=False)]
     read, written = loop.operands[:count], list(enumerate(loop.operands[count:], count))
     kept = [f"Offset r{k}[U];" for k in range(len(offsets))]
     kept += [f"Pack<{each.stored}, V> x{k}[U];" for k, each in enumerate(read)]
@@ -186,23 +199,26 @@ def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> st
     }};"""
 
 
-def _pointers(loop: Loop) -> list[str]:
+def _operands(loop: Loop, arrays: Sequence[Array]) -> dict[str, Parameter]:
     # No input of a reduction is written by it, so reads may be moved ahead of writes.
-    return [
-        f"{'const ' if k < len(loop.loop_body.inputs) else ''}{each.stored}* __restrict__ p{k}"
-        for k, each in enumerate(loop.operands)
-    ]
+    return {
+        f"p{k}": restricted(
+            const_pointer(array) if k < len(loop.loop_body.inputs) else pointer(array)
+        )
+        for k, array in enumerate(arrays)
+    }
 
 
-def _results(loop: Loop, *, split: bool) -> list[str]:
-    kinds = [
-        f"{struct(r)}::Total" if split else STORED[each.dtype]
-        for r, each in zip(loop.loop_body.reductions, loop.results, strict=True)
-    ]
-    return [f"{kind}* __restrict__ q{k}" for k, kind in enumerate(kinds)]
+def _results(loop: Loop, arrays: Sequence[Array], *, split: bool) -> dict[str, Parameter]:
+    return {
+        f"q{k}": restricted(pointer(array, f"{struct(reduction)}::Total" if split else ""))
+        for k, (reduction, array) in enumerate(zip(loop.loop_body.reductions, arrays, strict=True))
+    }
 
 
-def _ending(loop: Loop, kept: Walk, numbers: Numbers, *, split: bool, kept_items: int) -> list[str]:
+def _ending(
+    loop: Loop, kept: OffsetEmitter, numbers: Numbers, *, split: bool, kept_items: int
+) -> list[str]:
     """The statements that write total number w of an item."""
     width = "1" if loop.along else "V"
     if split:
@@ -222,16 +238,19 @@ def _ending(loop: Loop, kept: Walk, numbers: Numbers, *, split: bool, kept_items
     return found
 
 
-def second_source(loop: Loop, parts: int, totals: int, numbers: Numbers) -> str:
-    """The kernel `join`: numbers, then for each reduction its totals and its result."""
-    kept = Walk(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
+def join_source(
+    loop: Loop, parts: int, totals: int, places: Sequence[tuple[Array, Array]], numbers: Numbers
+) -> tuple[str, Signature]:
+    """The kernel `join`; for each reduction the places of its totals and of its result."""
+    kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")
     count, all_parts = map(numbers.add, (totals, parts))
     reductions = list(enumerate(loop.loop_body.reductions))
-    parameters = ["const Numbers n"]
+    signature = Signature({"n": numbers.parameter})
     for k, reduction in reductions:
-        stored = STORED[loop.results[k].dtype]
-        parameters += [f"const {struct(reduction)}::Total* s{k}", f"{stored}* q{k}"]
+        found, result = places[k]
+        total = const_pointer(found, f"{struct(reduction)}::Total")
+        signature |= {f"s{k}": total, f"q{k}": pointer(result)}
     start = [f"{struct(r)}::Total t{k} = {struct(r)}::none();" for k, r in reductions]
     adding = [
         f"t{k} = {struct(r)}::both(t{k}, s{k}[part * (Index){count} + item]);"
@@ -242,9 +261,9 @@ def second_source(loop: Loop, parts: int, totals: int, numbers: Numbers) -> str:
     for k, r in reductions:
         value = f"Stored<{loop.results[k].stored}>::from({struct(r)}::value(t{k}))"
         writing.append(f"q{k}[k{kept.group[k]}] = {value};")
-    return f"""{_INCLUDES}
+    source = f"""{_INCLUDES}
 {numbers.declaration}
-extern "C" __global__ void join({", ".join(parameters)}) {{
+extern "C" __global__ void join({signature.declaration}) {{
     const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
     const bool inside = item < (Index){count};
     {lines(start, 4)}
@@ -260,3 +279,4 @@ extern "C" __global__ void join({", ".join(parameters)}) {{
     }}
 }}
 """
+    return source, signature

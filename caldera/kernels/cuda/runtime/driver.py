@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
-from caldera.config import settings
+from caldera.file_cache import FileCache
 from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.filecache import read_kept, write_kept
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import cupy
 
@@ -60,9 +60,31 @@ class Driver(ABC):
 
 @cache
 def headers() -> Mapping[str, str]:
-    """The CUDA headers of this package, by name."""
-    folder = resources.files("caldera.kernels.cuda") / "include"
-    return {each.name: each.read_text() for each in folder.iterdir() if each.name.endswith(".cuh")}
+    """The CUDA headers of this package, by name; they lie in folders as their families do."""
+    return dict(sorted(_headers(resources.files("caldera.kernels.cuda") / "include")))
+
+
+def _headers(folder: Traversable) -> Iterator[tuple[str, str]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _headers(each)
+        elif each.name.endswith(".cuh"):
+            yield each.name, each.read_text()
+
+
+_MOST_SHARED = 96 << 10
+"""Bytes: two such blocks share a multiprocessor of a large card."""
+
+
+def fits_in_shared(nbytes: int) -> bool:
+    """Whether a block can have this much shared memory; what needs more works in the workspace."""
+    return nbytes <= min(_MOST_SHARED, _half_of_shared(driver()))
+
+
+@lru_cache(maxsize=4)
+def _half_of_shared(card: Driver) -> int:
+    # A driver lets kernels have half of what there is, and asking it takes a while.
+    return card.shared_bytes // 2
 
 
 class CupyDriver(Driver):
@@ -131,18 +153,16 @@ _STATIC_SHARED = 1
 _MOST_DYNAMIC_SHARED = 8
 
 
+_CUBINS = FileCache("cuda")
+
+
 def compiled(source: str, architecture: str) -> bytes:
     """The machine code of a source: from disk if it is there."""
     made_of = "\n".join(
         [architecture, str(nvrtc.version()), *headers().keys(), *headers().values(), source]
     )
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
-    file = settings.cache_dir / "cuda" / f"{key}.cubin"
-    code = read_kept(file)
-    if code is None:
-        code = nvrtc.compile_source(source, headers(), architecture)
-        write_kept(file, code)
-    return code
+    return _CUBINS.get(key, lambda: nvrtc.compile_source(source, headers(), architecture))
 
 
 _driver: Driver | None = None

@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from caldera.kernels.cuda.codegen.signature import Argument, Array, Signature
 from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.memory.device_array import address_of
-
-Number = ctypes.c_int | ctypes.c_uint | ctypes.c_longlong | ctypes.c_float | ctypes.c_double
-Argument = np.ndarray[Any, np.dtype[Any]] | Number | ctypes.Structure | ctypes.Array[Any]
 
 
 class Launch:
     """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
 
-    Numbers are given as ctypes values, which say how wide they are. `together` says that all blocks
-    must be on the card at once, because they wait for each other. `kept` are arrays that no
-    argument but an address in one of them speaks of.
+    `cooperative` says that all blocks must be on the card at once, because they wait for each
+    other. `kept` are arrays that no argument but an address in one of them speaks of.
     """
 
     def __init__(
@@ -29,11 +26,11 @@ class Launch:
         name: str,
         grid: Size | int,
         block: Size | int,
-        arguments: Sequence[Argument],
+        signature: Signature,
         shared: int = 0,
         *,
         cooperative: bool = False,
-        kept: Sequence[np.ndarray[Any, np.dtype[Any]]] = (),
+        kept: Sequence[Array] = (),
     ) -> None:
         self.name = name
         self._driver = driver()
@@ -42,8 +39,8 @@ class Launch:
         self._block = _three(block)
         self._shared = shared
         self._launch = self._driver.launch_cooperative if cooperative else self._driver.launch
-        self._kept = (*arguments, *kept)
-        self._values = [_value(each) for each in arguments]
+        self._kept = (*signature.arguments, *kept)
+        self._values = [_value(each) for each in signature.arguments]
         places = [ctypes.addressof(value) for value in self._values]
         self._places = (ctypes.c_void_p * max(len(places), 1))(*places)
         self._parameters = ctypes.addressof(self._places)

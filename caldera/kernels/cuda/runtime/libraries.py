@@ -8,7 +8,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from caldera.config import settings
+from caldera.memory.device_array import address_of
 from caldera.memory.gpus import PACKAGE, card_count, cupy
 from caldera.optional import optional_import
 
@@ -68,3 +71,11 @@ def facts() -> dict[str, str]:
     if cudnn() is not None:
         found["cudnn"] = str(cudnn().backend_version())
     return found
+
+
+def cupy_array(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
+    """A cupy.ndarray over the same memory, with the same strides; it keeps the array alive."""
+    # How far views reach is the caller's business: CuPy only wants to know whose memory it is.
+    memory = cupy().cuda.UnownedMemory(address_of(array), max(array.nbytes, 1), array)
+    pointer = cupy().cuda.MemoryPointer(memory, 0)
+    return cupy().ndarray(array.shape, array.dtype, pointer, array.strides)

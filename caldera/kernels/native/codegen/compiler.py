@@ -19,14 +19,14 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-from caldera.config import settings
-from caldera.kernels.filecache import read_kept, write_kept
+from caldera.file_cache import FileCache
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import machine, target_machine
 
 _addresses: dict[str, int] = {}
 _engines: list[Any] = []
 _lock = threading.Lock()
+_OBJECTS = FileCache("native")
 
 
 def compiled(build: Callable[..., None], **parameters: Any) -> int:
@@ -58,11 +58,7 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
     made_of = f"{_toolchain()}\n{_sources(build.__module__)}\n{name}"
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
     symbol = f"caldera_{key}"
-    file = settings.cache_dir / "native" / f"{key}.o"
-    code = read_kept(file)
-    if code is None:
-        code = _compile(symbol, lambda k: build(k, **parameters))
-        write_kept(file, code)
+    code = _OBJECTS.get(key, lambda: _compile(symbol, lambda k: build(k, **parameters)))
     return _address(code, symbol)
 
 

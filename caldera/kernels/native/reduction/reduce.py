@@ -9,7 +9,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral
+from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral, with_axes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import widths, workers
@@ -162,11 +162,6 @@ def _moved(loop: Axes, axis: int) -> Axes:
         sort(loop.lengths), tuple(loop.reduced[each] for each in order),
         tuple(sort(each) for each in loop.strides),
     )  # fmt: skip
-
-
-def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
-    """A result with axes of length 1 where the loop has axes that are reduced."""
-    return result if result.ndim == rank else np.expand_dims(result, axes)
 
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops import norm_epilogue
+from caldera.graph.ops import epilogue
 from caldera.lazy import Expr, wrap
 from tests.unit.ops.case import Case, numbers
 
@@ -18,7 +18,7 @@ _STATISTICS = numbers(3, seed=3), numbers(3, seed=4, low=0.5)
 
 def _call(name: str) -> Any:
     def run(*given: Expr) -> Any:
-        found = getattr(norm_epilogue, name)(*[each.node for each in given], axis=1, eps=EPS)
+        found = getattr(epilogue, name)(*[each.node for each in given], axis=1, eps=EPS)
         return wrap(found) if isinstance(found, tuple) else Expr(found)
 
     return run

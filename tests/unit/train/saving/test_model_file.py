@@ -16,8 +16,7 @@ from caldera.errors import CalderaError, CheckpointError, ConfigError, DataError
 from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
 from caldera.nn.losses import CrossEntropy
 from caldera.train.model import Model
-from caldera.train.neural_network import NeuralNetwork
-from caldera.train.saving.load_model import load_model
+from caldera.train.neural_network import NeuralNetwork, load_model
 from caldera.train.saving.model_file import KEY, load_weights, save_model
 from tests.unit.train.small import classifier, points, same_bits, values
 

@@ -18,14 +18,22 @@ from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.strided import lies_dense
 from caldera.kernels.cuda.convolution.small_channels.source import (
-    ADDING_THREADS,
     CORRELATE,
-    WEIGH,
-    adding_text,
+    REDUCE_WEIGHT_GRADIENT,
+    REDUCTION_THREADS,
+    WEIGHT_GRADIENT,
+    reduction_text,
     text,
 )
-from caldera.kernels.cuda.convolution.small_channels.tilings import RANKS, Shape, shapes
-from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings import Slopes, slopes
+from caldera.kernels.cuda.convolution.small_channels.tilings import (
+    RANKS,
+    CorrelationTiling,
+    correlation_tilings,
+)
+from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings import (
+    WeightGradientTiling,
+    weight_gradient_tilings,
+)
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
@@ -45,6 +53,8 @@ LARGE_FLOPS = 5e9
 on an H200 took 1.0 to 4.3 times as long, and compiling rivals would take longer than they save."""
 LARGE_IMAGES = 1 << 22
 """Elements from which on libraries are faster for as many channels as these kernels take."""
+PRIORITIES = (12, 9)
+"""Of the ways: before products of 1x1 convolutions, and after cuDNN's second plan."""
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 """Which of the inputs and the result are filters; the others are images."""
 
@@ -52,7 +62,7 @@ FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 # --- which convolutions
 
 
-def _is_able(rank: int, node: Node) -> bool:
+def _supports(rank: int, node: Node) -> bool:
     if rank and not libraries.may_measure():
         return False
     geometry, attrs = Geometry.of(node), node.attrs
@@ -74,7 +84,7 @@ def _is_able(rank: int, node: Node) -> bool:
     ):
         return False
     work = _work(node)
-    return work.batch * size(work.target) >= FEWEST_PIXELS and rank < len(_ways(node))
+    return work.batch * size(work.target) >= FEWEST_PIXELS and rank < len(_tilings(node))
 
 
 def _is_slow(node: Node, geometry: Geometry) -> bool:
@@ -84,12 +94,12 @@ def _is_slow(node: Node, geometry: Geometry) -> bool:
     return node.dtype == float32 or node.inputs[0].outputs[0].size > LARGE_IMAGES
 
 
-def _ways(node: Node) -> tuple[Shape, ...] | tuple[Slopes, ...]:
+def _tilings(node: Node) -> tuple[CorrelationTiling, ...] | tuple[WeightGradientTiling, ...]:
     """How blocks may share the work, the best guess first."""
     itemsize, processors = node.dtype.itemsize, driver().multiprocessors
     if node.op.name == "conv2d_weight":
-        return slopes(_work(node), itemsize, processors)
-    return shapes(_work(node), node.op.name == "conv2d_input", itemsize, processors)
+        return weight_gradient_tilings(_work(node), itemsize, processors)
+    return correlation_tilings(_work(node), node.op.name == "conv2d_input", itemsize, processors)
 
 
 def _work(node: Node) -> Correlation:
@@ -116,67 +126,79 @@ def _bind(rank: int, call: Call) -> Runner:
         order = None if index == filters else NHWC
         if address_of(array) % ALIGNMENT or not lies_dense(array, order):
             return CudaRunner(convolution.launches(call))
-    way = _ways(call.node)[rank]
-    if isinstance(way, Shape):
-        return CudaRunner([_correlation(way, call)])
-    return CudaRunner(_gradient(way, call))
+    tiling = _tilings(call.node)[rank]
+    if isinstance(tiling, CorrelationTiling):
+        return CudaRunner([_correlation(tiling, call)])
+    return CudaRunner(_gradient(tiling, call))
 
 
-def _correlation(shape: Shape, call: Call) -> Launch:
+def _correlation(shape: CorrelationTiling, call: Call) -> Launch:
     (out,), (images, filters) = call.outputs, call.inputs
     source = text(CORRELATE, out.dtype.name, shape.constants, shape.least_resident)
-    arguments = (out, images, filters, shape.cover.numbers(out.itemsize))
-    return Launch(source, "correlate_few", shape.grid(), 32 * shape.warps, arguments, shape.shared)
+    signature = CORRELATE.bind(
+        out=out,
+        images=images,
+        filters=filters,
+        pixel_tiles=shape.pixel_tiles.numbers(out.itemsize),
+    )
+    threads = 32 * shape.warps
+    return Launch(source, CORRELATE.name, shape.grid(), threads, signature, shape.shared)
 
 
-def _gradient(way: Slopes, call: Call) -> list[Launch]:
+def _gradient(tiling: WeightGradientTiling, call: Call) -> list[Launch]:
     (out,), (images, gradient) = call.outputs, call.inputs
     dtype = out.dtype.name
-    parts = Scratch(call.workspace).array((way.blocks, way.partial), float32)
+    parts = Scratch(call.workspace).array((tiling.blocks, tiling.partial), float32)
     first = Launch(
-        text(WEIGH, dtype, way.constants, way.least_resident), "weigh_few",
-        (way.blocks, way.parts, 1), way.threads,
-        (parts, images, gradient, way.cover.numbers(out.itemsize)), way.shared,
+        text(WEIGHT_GRADIENT, dtype, tiling.constants, tiling.least_resident), WEIGHT_GRADIENT.name,
+        (tiling.blocks, tiling.parts, 1), tiling.threads,
+        WEIGHT_GRADIENT.bind(parts=parts, images=images, gradients=gradient,
+                             pixel_tiles=tiling.pixel_tiles.numbers(out.itemsize)), tiling.shared,
     )  # fmt: skip
     results, channels, *taps = out.shape
-    filters = FilterNumbers(results, way.width, way.terms, channels, taps[0] * taps[1])
+    filters = FilterNumbers(
+        results=results, width=tiling.width, terms=tiling.terms, channels=channels,
+        taps=taps[0] * taps[1],
+    )  # fmt: skip
     second = Launch(
-        adding_text(dtype), "add_parts", -(-way.partial // 32), ADDING_THREADS,
-        (out, parts, ctypes.c_int(way.blocks), filters),
+        reduction_text(dtype), REDUCE_WEIGHT_GRADIENT.name, -(-tiling.partial // 32),
+        REDUCTION_THREADS,
+        REDUCE_WEIGHT_GRADIENT.bind(out=out, parts=parts, count=tiling.blocks, filter=filters),
     )  # fmt: skip
     return [first, second]
 
 
-def _room(rank: int, node: Node) -> int:
-    way = _ways(node)[rank]
-    if isinstance(way, Shape):
+def _workspace(rank: int, node: Node) -> int:
+    tiling = _tilings(node)[rank]
+    if isinstance(tiling, CorrelationTiling):
         return 0
-    return workspace_bytes(Spec((way.blocks, way.partial), np.dtype(np.float32)))
+    return workspace_bytes(Spec((tiling.blocks, tiling.partial), np.dtype(np.float32)))
 
 
 def _is_small(node: Node) -> bool:
     return node.op.count_flops(node) < LARGE_FLOPS
 
 
-def _is_able_small(node: Node) -> bool:
-    return _is_small(node) and _is_able(0, node)
+def _supports_small(node: Node) -> bool:
+    return _is_small(node) and _supports(0, node)
 
 
-def _is_able_large(rank: int, node: Node) -> bool:
-    return not _is_small(node) and _is_able(rank, node)
+def _supports_large(rank: int, node: Node) -> bool:
+    return not _is_small(node) and _supports(rank, node)
 
 
 for _op in FILTERS:
     TABLE.add(
         Kernel(
-            _op, "cuda", "few channels", partial(_bind, 0), _is_able_small, partial(_room, 0),
-            priority=11, measured=False,
+            _op, "cuda", "few channels", partial(_bind, 0), _supports_small, partial(_workspace, 0),
+            priority=PRIORITIES[0], measured=False,
         )
     )  # fmt: skip
     for _rank in range(RANKS):
         TABLE.add(
             Kernel(
                 _op, "cuda", f"few channels, way {_rank + 1}", partial(_bind, _rank),
-                partial(_is_able_large, _rank), partial(_room, _rank), priority=11 - 2 * _rank,
+                partial(_supports_large, _rank), partial(_workspace, _rank),
+                priority=PRIORITIES[_rank],
             )
         )  # fmt: skip

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.parameters import Divider
+from caldera.kernels.cuda.convolution.parameters import Divider, by_axis
 
 MOST_PIXELS = 1024
 FEWEST_PIXELS = 32
 
 
-class CoverNumbers(ctypes.Structure):
-    """`Cover` of small_channels_tiles.cuh."""
+class PixelTilesNumbers(ctypes.Structure):
+    """`PixelTiles` of small_channels_tiles.cuh."""
 
     _fields_ = [
         *[(name, Divider) for name in ("across", "down", "width", "area", "height")],
@@ -28,7 +28,7 @@ class CoverNumbers(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Cover:
+class PixelTiles:
     """How the output pixels of a correlation are cut into tiles, all of the same size."""
 
     work: Correlation
@@ -66,22 +66,25 @@ class Cover:
         """Bytes of all that a tile sees; words may reach beyond the last pixel."""
         return -(-(self.images * self.sight[0] * self.pitch + 4) // 16) * 16
 
-    def numbers(self, itemsize: int) -> CoverNumbers:
+    def numbers(self, itemsize: int) -> PixelTilesNumbers:
         """What kernels are told of it."""
         work, (rows, columns) = self.work, self.sight
         in_chunks = work.channels * itemsize % 16 == 0
         pieces = work.channels * itemsize // 16 if in_chunks else work.channels
-        return CoverNumbers(
-            Divider.by(work.target[1] // self.width), Divider.by(work.target[0] // self.height),
-            Divider.by(self.width), Divider.by(self.height * self.width),
-            Divider.by(rows),
-            self.tiles, self.images, self.height, self.pixels,
-            work.batch, *work.source, *work.target, *work.stride, *work.start,
-            columns * pieces, self.pitch, self.seen,
+        size = ("height", "width")
+        return PixelTilesNumbers(
+            across=Divider.by(work.target[1] // self.width),
+            down=Divider.by(work.target[0] // self.height), width=Divider.by(self.width),
+            area=Divider.by(self.height * self.width), height=Divider.by(rows),
+            tiles=self.tiles, tile_images=self.images, tile_height=self.height,
+            pixels=self.pixels, images=work.batch, **by_axis("source_", work.source, size),
+            **by_axis("target_", work.target, size), **by_axis("stride_", work.stride),
+            **by_axis("start_", work.start), pieces=columns * pieces, pitch=self.pitch,
+            seen=self.seen,
         )  # fmt: skip
 
 
-def covers(work: Correlation, pixel: int) -> Iterator[Cover]:
+def pixel_tilings(work: Correlation, pixel: int) -> Iterator[PixelTiles]:
     """The tiles that are worth considering: whole rows, whole images if these are small."""
     height, width = work.target
     for columns in _divisors(width):
@@ -90,11 +93,11 @@ def covers(work: Correlation, pixel: int) -> Iterator[Cover]:
         for rows in _divisors(height):
             whole = rows == height and columns == width
             for images in (1, 2, 4, 8) if whole else (1,):
-                cover = Cover(work, images, rows, columns, pixel)
+                pixel_tiles = PixelTiles(work, images, rows, columns, pixel)
                 # Small images together, as many as there are.
-                is_small = cover.pixels < FEWEST_PIXELS and images * 2 <= work.batch * whole
-                if images <= work.batch and not is_small and cover.pixels <= MOST_PIXELS:
-                    yield cover
+                is_small = pixel_tiles.pixels < FEWEST_PIXELS and images * 2 <= work.batch * whole
+                if images <= work.batch and not is_small and pixel_tiles.pixels <= MOST_PIXELS:
+                    yield pixel_tiles
 
 
 def _divisors(number: int) -> list[int]:

@@ -6,13 +6,14 @@ of the memory of the card need at least. Measuring decides between the first few
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
+from typing import Protocol, TypeVar
 
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import Cover, covers
+from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
 from caldera.tensor.shape import size
 
 RANKS = 2
@@ -38,14 +39,33 @@ def resident_blocks(shared: int, threads: int, registers: int) -> int:
     return min(SHARED // (shared + RESERVED), by_registers, 2048 // threads)
 
 
+class Clocked(Protocol):
+    """A tiling that guesses what it takes."""
+
+    def clocks(self) -> float:
+        """Clocks of a multiprocessor."""
+
+
+T = TypeVar("T", bound=Clocked)
+
+
+def best_tilings(every: Iterable[T], kind: Callable[[T], Hashable]) -> tuple[T, ...]:
+    """The first few guesses that differ in kind, the best first."""
+    chosen: dict[Hashable, T] = {}
+    for each in sorted(every, key=lambda tiling: tiling.clocks()):
+        if len(chosen) < RANKS:
+            chosen.setdefault(kind(each), each)
+    return tuple(chosen.values())
+
+
 # --- correlations
 
 
 @dataclass(frozen=True)
-class Shape:
+class CorrelationTiling:
     """A block of a correlation: `warps` with `per` x 16 pixels each, by `across` x 8 results."""
 
-    cover: Cover
+    pixel_tiles: PixelTiles
     turned: bool
     itemsize: int
     per: int
@@ -58,7 +78,7 @@ class Shape:
     @property
     def work(self) -> Correlation:
         """What is computed."""
-        return self.cover.work
+        return self.pixel_tiles.work
 
     @property
     def parts(self) -> int:
@@ -133,7 +153,7 @@ class Shape:
             "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
             "TAPS_X": work.taps[1], "TURNED": int(self.turned), "PER": self.per,
             "ACROSS": self.across, "THREADS": 32 * self.warps, "BUFFERS": self.buffers,
-            "PIXEL": self.cover.pixel, "LINE_WORDS": self.line_words, "STEPS": self.steps,
+            "PIXEL": self.pixel_tiles.pixel, "LINE_WORDS": self.line_words, "STEPS": self.steps,
             "SIDE": self.side, "LINES": lines, "LENGTH": length, "STRIDE": stride,
             "RAW_STEP": self.raw_step, "RAW_PITCH": self.raw_pitch,
             "RAW_BYTES": self.raw_bytes, "ORDERED_BYTES": self.ordered_bytes,
@@ -146,7 +166,7 @@ class Shape:
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         fixed = self.ordered_bytes + self.list_bytes + self.raw_bytes
-        return fixed + self.buffers * self.cover.seen
+        return fixed + self.buffers * self.pixel_tiles.seen
 
     @cached_property
     def resident(self) -> int:
@@ -162,19 +182,19 @@ class Shape:
     def grid(self) -> tuple[int, int, int]:
         """As many blocks as the card holds at once, or fewer."""
         most = max(1, self.resident * self.processors // self.parts)
-        return min(self.cover.tiles, most), self.parts, 1
+        return min(self.pixel_tiles.tiles, most), self.parts, 1
 
     def clocks(self) -> float:
         """A guess of what it takes."""
         if self.resident == 0:
             return float("inf")
-        tiles = -(-self.cover.tiles // self.grid()[0])
-        groups = -(-self.cover.pixels // (16 * self.per * self.warps)) * self.steps
+        tiles = -(-self.pixel_tiles.tiles // self.grid()[0])
+        groups = -(-self.pixel_tiles.pixels // (16 * self.per * self.warps)) * self.steps
         products = self.per * self.across * PRODUCT_CLOCKS
         step = max(products, self.per * (4 if self.is_whole else 6) + self.across * 2)
         computing = groups * self.warps * step
-        results = min(8 * self.across, self.work.results) * self.itemsize * self.cover.pixels
-        moving = (self.cover.seen + results) / BYTES_A_CLOCK
+        results = min(8 * self.across, self.work.results) * self.itemsize * self.pixel_tiles.pixels
+        moving = (self.pixel_tiles.seen + results) / BYTES_A_CLOCK
         waiting = groups * (STEP_CLOCKS + products)
         start = self.raw_bytes / BYTES_A_CLOCK + self.ordered_bytes / 32
         blocks = self.grid()[0] * self.parts
@@ -192,39 +212,36 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> tuple[Shape, ...]:
+def correlation_tilings(
+    work: Correlation, turned: bool, itemsize: int, processors: int
+) -> tuple[CorrelationTiling, ...]:
     """The best guesses, the best first."""
-    every = _shapes(work, turned, itemsize, processors)
-    found = sorted(every, key=lambda shape: shape.clocks())
-    return _different(found)
+    return best_tilings(
+        _tilings(work, turned, itemsize, processors),
+        lambda each: (each.pixel_tiles.pixels, each.per, each.across),
+    )
 
 
-def _shapes(work: Correlation, turned: bool, itemsize: int, processors: int) -> Iterator[Shape]:
+def _tilings(
+    work: Correlation, turned: bool, itemsize: int, processors: int
+) -> Iterator[CorrelationTiling]:
     tiles = -(-work.results // 8)
     # Tiles of results that a warp has: few numbers of them, so that kernels are few.
     widest = next(n for n in (1, 2, 3, 4, 6, 8) if n >= tiles)
     acrosses = [widest, *(n for n in (4, 2) if widest % n == 0 and n < widest and tiles % n == 0)]
-    for cover in covers(work, pixel_bytes(work.channels, itemsize)):
-        if cover.seen > SHARED // 2:
+    for pixel_tiles in pixel_tilings(work, pixel_bytes(work.channels, itemsize)):
+        if pixel_tiles.seen > SHARED // 2:
             continue
         for across in acrosses:
             for per in (1, 2, 4):
-                if per * across > 16 or 16 * per > max(cover.pixels, 16):
+                if per * across > 16 or 16 * per > max(pixel_tiles.pixels, 16):
                     continue
                 for warps, buffers in product((2, 4, 8), (1, 2)):
-                    if 16 * per * (warps - 1) >= cover.pixels:
+                    if 16 * per * (warps - 1) >= pixel_tiles.pixels:
                         continue
-                    shape = Shape(cover, turned, itemsize, per, across, warps, buffers, processors)
+                    shape = CorrelationTiling(
+                        pixel_tiles, turned, itemsize, per, across, warps, buffers, processors
+                    )
                     # A second buffer is for blocks that take several tiles.
-                    if shape.resident and (buffers == 1 or shape.grid()[0] < cover.tiles):
+                    if shape.resident and (buffers == 1 or shape.grid()[0] < pixel_tiles.tiles):
                         yield shape
-
-
-def _different(found: list[Shape]) -> tuple[Shape, ...]:
-    """The first few that differ in more than the number of warps or buffers."""
-    chosen: dict[tuple[int, int, int], Shape] = {}
-    for shape in found:
-        key = (shape.cover.pixels, shape.per, shape.across)
-        if len(chosen) < RANKS and key not in chosen:
-            chosen[key] = shape
-    return tuple(chosen.values())

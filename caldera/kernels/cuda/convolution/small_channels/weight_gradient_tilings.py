@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import Cover, covers
+from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     BYTES_A_CLOCK,
     PRODUCT_CLOCKS,
-    RANKS,
     SHARED,
     START_CLOCKS,
     STEP_CLOCKS,
+    best_tilings,
     resident_blocks,
 )
 from caldera.tensor.shape import size
@@ -24,11 +24,11 @@ MOST_SUMS = 112
 
 
 @dataclass(frozen=True)
-class Slopes:
+class WeightGradientTiling:
     """A block of the gradient: `share` warps with `tiles` x 8 terms each, and `split` times as many
     that split pixels among them; all have all results."""
 
-    cover: Cover
+    pixel_tiles: PixelTiles
     itemsize: int
     tiles: int
     share: int
@@ -42,7 +42,7 @@ class Slopes:
     @property
     def work(self) -> Correlation:
         """The convolution whose gradient it is."""
-        return self.cover.work
+        return self.pixel_tiles.work
 
     @property
     def rows(self) -> int:
@@ -77,7 +77,7 @@ class Slopes:
     @property
     def lines(self) -> int:
         """Pixels of a tile in whole steps."""
-        return -(-self.cover.pixels // self.depth) * self.depth
+        return -(-self.pixel_tiles.pixels // self.depth) * self.depth
 
     @property
     def pitch(self) -> int:
@@ -97,7 +97,7 @@ class Slopes:
             "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
             "TAPS_X": work.taps[1], "ROWS": self.rows, "TILES": self.tiles, "SHARE": self.share,
             "SPLIT": self.split, "THREADS": self.threads, "BUFFERS": self.buffers,
-            "PIXEL": self.cover.pixel, "DEPTH": self.depth, "SLOPE_PITCH": self.pitch,
+            "PIXEL": self.pixel_tiles.pixel, "DEPTH": self.depth, "GRADIENT_PITCH": self.pitch,
             "TERMS": self.terms, "WIDTH": self.width, "IS_TURNED": int(self.is_turned),
         }  # fmt: skip
 
@@ -105,7 +105,7 @@ class Slopes:
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         places = -(-self.lines * 4 // 16) * 16
-        stages = self.buffers * (self.lines * self.pitch + self.cover.seen)
+        stages = self.buffers * (self.lines * self.pitch + self.pixel_tiles.seen)
         sums = self.rows * 16 * (self.share * self.tiles * 8 + 8) * 4 if self.split > 1 else 0
         return places + max(stages, sums)
 
@@ -130,13 +130,13 @@ class Slopes:
         """A guess of what it takes."""
         if self.resident == 0:
             return float("inf")
-        tiles = -(-self.cover.tiles // self.blocks)
+        tiles = -(-self.pixel_tiles.tiles // self.blocks)
         steps = -(-self.lines // self.depth // self.split) * tiles
         products = self.rows * self.tiles * PRODUCT_CLOCKS
         reads = 4 if self.itemsize == 2 and not self.is_turned else 2
         reading = self.rows * 4 + self.tiles * reads
         computing = steps * self.share * self.split * max(products, reading)
-        moving = tiles * (self.lines * self.pitch + self.cover.seen) / BYTES_A_CLOCK
+        moving = tiles * (self.lines * self.pitch + self.pixel_tiles.seen) / BYTES_A_CLOCK
         ending = self.partial * 4 / self.parts * 2 / BYTES_A_CLOCK
         all_blocks = self.blocks * self.parts
         beside = min(self.resident, -(-all_blocks // self.processors))
@@ -157,24 +157,23 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def slopes(work: Correlation, itemsize: int, processors: int) -> tuple[Slopes, ...]:
+def weight_gradient_tilings(
+    work: Correlation, itemsize: int, processors: int
+) -> tuple[WeightGradientTiling, ...]:
     """The best guesses, the best first."""
-    found = sorted(_slopes(work, itemsize, processors), key=lambda each: each.clocks())
-    chosen: dict[tuple[int, ...], Slopes] = {}
-    for each in found:
-        key = (each.cover.pixels, each.tiles, each.parts)
-        if len(chosen) < RANKS and key not in chosen:
-            chosen[key] = each
-    return tuple(chosen.values())
+    return best_tilings(
+        _tilings(work, itemsize, processors),
+        lambda each: (each.pixel_tiles.pixels, each.tiles, each.parts),
+    )
 
 
-def _slopes(work: Correlation, itemsize: int, processors: int) -> Iterator[Slopes]:
+def _tilings(work: Correlation, itemsize: int, processors: int) -> Iterator[WeightGradientTiling]:
     rows, all_tiles = -(-work.results // 16), -(-work.channels * size(work.taps) // 8)
     most = max(1, MOST_SUMS // (4 * rows))
     counts = sorted({-(-all_tiles // n) for n in range(1, all_tiles + 1)})
     even = itemsize == 2 and work.channels % 16 == 0
-    for cover in covers(work, pixel_bytes(work.channels, itemsize)):
-        if cover.seen > SHARED // 2:
+    for pixel_tiles in pixel_tilings(work, pixel_bytes(work.channels, itemsize)):
+        if pixel_tiles.seen > SHARED // 2:
             continue
         for tiles in (n for n in counts if n <= most and not (even and n % 2 and n > 1)):
             if tiles * 3 < min(most, all_tiles):
@@ -183,11 +182,11 @@ def _slopes(work: Correlation, itemsize: int, processors: int) -> Iterator[Slope
                 for buffers in (1, 2):
                     for often in (1, 2, 3, 4):
                         parts = -(-all_tiles // (tiles * share))
-                        blocks = min(cover.tiles, often * processors // parts)
-                        if blocks < 1 or (buffers == 2 and blocks == cover.tiles):
+                        blocks = min(pixel_tiles.tiles, often * processors // parts)
+                        if blocks < 1 or (buffers == 2 and blocks == pixel_tiles.tiles):
                             continue
-                        each = Slopes(
-                            cover, itemsize, tiles, share, split, buffers, blocks, processors
+                        each = WeightGradientTiling(
+                            pixel_tiles, itemsize, tiles, share, split, buffers, blocks, processors
                         )
                         if each.resident * processors >= blocks * parts:
                             yield each

@@ -50,7 +50,7 @@ def test_a_kernel_is_built_once_in_a_process(folder: Path) -> None:
 
 def test_parameters_are_part_of_the_key(folder: Path) -> None:
     assert (_result(3.0), _result(4.0)) == (3.0, 4.0)
-    assert len(list(folder.glob("*.o"))) == 2
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_what_is_on_disk_is_not_built_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_built_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     _result(6.0)
-    (file,) = folder.glob("*.o")
+    (file,) = folder.iterdir()
     content = bytearray(file.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
@@ -99,7 +99,7 @@ def test_another_process_loads_it(folder: Path) -> None:
             env={"CALDERA_CACHE": str(folder.parent), "PATH": "", "PYTHONPATH": ":".join(sys.path)},
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
-        written = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.o")}
-    again = {file.name: file.stat().st_mtime_ns for file in folder.glob("*.o")}
+        written = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    again = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert written == again
     assert written

@@ -1,0 +1,279 @@
+"""Workers as the bench sees them: started, asked, and ended whatever happens.
+
+One JSON object a line goes to a worker, and a reply to each comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from caldera.bench.contestants import Contestant
+from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
+from caldera.errors import CalderaError
+
+HELLO = "hello"
+PREPARE = "prepare"
+MEASURE = "measure"
+CHECK = "check"
+TRAIN = "train"
+END = "end"
+
+
+class WorkerError(CalderaError, RuntimeError):
+    """A worker failed, died or took too long.
+
+    >>> issubclass(WorkerError, RuntimeError)
+    True
+    """
+
+
+def to_line(message: dict[str, Any]) -> bytes:
+    """A message as a line.
+
+    >>> to_line({"do": "end"})
+    b'{"do": "end"}\\n'
+    """
+    return json.dumps(message).encode() + b"\n"
+
+
+def from_line(line: bytes) -> dict[str, Any]:
+    """The message of a line.
+
+    >>> from_line(b'{"do": "end"}')
+    {'do': 'end'}
+    """
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise WorkerError.build(
+            "bench",
+            expected="a JSON object in a line",
+            got=repr(line[:80].decode(errors="replace")),
+        )
+    return message
+
+
+COMMAND = (sys.executable, "-m", "caldera.bench.worker")
+_CPU = {"JAX_PLATFORMS": "cpu"}
+_CARD = {
+    "JAX_PLATFORMS": "cuda",
+    # It would take three quarters of the card's memory, which others need as well.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+_PIECE = 1 << 16
+_END_SECONDS = 5.0
+
+
+class WorkerProcess:
+    """A worker; use it in a `with` block.
+
+    `ask` sends a request and waits for its reply. A worker that reports an error, dies or takes
+    longer than `seconds` raises `WorkerError`; after the last two it is gone.
+    """
+
+    def __init__(
+        self, label: str, environment: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
+        self.label = label
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env=dict(environment),
+        )  # fmt: skip
+        self._received = b""
+
+    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The reply to a request."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(to_line(dict(request)))
+            self._process.stdin.flush()
+        except OSError:
+            raise self._died() from None
+        reply = from_line(self._line(str(request["do"]), seconds))
+        if "error" in reply:
+            raise WorkerError.build(f"{self.label}, {request['do']}", got=reply["error"])
+        return reply
+
+    def _line(self, what: str, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self.kill()
+                    raise WorkerError.build(
+                        f"{self.label}, {what}",
+                        expected=f"an answer within {seconds:.0f} s",
+                        got="none",
+                    )
+                piece = os.read(self._process.stdout.fileno(), _PIECE)
+                if not piece:
+                    raise self._died()
+                self._received += piece
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _died(self) -> WorkerError:
+        """The error for a process that is no more, with the last thing it said."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        status = self._process.poll()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        if status is not None and status < 0:
+            with suppress(ValueError):
+                said.append(f"ended by {signal.Signals(-status).name}")
+        last = said[-1].strip() if said else f"exit status {status}"
+        return WorkerError.build(self.label, got=f"a worker that died: {last}")
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Let it end by itself, and end it if it does not."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.write(to_line({"do": END}))
+                self._process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+        if self._process.poll() is None:
+            self.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            # Somebody waits for an error to be reported, or pressed Ctrl-C.
+            self.kill()
+        self.close()
+
+
+def hello(framework: str, options: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """The first request to a worker."""
+    return {"do": HELLO, "framework": framework, "options": dict(options), "threads": threads}
+
+
+def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[str, str]:
+    """Variables for a worker: every framework keeps what it compiles below `caches` alone."""
+    number = str(threads)
+    return {
+        **os.environ,
+        **(_CPU if device == "cpu" else _CARD),
+        "CALDERA_CACHE": str(caches / "caldera"),
+        ENVIRONMENT: os.environ.get(ENVIRONMENT) or str(cache_folder()),
+        "CALDERA_THREADS": number,
+        "OMP_NUM_THREADS": number,
+        "OPENBLAS_NUM_THREADS": number,
+        "MKL_NUM_THREADS": number,
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        "CUDA_CACHE_PATH": str(caches / "cuda"),
+        "CUPY_CACHE_DIR": str(caches / "cupy"),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_NUM_INTRAOP_THREADS": number,
+    }
+
+
+LIMITS = {HELLO: 180.0, PREPARE: 600.0, MEASURE: 900.0, CHECK: 1800.0, TRAIN: 86400.0}
+"""Seconds that a worker may take to answer."""
+
+
+class WorkerHandle:
+    """Asks a contestant's process, which is started when it is needed.
+
+    `limit` is how many seconds it may take for all answers together (training on real data, which
+    takes as long as was asked for, does not count). `data` is a folder with its batches.
+    """
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        caches: Path,
+        threads: int,
+        *,
+        limit: float | None = None,
+        data: Path | None = None,
+    ) -> None:
+        self.contestant = contestant
+        self.import_s: float | None = None
+        self.versions: dict[str, str] = {}
+        self._caches = caches
+        self._threads = threads
+        self._limit = limit
+        self._taken = 0.0
+        self._options = dict(contestant.options)
+        if data is not None:
+            self._options["data"] = str(data)
+        self._process: WorkerProcess | None = None
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """The reply to a request."""
+        if self._process is None:
+            self._process = self._started()
+            greeting = hello(self.contestant.framework, self._options, self._threads)
+            reply = self._within_limit(greeting)
+            self.import_s, self.versions = reply["import s"], reply["versions"]
+        return self._within_limit({"do": do, **more})
+
+    def _within_limit(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        do = request["do"]
+        seconds = LIMITS[do]
+        if self._limit is None or do == TRAIN:
+            return self._process.ask(request, seconds)
+        left = self._limit - self._taken
+        if left <= 0:
+            raise WorkerError.build(
+                self.contestant.label, expected=f"everything within {self._limit:.0f} s",
+                got=f"{self._taken:.0f} s before it could {do}",
+                hint="give it more with --limit",
+            )  # fmt: skip
+        start = time.monotonic()
+        try:
+            return self._process.ask(request, min(seconds, left))
+        finally:
+            self._taken += time.monotonic() - start
+
+    def _started(self) -> WorkerProcess:
+        self._caches.mkdir(parents=True, exist_ok=True)
+        device = self._options.get("device", "cpu")
+        environment = worker_environment(self._caches, self._threads, device)
+        return WorkerProcess(self.contestant.label, environment)
+
+    def close(self) -> None:
+        """End the process; the next request starts a new one with the same caches."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None

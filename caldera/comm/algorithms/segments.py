@@ -1,0 +1,99 @@
+"""Long messages in segments: combined as they arrive, so that link and processor both have work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caldera.comm.algorithms.partition import segments
+from caldera.comm.reduction import combine
+from caldera.comm.request import Request
+
+if TYPE_CHECKING:
+    from caldera.comm.point_to_point import PointToPoint
+
+TAG = 16384
+"""One tag serves all collectives: messages between two ranks keep their order, and all ranks call
+collectives in the same order."""
+WINDOW = 32
+"""How many segments may be on their way to a rank before it has taken the first of them."""
+
+
+def segment_elements(comm: PointToPoint, buffer: np.ndarray) -> int:
+    """The elements of one segment."""
+    return max(1, comm.segment_bytes // buffer.itemsize)
+
+
+def post_send(comm: PointToPoint, buffer: np.ndarray, dest: int) -> Request:
+    """`Isend` for what needs no checks: there are many segments, and each costs a little."""
+    with comm.traffic.operation("Isend"):
+        comm.traffic.sent(buffer.nbytes)
+        return comm._start_send(buffer, dest, TAG)
+
+
+def post_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> Request:
+    """`Irecv` for what needs no checks."""
+    with comm.traffic.operation("Irecv"):
+        comm.traffic.received(buffer.nbytes)
+        return comm._start_receive(buffer, source, TAG)
+
+
+def start_send(comm: PointToPoint, buffer: np.ndarray, dest: int) -> list[Request]:
+    """Begin to send a buffer in segments."""
+    pieces = segments((0, buffer.size), segment_elements(comm, buffer))
+    return [post_send(comm, buffer[begin:end], dest) for begin, end in pieces]
+
+
+def start_receive(comm: PointToPoint, buffer: np.ndarray, source: int) -> list[Request]:
+    """Begin to receive a buffer that is sent in segments."""
+    pieces = segments((0, buffer.size), segment_elements(comm, buffer))
+    return [post_receive(comm, buffer[begin:end], source) for begin, end in pieces]
+
+
+def wait_all(requests: Iterable[Request]) -> None:
+    """Wait for all of them."""
+    for request in requests:
+        request.wait()
+
+
+def exchange(
+    comm: PointToPoint, leaving: np.ndarray, dest: int, arriving: np.ndarray, source: int
+) -> None:
+    """Send one buffer and receive another, in segments."""
+    requests = start_receive(comm, arriving, source)
+    requests += start_send(comm, leaving, dest)
+    wait_all(requests)
+
+
+def combine_from(
+    comm: PointToPoint, target: np.ndarray, source: int, op: str, *, theirs_first: bool = False
+) -> None:
+    """Take what another rank sends into `target`, segment by segment.
+
+    With `theirs_first` the other rank's numbers stand left of the operator, so that two ranks that
+    combine each other's numbers do the same to the last bit of a NaN.
+    """
+    pieces = segments((0, target.size), segment_elements(comm, target))
+    scratch = np.empty((min(WINDOW, len(pieces)), segment_elements(comm, target)), target.dtype)
+    underway: deque[tuple[Request, np.ndarray]] = deque()
+
+    def receive(index: int) -> None:
+        begin, end = pieces[index]
+        room = scratch[index % WINDOW, : end - begin]
+        underway.append((post_receive(comm, room, source), room))
+
+    for index in range(min(WINDOW, len(pieces))):
+        receive(index)
+    for index, (begin, end) in enumerate(pieces):
+        request, room = underway.popleft()
+        request.wait()
+        if theirs_first:
+            combine(room, target[begin:end], op)
+            target[begin:end] = room
+        else:
+            combine(target[begin:end], room, op)
+        if index + WINDOW < len(pieces):
+            receive(index + WINDOW)

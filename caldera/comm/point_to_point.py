@@ -1,0 +1,153 @@
+"""Messages between two ranks: what a communicator needs, and all collectives can be built from.
+
+Here stand the checks and the counters; how a buffer moves is said by those who implement the
+methods that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from caldera.comm.algorithms.collectives import exchange_messages
+from caldera.comm.algorithms.partition import SEGMENT_BYTES
+from caldera.comm.algorithms.segments import TAG
+from caldera.comm.algorithms.volume import Volume
+from caldera.comm.buffer_checks import check_buffer
+from caldera.comm.request import Request
+from caldera.comm.staging import StagedReceive, copy_to_host, on_card, pinned_like
+from caldera.comm.traffic import Traffic
+from caldera.errors import CommError
+
+ANY_SOURCE = -1
+"""As the source of a `Recv`: the next message with that tag, whoever sent it."""
+LAST_TAG = TAG - 1
+"""The tag after it belongs to collectives."""
+
+
+class PointToPoint(ABC):
+    """A rank that sends messages to others; `Communicator` says what it is and has."""
+
+    name: str
+    segment_bytes = SEGMENT_BYTES
+
+    def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.traffic = Traffic() if traffic is None else traffic
+        self.nodes: Sequence[int] = [0] * size
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+    def Send(self, buffer: np.ndarray, dest: int, tag: int = 0) -> None:
+        """Send a buffer to a rank; it may be changed once this returns."""
+        with self.traffic.operation("Send"):
+            self.Isend(buffer, dest, tag).wait()
+
+    def Recv(self, buffer: np.ndarray, source: int, tag: int = 0) -> int:
+        """Wait for a message and put it into `buffer`; the rank that sent it.
+
+        >>> import numpy as np
+        >>> from caldera.comm import ANY_SOURCE, SingleProcess
+        >>> comm, here = SingleProcess(), np.empty(2)
+        >>> comm.Send(np.array([1.0, 2.0]), dest=0, tag=7)
+        >>> comm.Recv(here, ANY_SOURCE, tag=7)
+        0
+        >>> here
+        array([1., 2.])
+        """
+        with self.traffic.operation("Recv"):
+            request = self.Irecv(buffer, source, tag)
+            request.wait()
+            return request.source
+
+    def Isend(self, buffer: np.ndarray, dest: int, tag: int = 0) -> Request:
+        """Begin to send; the buffer must stay as it is until the request is done."""
+        check_buffer("Isend", buffer)
+        self._check_message("Isend", dest, tag)
+        with self.traffic.operation("Isend"):
+            self.traffic.sent(buffer.nbytes)
+            here = buffer if self._reaches_message(buffer) else copy_to_host(buffer)
+            return self._start_send(here, dest, tag)
+
+    def Irecv(self, buffer: np.ndarray, source: int, tag: int = 0) -> Request:
+        """Begin to receive; the buffer has the message once the request is done."""
+        check_buffer("Irecv", buffer, written=True)
+        if source != ANY_SOURCE:
+            self._check_message("Irecv", source, tag)
+        with self.traffic.operation("Irecv"):
+            self.traffic.received(buffer.nbytes)
+            if self._reaches_message(buffer):
+                return self._start_receive(buffer, source, tag)
+            here = pinned_like(buffer)
+            return StagedReceive(self._start_receive(here, source, tag), buffer, here)
+
+    def Sendrecv(
+        self, send: np.ndarray, dest: int, receive: np.ndarray, source: int, tag: int = 0
+    ) -> None:
+        """Send to one rank and receive from one, at once: no order of the ranks can block it."""
+        with self.traffic.operation("Sendrecv"):
+            arriving = self.Irecv(receive, source, tag)
+            leaving = self.Isend(send, dest, tag)
+            arriving.wait()
+            leaving.wait()
+
+    def exchange_messages(
+        self, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
+    ) -> dict[int, np.ndarray]:
+        """Send bytes to some ranks, and take a message from each of others, all at once.
+
+        `longest` says from whom, and how many bytes there are at most: how many there are, only
+        the sender needs to know.
+
+        >>> import numpy as np
+        >>> from caldera.comm import run_virtual_ranks
+        >>> def work(comm):
+        ...     other = 1 - comm.rank
+        ...     message = np.arange(2 + comm.rank, dtype=np.uint8)
+        ...     return comm.exchange_messages({other: message}, {other: 100})[other].tolist()
+        >>> run_virtual_ranks(2, work)
+        [[0, 1, 2], [0, 1]]
+        """
+        with self.traffic.operation("exchange_messages"):
+            return exchange_messages(self, leaving, longest)
+
+    # --- what an implementation says
+
+    @abstractmethod
+    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
+        """Begin to send."""
+
+    @abstractmethod
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        """Begin to receive a message of exactly the buffer's bytes; if it may be `shorter`, the
+        request says how many came."""
+
+    def _reaches(self, buffer: np.ndarray, op: str | None = None) -> bool:
+        """Whether a buffer can be used where it lies, for a reduction or else for moving it."""
+        return not on_card(buffer)
+
+    def _reaches_message(self, buffer: np.ndarray) -> bool:
+        """Whether a buffer can be sent from, or received into, where it lies."""
+        return self._reaches(buffer)
+
+    # --- checks and counters
+
+    def _check_rank(self, where: str, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise CommError.build(where, expected=f"a rank below {self.size}", got=str(rank))
+
+    def _check_message(self, where: str, rank: int, tag: int) -> None:
+        self._check_rank(where, rank)
+        if not 0 <= tag <= LAST_TAG:
+            raise CommError.build(where, expected=f"a tag from 0 to {LAST_TAG}", got=str(tag))
+
+    def _count(self, moved: Volume, buffer: np.ndarray) -> None:
+        """Count what a library moved that does not say what it does."""
+        self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
+        self.traffic.received(moved.received * buffer.itemsize)

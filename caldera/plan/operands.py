@@ -1,0 +1,99 @@
+"""What a plan reads and updates, as arrays that the kernels of its device can use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.errors import DeviceError
+from caldera.graph.memory_format import Order, laid_out
+from caldera.graph.node import Node, Symbol
+from caldera.graph.program import Program
+from caldera.kernels.reference import evaluate
+from caldera.memory import HOST, MANAGED, Device
+from caldera.plan.inputs import Inputs
+from caldera.plan.schedule import Schedule
+from caldera.tensor import Tensor
+
+
+class Operands:
+    """Variables and tensors, wherever they are; inputs and constants, which the plan keeps."""
+
+    def __init__(self, program: Program, schedule: Schedule, device: Device) -> None:
+        self._device = device
+        self._orders: dict[Symbol, Order | None] = {
+            b.key: b.spec.order for b in schedule.buffers if isinstance(b.key, Symbol)
+        }
+        self.symbols = sorted(self._orders, key=lambda symbol: symbol.serial)
+        self.updated = [symbol for symbol, _ in program.updates]
+        fed = [symbol for symbol in self.symbols if symbol.role == "input"]
+        self.inputs = Inputs(fed, self._orders, device)
+        self._others = [symbol for symbol in self.symbols if symbol.role != "input"]
+        # Constant arrays have no place of their own: they are kept on the device.
+        self._held: dict[Symbol, Tensor] = {
+            symbol: symbol.value.to(device=device, kind=MANAGED)
+            for symbol in self._others
+            if symbol.role == "array" and not self._reaches(symbol.value)
+        }
+        self._constants: dict[Node, Any] = {}
+        self._ready: object = None
+        self._moves = Symbol.moves
+        self._check()
+
+    @property
+    def are_stale(self) -> bool:
+        """Whether variables have moved since arrays were last asked for."""
+        return self._moves != Symbol.moves
+
+    def renew(self) -> None:
+        """Take note of where variables are now."""
+        self._check()
+        self._ready, self._moves = None, Symbol.moves
+
+    def make_ready(self) -> None:
+        """Have everything on the device that a run reads, and what it writes marked as such."""
+        touched = self._device.touched
+        # Step after step nobody else was there, and there is nothing to ask.
+        if self._ready is touched:
+            return
+        for symbol in self._others:
+            self._tensor(symbol).memory.on_device()
+        for symbol in self.updated:
+            symbol.value.memory.on_device(write=True)
+        self._ready = touched
+
+    def array(self, symbol: Symbol) -> Any:
+        """What kernels are given for a symbol."""
+        if symbol.role == "input":
+            return self.inputs.array(symbol)
+        tensor = self._tensor(symbol)
+        array = tensor.host_array() if tensor.kind is HOST else tensor.device_array()
+        order = self._orders[symbol]
+        return array if order is None else laid_out(array, symbol.spec.shape, order)
+
+    def constant(self, node: Node) -> Any:
+        """The array of a constant, put on the device once."""
+        if node not in self._constants:
+            (value,) = evaluate(node, ())
+            tensor = Tensor.from_numpy(value, device=self._device)
+            self._constants[node] = tensor.device_array()
+        return self._constants[node]
+
+    def _tensor(self, symbol: Symbol) -> Tensor:
+        held = self._held.get(symbol)
+        return symbol.value if held is None else held
+
+    def _reaches(self, tensor: Tensor) -> bool:
+        if self._device.is_host:
+            return tensor.device.is_host
+        return tensor.device is self._device and tensor.kind is not HOST
+
+    def _check(self) -> None:
+        for symbol in self._others:
+            tensor = self._tensor(symbol)
+            if not self._reaches(tensor):
+                raise DeviceError.build(
+                    f"{symbol.role} {symbol.name}".strip(),
+                    expected=f"memory that {self._device.name} can read",
+                    got=f"{tensor.kind.name} memory on {tensor.device.name}",
+                    hint=f"move it with .to(device={self._device.name!r})",
+                )

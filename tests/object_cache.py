@@ -1,0 +1,41 @@
+"""What tests make once and keep: compiled code, named after all that it was made of."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CACHE = Path(os.environ.get("CALDERA_TEST_CACHE", Path(__file__).parent.parent / ".test_cache"))
+"""The folder, in the repository but not of it. Several clones may share one."""
+DAYS = 30
+"""What was not used for so long is thrown away."""
+
+
+def cached_file(file: Path, make: Callable[[Path], object]) -> Path:
+    """The file, written by `make` unless it is there. Of several processes one makes it."""
+    if file.exists():
+        return file
+    with open(file.with_name(f"{file.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            fresh = file.with_name(f"{file.name}.new")
+            make(fresh)
+            os.replace(fresh, file)
+    # Whoever waits for it has it open, and will find the file.
+    Path(lock.name).unlink(missing_ok=True)
+    return file
+
+
+def evict() -> None:
+    """Forget what no run has read in a long time."""
+    oldest = time.time() - DAYS * 24 * 3600
+    for file in CACHE.rglob("*"):
+        try:
+            status = file.stat()
+            if file.is_file() and max(status.st_atime, status.st_mtime) < oldest:
+                file.unlink()
+        except FileNotFoundError:
+            pass  # another run was faster
