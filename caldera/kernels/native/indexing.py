@@ -7,6 +7,7 @@ program before anything else is computed from it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NoReturn
@@ -105,12 +106,12 @@ def _moving(
     length = x.shape[axis]
     before, after = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
     busy = before * indices.size * after >= _WORTH_SPLITTING
-    return kernel.call(
+    made = kernel.call(
         out=out, other=other, indices=indices, status=status, before=before, length=length,
         positions=indices.size, after=after, unsigned=indices.dtype.kind == "u",
         parts=settings.threads if busy else 1,
-        refuse=_refusal(call.node.op.name, indices, length),
     )  # fmt: skip
+    return replace(made, refuse=_refusal(call.node.op.name, indices, length))
 
 
 def _is_dense(*arrays: np.ndarray) -> bool:

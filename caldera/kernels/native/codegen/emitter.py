@@ -1,13 +1,14 @@
 """Writing native kernels: Python that emits LLVM's instructions, with vectors made explicit.
 
-    def build(k: Emitter) -> None:
-        x, y, n = k.pointer(0, F32), k.pointer(1, F32), k.integer(2)
+    @native_kernel
+    def double(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
         begin, end = k.share(n)                  # this worker's part of 0..n
         with k.loop(begin, end) as i:
             y.store(i, x.load(i) * 2.0)
 
-Every kernel has the same signature, `void kernel(int64 *slots, int64 part, int64 parts)`: pointers,
-integers and numbers lie in 8-byte slots, and `parts` workers call it with `part` = 0, 1, ...
+The machine code of every kernel is `void kernel(int64 *slots, int64 part, int64 parts)`: pointers,
+integers and numbers lie in 8-byte slots (`kernel.py` puts them there by name), and `parts` workers
+call it with `part` = 0, 1, ...
 
 Nothing is reordered or contracted behind the writer's back: floating-point instructions carry no
 fast-math flags, `fma` is written where it is meant, and vectors are as wide as they are loaded.

@@ -272,15 +272,13 @@ class NativeKernel:
         """Where the code for arguments of this form is, compiled if need be."""
         return compiled(self, form=form)
 
-    def call(
-        self, *, parts: int = 1, refuse: Callable[[], NoReturn] | None = None, **given: Any
-    ) -> NativeCall:
+    def call(self, *, parts: int = 1, **given: Any) -> NativeCall:
         """A call with these arguments; `parts` is how many workers may share it: the kernel is
         called once for each part."""
         slots, form = self.packed(given)
         return NativeCall(
             self.address(form), np.array(slots, np.int64), max(1, parts), tuple(given.values()),
-            given.get("status"), refuse,
+            given.get("status"),
         )  # fmt: skip
 
     def __call__(self, k: Emitter, form: tuple[Any, ...]) -> None:

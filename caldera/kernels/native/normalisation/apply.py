@@ -124,10 +124,11 @@ def apply_to_plane(
 
 
 def gradient_of_plane(
-    k: Emitter, pixels: Value, g: ElementPointer, x: ElementPointer, dx: ElementPointer,
-    factors: list[Value], mask: tuple[Value, Value] | None = None,
+    k: Emitter, pixels: Value, planes: list[ElementPointer], factors: list[Value],
+    mask: tuple[Value, Value] | None = None,
 ) -> None:  # fmt: skip
-    """dx = f * g - a - (x - mean) * b."""
+    """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
+    g, x, dx = planes
     f, a, b, mean = (k.convert(each, x.computed) for each in factors)
 
     def body(index: Value, count: int) -> None:

@@ -72,7 +72,7 @@ def _bind(call: Call) -> Runner | None:
     if layout is None or not all(each.flags.c_contiguous for each in (mean, variance)):
         return None
     work = _Work(call, layout)
-    given = {
+    given: dict[str, Any] = {
         "eps": work.eps, "scale": vector(scale), "shift": vector(shift), "means": mean,
         "variances": variance,
     }  # fmt: skip
@@ -113,9 +113,9 @@ def _bind_gradient(call: Call) -> Runner | None:
     work = _Work(call, layout)
     calls = []
     if work.relu:
-        calls.append(work.given_statistics(work.given, scale, *shift, mean, variance))
+        calls.append(work.given_statistics(work.given, scale, shift[0], mean, variance))
     given = work.given if work.relu else None
-    statistics = {
+    statistics: dict[str, Any] = {
         "eps": work.eps, "scale": vector(scale), "means": mean, "variances": variance,
         "for_scale": for_scale, "for_shift": for_shift,
     }  # fmt: skip
@@ -125,7 +125,9 @@ def _bind_gradient(call: Call) -> Runner | None:
             **statistics, **work.planes, given=given, parts=min(work.parts, layout.channels),
         ))  # fmt: skip
         return NativeRunner(calls)
-    operands = {"g": layout.rows(1, g), "x": layout.rows(0, x), **work.rows, "given": given}
+    operands: dict[str, Any] = {
+        "g": layout.rows(1, g), "x": layout.rows(0, x), **work.rows, "given": given
+    }  # fmt: skip
     calls += [
         kernels.gradient_sums_of_rows.call(
             **operands, partial=work.partial, means=mean, parts=work.parts

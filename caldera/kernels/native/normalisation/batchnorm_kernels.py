@@ -215,5 +215,5 @@ def differentiate_planes(
         factors = [*gradient_factors(one, two, gain, inverse, share), mean]
         factors = [k.convert(each, kind) for each in factors]
         with k.loop(0, images) as image:
-            planes = (each.plane(image, channel) for each in (g, x, dx))
-            gradient_of_plane(k, pixels, *planes, factors, mask)
+            planes = [each.plane(image, channel) for each in (g, x, dx)]
+            gradient_of_plane(k, pixels, planes, factors, mask)

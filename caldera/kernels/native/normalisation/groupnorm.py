@@ -174,14 +174,14 @@ def _differentiate_planes(
         mean, inverse = means.load(which), inverse_deviation(k, variances.load(which), eps)
         with k.loop(*bounds) as channel:
             pair = g.plane(image, channel), x.plane(image, channel)
-            one, two = gradient_sums(k, (0, 1), lambda _, pair=pair: pair, pixels, mean)
+            one, two = gradient_sums(k, (0, 1), lambda _: pair, pixels, mean)
             sums.store(channel, one)
             sums.store(channel + channels, two)
         level, slant = _group_terms(k, sums, channels, bounds, scale, inverse, share)
         with k.loop(*bounds) as channel:
             gain = k.convert(scale.load(channel), F64)
-            planes = (operand.plane(image, channel) for operand in (g, x, dx))
-            gradient_of_plane(k, pixels, *planes, [gain * inverse, level, slant, mean])
+            planes = [operand.plane(image, channel) for operand in (g, x, dx)]
+            gradient_of_plane(k, pixels, planes, [gain * inverse, level, slant, mean])
 
 
 # --- tying them to arrays

@@ -57,7 +57,7 @@ def _normalise(
     with k.loop(*k.share(rows)) as row:
         source, target = x.base.at(row * x.stride), y.base.at(row * y.stride)
         pivot = finite_or_zero(k, source.load())
-        one, two = pivoted_sums(k, (0, 1), lambda _, plane=source: plane, length, pivot)
+        one, two = pivoted_sums(k, (0, 1), lambda _: source, length, pivot)
         mean, variance = moments(k, one, two, k.convert(pivot, F64), share)
         centre = k.convert(mean, kind)
         inverse = k.convert(inverse_deviation(k, variance, eps), kind)

@@ -6,6 +6,8 @@ and transformed back. Work hardly grows with the filter, so it pays from 7x7 on.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from caldera.graph.memory_format import NHWC, dense_strides, laid_out
@@ -96,7 +98,7 @@ class _Calls:
         return kernel.call(given=values, parts=layout.workers)
 
     def product(
-        self, kernel: NativeKernel, block: tuple[int, int], **parameters: object
+        self, kernel: NativeKernel, block: tuple[int, int], **parameters: Any
     ) -> NativeCall:
         """The products of one block."""
         layout = self.layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_a_program_stops_at_the_call_that_fails_and_raises_its_error() -> None:
     def refuse() -> NoReturn:
         raise DataError("the third run fails")
 
-    call = _fail_at.call(counter=counter, status=status, refuse=refuse)
+    call = replace(_fail_at.call(counter=counter, status=status), refuse=refuse)
     runner = NativeRunner([call] * 5)
     with pytest.raises(DataError, match="the third run fails"):
         runner()
