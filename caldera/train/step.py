@@ -11,7 +11,7 @@ replayed: a step is one launch that nobody waits for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
-from caldera.lazy import Variable, compile
+from caldera.lazy import Expr, Variable, compile
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
