@@ -19,7 +19,7 @@ from caldera.comm.algorithms.partition import even_counts
 from caldera.comm.algorithms.volume import allgather_volume, allreduce_volume, reduce_scatter_volume
 from caldera.comm.traffic import Traffic
 from caldera.graph.ops.collective import Message
-from caldera.parallel.data import data_parallel
+from caldera.parallel.data import sums
 from caldera.parallel.pipeline.stage_partition import balanced_cuts
 from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
 from caldera.planner.asynchronous_cost import server_bytes
@@ -126,14 +126,14 @@ def _dearest(costs: Sequence[int], cuts: Sequence[int]) -> int:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_buckets_are_those_of_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
-    all_reduce = data_parallel.all_reduce
+    all_reduce = sums.all_reduce
 
     def noted(values: Any, message: Message) -> Any:
         if not message.now:
             seen.append([value.spec.nbytes for value in values])
         return all_reduce(values, message)
 
-    monkeypatch.setattr(data_parallel, "all_reduce", noted)
+    monkeypatch.setattr(sums, "all_reduce", noted)
     trained(name, 1, lambda comm: _One(bucket_bytes=30_000, communicator=comm), lambda s: None)
     planned = gradient_buckets(workload_of(NETWORKS[name]()), 1.0, bucket_bytes=30_000)
     buckets = [[each.nbytes for each in bucket.gradients] for bucket in planned if bucket.nbytes]
