@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 
 from caldera.errors import ConfigError
 
@@ -71,3 +72,25 @@ def nearest(name: object, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
+
+
+_providers: dict[str, tuple[str, str]] = {}
+
+
+def provide(what: str, module: str, name: str) -> None:
+    """Say where a thing is that lower floors ask for by what it does; the front door does that."""
+    _providers[what] = (module, name)
+
+
+def provided(what: str) -> Any:
+    """What was named by `provide`, imported when it is first needed.
+
+    >>> from caldera.registry import provide, provided
+    >>> provide("a name", "pathlib", "Path")
+    >>> provided("a name").__name__
+    'Path'
+    """
+    if what not in _providers:
+        raise ConfigError.build("caldera", expected=f"somebody who provides {what}", got="nobody")
+    module, name = _providers[what]
+    return getattr(import_module(module), name)

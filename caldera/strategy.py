@@ -1,26 +1,101 @@
-"""What `fit` asks of a way to train in parallel. One process alone is the simplest answer."""
+"""What training asks of a way to share it between ranks, in three parts.
+
+| who asks | protocol | for |
+|---|---|---|
+| the graph of a step | `GraphStrategy` | sums over ranks, gradients, updates, the rank's program |
+| a run | `RunHooks` | what is done before, between and after steps and epochs |
+| a checkpoint | `CheckpointLayout` | variables as one process would have them |
+
+`Strategy` is all three, with answers that are right for most. One process alone is the simplest:
+`SingleProcessStrategy`. What one call finds and another needs is handed on as a value.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from caldera import op
-from caldera.comm import Communicator, SingleProcess
+from caldera.comm import Communicator, SingleProcess, world
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
+from caldera.memory import Device
 from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss
 from caldera.nn.tracing import Context
 from caldera.optim import Optimizer
+from caldera.optim.sharding import Sharding
 from caldera.plan.plan import Plan
+from caldera.registry import provided
 
-VOTES = "wishes"
+VOTES = "votes"
 """The input by which ranks tell each other, with each step, what somebody asked of one of them."""
+NO_VOTES = (0.0, 0.0)
+"""To stop, and to save."""
+
+# --- what is handed on
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the optimizer of this rank changes, and the gradients of the whole batch for it.
+
+    `sharding` says which of the variables are parts of others.
+    """
+
+    variables: Sequence[Variable]
+    values: Sequence[Expr]
+    sharding: Sharding | None = None
+
+
+@dataclass(frozen=True)
+class BatchSums:
+    """Values that a rank computes from its samples, and what stands for their sums over ranks."""
+
+    values: Sequence[Expr]
+    totals: Sequence[Expr]
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """A step as it was written down for one part of a batch.
+
+    - `share`: the samples of the part; `context`: the trace of the network.
+    - `sums`: what `sum_over_ranks` was asked for, in order.
+    - `loss`, `gradients`: what this part adds to the loss of the batch, and what
+      `GraphStrategy.gradients` made of it; None in an evaluation.
+    """
+
+    assignments: Sequence[Expr]
+    share: Share
+    context: Context
+    sums: Sequence[BatchSums] = ()
+    loss: Expr | None = None
+    gradients: Gradients | None = None
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What a run is about: the model is whole, and all ranks are agreed on it.
+
+    - `batch_size`: of all ranks together; `precision`: of the plans.
+    - `trace`: writes the network down for so many samples, for those who look what is in it.
+    - `is_new`: whether the model has never been trained; `reinitialise` gives it the parameters
+      that a new one with its seed would have.
+    """
+
+    model: Layer
+    optimizer: Optimizer
+    device: Device
+    batch_size: int
+    precision: str | None
+    trace: Callable[[int], Context]
+    is_new: bool
+    reinitialise: Callable[[], None]
 
 
 class VariableView(Protocol):
@@ -41,83 +116,29 @@ class VariableView(Protocol):
         """Set the value, each rank with all of it."""
 
 
-class Strategy(ABC):
-    """How ranks share the work of training.
+# --- the three protocols
 
-    `fit` writes each step as one graph, every rank for its own samples, and asks the strategy
-    wherever other ranks matter: for sums over all samples of the batch, for what the optimizer
-    changes and by which gradients, and for the last word on the program. The loss of a rank is the
-    sum over its samples divided by the samples of all ranks: so losses and gradients of the whole
-    batch are plain sums over ranks, however unevenly the samples are spread.
 
-    Between epochs a model is whole on every rank; while steps run, a strategy may keep it in parts.
-    Methods that do nothing here do nothing for most strategies.
+class GraphStrategy(ABC):
+    """What the graph of a step needs.
 
-    `communicator` is for what the host says to other ranks; plans have one of their own,
-    `plan_communicator`, for a device may still be at work on a step when the host is far ahead.
+    A step is one graph, which every rank writes for its own samples. The loss of a rank is the sum
+    over its samples divided by the samples of all ranks: so losses and gradients of the whole batch
+    are plain sums over ranks, however unevenly the samples are spread.
     """
 
-    communicator: Communicator
     plan_communicator: Communicator
-    batch_parts: int = 0
-    """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
+    """For what plans send: a device may still be at work on a step when the host is far ahead."""
 
     @property
     def is_distributed(self) -> bool:
         """Whether what a rank computes in a step is only a part of the whole."""
-        return self.communicator.size > 1
-
-    @property
-    def reader(self) -> tuple[int, int]:
-        """As which of how many a rank reads its samples of each batch."""
-        return self.communicator.rank, self.communicator.size
+        return self.plan_communicator.size > 1
 
     @property
     def shares_batches(self) -> bool:
         """Whether others have samples of a batch that this rank has not."""
         return self.is_distributed
-
-    def evaluating(self) -> Strategy:
-        """How ranks share the work of evaluating, between epochs."""
-        return self
-
-    # --- graphs
-
-    @abstractmethod
-    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
-        """The sums over ranks of values that each computes from its own samples."""
-
-    @abstractmethod
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
-        """What this rank's optimizer changes, and the gradients of the whole batch for it."""
-
-    def traced(self, written: Context) -> None:  # noqa: B027
-        """The network has been written down for a part of a batch, layer by layer."""
-
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Around what an optimizer writes down about those."""
-        yield
-
-    def changes(
-        self,
-        optimizer: Optimizer,
-        variables: Sequence[Variable],
-        gradients: Sequence[Expr],
-        ok: Expr,
-        weight: Expr,
-    ) -> list[Expr]:
-        """The assignments that follow from what `gradients` gave, and what else a training step
-        assigns; `optimizer.apply` has the names."""
-        return optimizer.apply(variables, gradients, ok=ok, weight=weight)
-
-    def predictions(
-        self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
-    ) -> Mapping[str, Expr]:
-        """What evaluation is about, of the outputs of this rank's model, by name."""
-        return outputs
 
     def parts(self, share: Share) -> list[Share]:
         """The pieces in which a rank computes its share of a batch, each as if it were a rank."""
@@ -128,16 +149,53 @@ class Strategy(ABC):
         begin = part.first - share.first
         return value[begin : begin + len(part)]
 
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        """The last word on a program, of which there is one for each part."""
-        (program,) = programs
-        return list(program)
+    @abstractmethod
+    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
+        """The sums over ranks of values that each computes from its own samples."""
+
+    @abstractmethod
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        """The gradients of the whole batch, of which these samples have a part in the loss."""
+
+    def apply_gradients(
+        self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
+    ) -> list[Expr]:
+        """The assignments that follow, and what else a training step assigns; `optimizer.apply` has
+        the names."""
+        return optimizer.apply(gradients.variables, gradients.values, ok=ok, weight=weight)
+
+    def predictions(
+        self, outputs: Mapping[str, Expr], losses: Mapping[str, Loss]
+    ) -> Mapping[str, Expr]:
+        """What evaluation is about, of the outputs of this rank's model, by name."""
+        return outputs
+
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        """What a rank runs in a step, of which there is a program for each part."""
+        (part,) = parts
+        return list(part.assignments)
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         """The plan that `make` makes, once all ranks are agreed that it fits theirs."""
         return make()
 
-    # --- a run
+
+class RunHooks(ABC):
+    """What a run needs.
+
+    Between epochs a model is whole on every rank; while steps run, a strategy may keep it in parts.
+    What does nothing here does nothing for most strategies.
+    """
+
+    communicator: Communicator
+    """For what the host says to other ranks."""
+    batch_parts: int = 0
+    """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        """As which of how many a rank reads its samples of each batch."""
+        return self.communicator.rank, self.communicator.size
 
     def rank_seed(self, given: int) -> int:
         """What this rank's order of samples and random numbers follow from, given rank 0's seed."""
@@ -146,32 +204,30 @@ class Strategy(ABC):
     def agree(self, given: Mapping[str, Any]) -> None:  # noqa: B027
         """Make sure that all ranks were given the same, which JSON can hold."""
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:  # noqa: B027
-        """Before the first plan is made: the model is whole, and starts the same on every rank."""
-
-    def prepare(self, network: Callable[[int], Context]) -> None:  # noqa: B027
-        """After that, and still before: `network` writes the model down for so many samples, for
-        those who have to know what is in it. All ranks have to call this."""
+    def begin(self, setup: RunSetup) -> None:  # noqa: B027
+        """Before the first plan is made; all ranks have to call this, with the same model."""
 
     def shard(self) -> None:  # noqa: B027
         """Before the steps of an epoch."""
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         """After each step has been launched. Where ranks take steps of their own, they may exchange
-        here what they have; if they did, the sums over ranks of what each of them wishes."""
+        here what they have; if they did, the sums over ranks of their votes."""
         return None
+
+    def unshard(self) -> None:  # noqa: B027
+        """After them: every rank has the whole model. All ranks have to call this."""
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Over all ranks, of what this rank's training steps have added up in an epoch."""
         return sums
 
-    def unshard(self) -> None:  # noqa: B027
-        """After them: every rank has the whole model. All ranks have to call this."""
-
     def end(self) -> None:  # noqa: B027
         """After the run: model and optimizer are as one process would have left them."""
 
-    # --- checkpoints
+
+class CheckpointLayout(ABC):  # noqa: B024
+    """What a checkpoint needs."""
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
         """The same variables, as they have to be saved and restored."""
@@ -183,6 +239,14 @@ class Strategy(ABC):
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:  # noqa: B027
         """Take back what `saved` gave, perhaps of another number of ranks."""
+
+
+class Strategy(GraphStrategy, RunHooks, CheckpointLayout):
+    """How ranks share the work of training."""
+
+    def evaluating(self) -> Strategy:
+        """How ranks share the work of evaluating, between epochs."""
+        return self
 
 
 class SingleProcessStrategy(Strategy):
@@ -200,7 +264,14 @@ class SingleProcessStrategy(Strategy):
     def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
         return list(values)
 
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
-        return list(parameters), op.grad(loss, list(parameters), unused="zero")
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        return Gradients(list(parameters), op.grad(loss, list(parameters), unused="zero"))
+
+
+def default_strategy() -> Strategy:
+    """How to train if nobody says: over all processes that were started together."""
+    everyone = world()
+    if everyone.size == 1:
+        return SingleProcessStrategy()
+    made: Strategy = provided("default strategy")(communicator=everyone)
+    return made

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import caldera as cd
+from caldera.cli import commands
 from caldera.graph.opdef import OPS
 from caldera.kernels.reference import FUNCTIONS
 from caldera.kernels.table import TABLE
+from caldera.memory import devices
+from tests.markdown_blocks import Block, blocks
 
 ROOT = Path(__file__).parent.parent
+RECIPES = ("layer", "kernel", "strategy", "device", "command")
 
 
 def _blocks(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def _recipe(title: str) -> list[Block]:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition(f"\n## {title}\n")[2]
+    found = blocks(text.partition("\n## ")[0])
+    assert found, title
+    return found
 
 
 @pytest.mark.usefixtures("own_layers")
@@ -33,8 +46,8 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_op_is_added_in_the_five_steps_of_contributing() -> None:
     names: dict[str, object] = {}
     try:
-        for block in _blocks("CONTRIBUTING.md"):
-            exec(block, names)
+        for block in _recipe("Adding an op in five steps"):
+            exec(block.code, names)
         assert "softsign" in OPS
         value = names["softsign_of"](np.array([1.0]))  # type: ignore[operator]
         assert value.numpy().tolist() == [0.5]
@@ -43,3 +56,30 @@ def test_an_op_is_added_in_the_five_steps_of_contributing() -> None:
         OPS.pop("softsign", None)
         FUNCTIONS.pop("softsign", None)
         TABLE.forget("softsign")
+
+
+@pytest.fixture
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a recipe adds to the package is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "_devices", dict(devices._devices))
+    monkeypatch.setattr(devices, "_makers", dict(devices._makers))
+    monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    before = {key: list(row) for key, row in TABLE._kernels.items()}
+    yield
+    TABLE._kernels = before
+    cd.choices.clear()
+    cd.forget_plans()
+
+
+@pytest.mark.usefixtures("own_layers", "_as_before")
+@pytest.mark.parametrize("what", RECIPES)
+def test_a_recipe_of_contributing_runs(what: str, tmp_path: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in _recipe(f"Adding a {what}"):
+        if block.remark:
+            # A file of the package, which is found where commands are looked for.
+            assert (ROOT / block.remark).parent.is_dir()
+            (tmp_path / Path(block.remark).name).write_text(block.code)
+        else:
+            exec(block.code, names)

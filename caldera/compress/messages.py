@@ -1,4 +1,4 @@
-"""Messages whose length only their sender knows, but for a bound: they need not be announced."""
+"""Messages of bytes, whose length only their sender knows, but for a bound: nobody announces it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.errors import DataError
 from caldera.kernels.native.compression.random_draws import ALIGNED
 
 EMPTY = np.empty(0, np.uint8)
@@ -54,3 +55,21 @@ def allgather_messages(
     communicator.Allgather(message, received, lengths.tolist())
     edges = [0, *np.cumsum(lengths).tolist()]
     return [received[begin:end] for begin, end in pairwise(edges)]
+
+
+# --- arrays in a message
+
+
+def as_bytes(*arrays: np.ndarray) -> np.ndarray:
+    """The bytes of some arrays, one after the other."""
+    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+
+def read(message: np.ndarray, dtype: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first `count` elements of a message, and the bytes that follow."""
+    size = count * np.dtype(dtype).itemsize
+    if message.size < size:
+        raise DataError.build("a message", expected=f"{size} more bytes", got=f"{message.size}")
+    # A copy, because a message may begin anywhere in memory.
+    return message[:size].copy().view(dtype), message[size:]

@@ -10,10 +10,13 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """Every node the roots depend on, inputs before users, in a repeatable order."""
+def topological(roots: Iterable[Node], done: set[Node] | None = None) -> list[Node]:
+    """Every node the roots depend on, inputs before users, in a repeatable order.
+
+    What is `done` is not visited again, and what is visited now is added to it.
+    """
     order: list[Node] = []
-    done: set[Node] = set()
+    done = set() if done is None else done
     for root in roots:
         # An explicit stack: graphs of ten thousand nodes in a row are ordinary.
         stack: list[tuple[Node, Iterator[Node]]] = []

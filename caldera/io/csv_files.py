@@ -7,7 +7,6 @@ which line is wrong and why.
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from math import isinf
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.io.files import PathLike, array_to_save, named, opened
+from caldera.registry import nearest
 from caldera.tensor.dtype import HALVES, DType, bool_, canonical, float32, is_float, uint8
 from caldera.tensor.tensor import Tensor
 
@@ -129,7 +129,11 @@ class _Table:
             raise DataError.build(where, expected="lines of numbers after the names", got="none")
         self._names = [name.strip() for name in first] if self._has_header else []
         self._width = len(first)
-        self._columns = None if columns is None else [self._column(each) for each in columns]
+        self._columns = (
+            None
+            if columns is None
+            else [column_number(each, self._names, self._width, self._where) for each in columns]
+        )
 
     def read(self, dtype: DType) -> NDArray[Any]:
         """The numbers of the wanted columns."""
@@ -195,29 +199,30 @@ class _Table:
                         hint or _way_out(row[column]),
                     )
 
-    def _column(self, wanted: int | str) -> int:
-        """The number of a column, from its name or a number that may count from the end."""
-        if isinstance(wanted, str):
-            if wanted in self._names:
-                return self._names.index(wanted)
-            close = difflib.get_close_matches(wanted, self._names, n=1)
-            raise DataError.build(
-                self._where,
-                expected=f"a column named {wanted!r}",
-                got=", ".join(self._names) or "no line of names",
-                hint=f"did you mean {close[0]!r}?" if close else "",
-            )
-        if not -self._width <= wanted < self._width:
-            raise DataError.build(
-                self._where, expected=f"column {wanted}", got=f"{self._width} columns"
-            )
-        return wanted % self._width
-
     def _label(self, column: int) -> str:
         return f"{column} ({self._names[column]!r})" if self._names else str(column)
 
     def _error(self, line: int, expected: str, got: str, hint: str = "") -> DataError:
         return DataError.build(f"{self._where}, line {line}", expected=expected, got=got, hint=hint)
+
+
+def column_number(wanted: int | str, names: Sequence[str], width: int, where: str) -> int:
+    """The number of a column, from its name or a number that may count from the end.
+
+    >>> column_number("b", ["a", "b"], 2, "read_csv"), column_number(-1, [], 2, "read_csv")
+    (1, 1)
+    """
+    if isinstance(wanted, str):
+        if wanted in names:
+            return names.index(wanted)
+        raise DataError.build(
+            where, expected=f"a column named {wanted!r}",
+            got=", ".join(names) or "no line of names",
+            hint=nearest(wanted, names) if names else "",
+        )  # fmt: skip
+    if not -width <= wanted < width:
+        raise DataError.build(where, expected=f"column {wanted}", got=f"{width} columns")
+    return wanted % width
 
 
 def _way_out(text: str) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import parameter
 from caldera.kernels.common.scratch import workspace_bytes
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, natural_lanes
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import Array, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
 
@@ -176,19 +176,17 @@ def _adding(total: np.ndarray, term: np.ndarray) -> Runner:
     """total += term."""
     if not total.flags.c_contiguous:
         return lambda: np.add(total, term, total)
-    address = compiled(_add, kind=total.dtype.name)
-    return NativeRunner([native_call(address, total, term, total.size)])
+    return NativeRunner([_add.call(total=total, term=term, count=total.size)])
 
 
 ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
 """How the kernels of a family add a term to a total."""
 
 
-def _add(k: Emitter, kind: str) -> None:
-    wide = F64 if kind == "float64" else F32
-    total, term = k.pointer(0, wide), k.pointer(1, wide)
-    begin, end = k.share(k.integer(2))
+@native_kernel
+def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
+    begin, end = k.share(count)
     k.in_vectors(
-        begin, end, natural_lanes(wide),
+        begin, end, natural_lanes(total.type),
         lambda i, c: total.store(i, total.load(i, c) + term.load(i, c)),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caldera.memory.coherence import Reading
-from caldera.memory.devices import device, memory_report
+from caldera.memory.devices import device, memory_report, register_device
 from caldera.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.memory.manager import MemoryManager
@@ -26,4 +26,5 @@ __all__ = [
     "TransferCounters",
     "device",
     "memory_report",
+    "register_device",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+from collections.abc import Callable
 
 from caldera.amounts import bytes_text
 from caldera.config import settings
@@ -17,7 +18,15 @@ from caldera.memory.loopback import LoopbackDevice
 _cpu = HostDevice()
 _devices: dict[str, Device] = {"cpu": _cpu}
 _lock = threading.Lock()
-_KINDS = ("cpu", "loopback", "cuda")
+_makers: dict[str, Callable[[int], Device]] = {
+    "loopback": lambda index: LoopbackDevice(index, _cpu.pool),
+    "cuda": lambda index: _card(index),
+}
+
+
+def register_device(kind: str, make: Callable[[int], Device]) -> None:
+    """Let `device("kind:n")` be what `make(n)` gives, made when it is first asked for."""
+    _makers[kind] = make
 
 
 def device(spec: Device | str | int | None = None) -> Device:
@@ -96,26 +105,20 @@ def _named(name: str) -> Device:
     if known is not None:
         return known
     kind, _, number = name.partition(":")
-    if name == kind or (number.isascii() and number.isdigit()):
-        if kind == "loopback":
-            return _loopback(int(number or 0))
-        if kind == "cuda":
-            return _card(int(number) if number else own_card())
-    close = difflib.get_close_matches(kind, _KINDS, n=1)
+    if kind in _makers and (name == kind or (number.isascii() and number.isdigit())):
+        index = int(number) if number else own_card() if kind == "cuda" else 0
+        full = f"{kind}:{index}"
+        with _lock:
+            if full not in _devices:
+                _devices[full] = _makers[kind](index)
+            return _devices[full]
+    close = difflib.get_close_matches(kind, ("cpu", *_makers), n=1)
     raise DeviceError.build(
         f"device {name!r}",
         expected='"cpu", "loopback", "loopback:1" or "cuda:0"',
         got=repr(name),
         hint=f"did you mean {close[0]!r}?" if close and close[0] != kind else "",
     )
-
-
-def _loopback(index: int) -> Device:
-    name = f"loopback:{index}"
-    with _lock:
-        if name not in _devices:
-            _devices[name] = LoopbackDevice(index, _cpu.pool)
-        return _devices[name]
 
 
 def _card(index: int) -> Device:
@@ -129,8 +132,4 @@ def _card(index: int) -> Device:
             if not found
             else "the first card is cuda:0",
         )
-    name = f"cuda:{index}"
-    with _lock:
-        if name not in _devices:
-            _devices[name] = CudaDevice(index)
-        return _devices[name]
+    return CudaDevice(index)

@@ -26,6 +26,8 @@ from caldera.optim.sharding import check_sharded_update, updating
 from caldera.tensor.dtype import float32, promote
 
 Rate = float | Schedule | EpochRule
+State = Mapping[str, Expr]
+"""What an optimizer keeps for one parameter, by name."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,8 @@ class Optimizer(Configurable, ABC):
 
     @abstractmethod
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         """The new parameter and the new state."""
 
     # --- what it knows
@@ -296,7 +293,7 @@ class Optimizer(Configurable, ABC):
 
     def _decayed_update(
         self, variable: Variable, gradient: Expr, rate: Expr, taken: Variable
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+    ) -> tuple[Expr, State]:
         where, state, slope = type(self).__name__, self._state_of(variable), gradient
         wide = gradient.dtype
         rate = op.cast(rate, wide)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Unpack
 
 from caldera import op
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 
 
 @optimizers.register("adagrad")
@@ -35,13 +34,8 @@ class Adagrad(Optimizer):
         self.epsilon = epsilon
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         square = state["square"] + op.square(gradient)
         new = parameter - rate * gradient / (op.sqrt(square) + self.epsilon)
         return new, {"square": square}

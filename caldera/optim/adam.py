@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 from caldera import op
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
 
@@ -44,19 +43,12 @@ class Adam(Optimizer):
         self.epsilon = epsilon
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         direction, kept = self.direction(gradient, state, step)
         return parameter - rate * direction, kept
 
-    def direction(
-        self, gradient: Expr, state: Mapping[str, Expr], step: Expr
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
         """The step for a rate of 1, and the new state."""
         mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
         square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from caldera import op
 from caldera.lazy import Expr
-from caldera.optim._base import optimizers
+from caldera.optim._base import State, optimizers
 from caldera.optim.adam import Adam
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.sharding import length
@@ -32,13 +31,8 @@ class LAMB(Adam):
     decays_inside: ClassVar[bool] = True
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         direction, kept = self.direction(gradient, state, step)
         direction = direction + self.pull(parameter)
         size, stride = length(parameter), length(direction)

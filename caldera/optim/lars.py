@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
 from caldera.optim.sharding import length
@@ -51,13 +50,8 @@ class LARS(Optimizer):
         self.trust = trust
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         pull = self.pull(parameter)
         size = length(parameter)
         slope = length(gradient) + length(pull)

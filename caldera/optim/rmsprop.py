@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Unpack
 
 from caldera import op
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.schedule import require_fraction
 
 
@@ -49,13 +48,8 @@ class RMSProp(Optimizer):
         )
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         square = self._smoothed(state["square"], op.square(gradient))
         kept = {"square": square}
         spread = square

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Unpack
 
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, optimizers
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.schedule import require_fraction
 
 
@@ -47,13 +46,8 @@ class SGD(Optimizer):
         self.keeps = ("velocity",) if momentum else ()
 
     def update(
-        self,
-        parameter: Expr,
-        gradient: Expr,
-        state: Mapping[str, Expr],
-        rate: Expr,
-        step: Expr,
-    ) -> tuple[Expr, Mapping[str, Expr]]:
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
         if not self.momentum:
             return parameter - rate * gradient, {}
         velocity = self.momentum * state["velocity"] + gradient

@@ -23,13 +23,13 @@ from caldera.lazy import Expr, Variable, lift
 
 
 @dataclass(frozen=True)
-class _Sharding:
+class Sharding:
     """Which variables are parts of others, the axis along which ranks have the other parts, and
     which gradients are those of parts (None: all of them)."""
 
     wholes: Mapping[Variable, Variable]
-    axis: str
-    gradients: Mapping[Node, bool] | None
+    axis: str = "data"
+    gradients: Mapping[Node, bool] | None = None
 
     def is_part(self, node: Node) -> bool:
         """Whether a value was computed from parts, by what it was computed from."""
@@ -48,30 +48,24 @@ class _Sharding:
         return False
 
 
-_sharding: ContextVar[_Sharding | None] = ContextVar("caldera_optim_spread", default=None)
+_sharding: ContextVar[Sharding | None] = ContextVar("caldera_optim_sharding", default=None)
 _variable: ContextVar[Variable | None] = ContextVar("caldera_optim_variable", default=None)
 
 
 @contextmanager
-def sharded_parameters(
-    wholes: Mapping[Variable, Variable],
-    axis: str = "data",
-    gradients: Mapping[Node, bool] | None = None,
-) -> Iterator[None]:
-    """Inside, variables are the parts of others, and the ranks along an axis have the other parts.
-
-    Where only some are, `gradients` says of each gradient whether it is that of a part.
+def sharded_parameters(sharding: Sharding | None) -> Iterator[None]:
+    """Inside, some variables are the parts of others; None, if none is.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
-    >>> from caldera.optim.sharding import sharded_parameters
+    >>> from caldera.optim.sharding import Sharding, sharded_parameters
     >>> whole, part = op.var("w", (4,)), op.var("w", (2,))
-    >>> with sharded_parameters({part: whole}):
+    >>> with sharded_parameters(Sharding({part: whole})):
     ...     slope = optim.length(cd.tensor([3.0, 4.0]))
     >>> float(slope)
     5.0
     """
-    token = _sharding.set(_Sharding(wholes, axis, gradients))
+    token = _sharding.set(sharding)
     try:
         yield
     finally:

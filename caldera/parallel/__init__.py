@@ -69,8 +69,7 @@ from caldera.parallel.averaging.local_sgd import LocalSGD
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sharded import Sharded
 from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
-from caldera.parallel.tensor.hybrid import Hybrid
-from caldera.parallel.tensor.tensor_parallel import TensorParallel
+from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
 
 if TYPE_CHECKING:
     from caldera.planner import Proposal, plan

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.errors import CommError, ConfigError
+from caldera.config import settings
+from caldera.errors import CommError
 from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
 from caldera.lazy import Variable
+from caldera.nn.layer import Layer
+from caldera.optim import Optimizer
 from caldera.plain_data import json_digest
 from caldera.plan.plan import Plan
 
@@ -131,26 +134,20 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
     )  # fmt: skip
 
 
-def check_same_options(communicator: Communicator, strategy: object, **options: object) -> None:
-    """Raise on all ranks unless all of them make the same strategy.
-
-    The first thing a strategy asks of its communicator: what it is made of takes messages.
-
-    >>> from caldera.comm import SingleProcess
-    >>> from caldera.parallel.consistency import check_same_options
-    >>> check_same_options(SingleProcess(), "any", stages=2)
-    """
-    name = type(strategy).__name__
-    if not isinstance(communicator, Communicator):
-        raise ConfigError.build(
-            f"parallel.{name}", expected="a communicator of caldera.comm", got=repr(communicator),
-            hint="comm.world() has all ranks, and is taken if none is given",
-        )  # fmt: skip
-    written = [f"{option}={value}" for option, value in options.items()]
-    check_same(communicator, f"parallel.{name}", [name, *written])
+def check_same_setup(communicator: Communicator, given: Mapping[str, object]) -> None:
+    """Raise on all ranks unless all of them train in the same way."""
+    # The number of threads decides in which order long sums are added up.
+    known = {**given, "threads": settings.threads}
+    check_same(communicator, "fit", [f"{name}={value}" for name, value in known.items()])
 
 
-def broadcast_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
+def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimizer) -> None:
+    """Every rank gets the model of rank 0, and what its optimizer keeps."""
+    kept = optimizer.variables() if optimizer.state else []
+    _broadcast_values(communicator, [*model.parameters(), *model.states(), *kept])
+
+
+def _broadcast_values(communicator: Communicator, variables: Iterable[Variable]) -> None:
     """Every rank gets the values of rank 0, and the variables must be the same ones."""
     known = list(variables)
     names = [f"{each.name} {each.shape} {each.dtype.name}" for each in known]

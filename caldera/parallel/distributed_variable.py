@@ -1,7 +1,15 @@
-"""Variables of which each rank has a part."""
+"""Variables that ranks hold together: what each has, and how all of it becomes one value.
+
+A `DistributedVariable` is one as a checkpoint sees it. There is one for each way to hold a value:
+in parts, by a layout (`ShardedVariable`), on one rank of several (`OwnedVariable`), or with a value
+of its own on each (`PerRankVariable`). `ParameterShards` are the parameters of a run that a rank
+has only a part of while steps run.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -9,33 +17,218 @@ import numpy as np
 from caldera import op
 from caldera.comm import Communicator
 from caldera.errors import ConfigError
-from caldera.graph.ops.collective import shard_size
+from caldera.graph.node import Node
 from caldera.lazy import Variable
 from caldera.memory import Device
-from caldera.parallel.layout import Split
+from caldera.optim import Optimizer
+from caldera.parallel.layout import RankLayout
 from caldera.strategy import VariableView
 from caldera.tensor.shape import Shape, size
 
 
-def part_of(whole: np.ndarray, communicator: Communicator) -> np.ndarray:
-    """A rank's part of an array, flat; what lies beyond its end is 0.
+class DistributedVariable(ABC):
+    """A value that ranks hold together; `local` is what this one has of it."""
+
+    def __init__(
+        self, local: VariableView, communicator: Communicator, shape: Shape | None = None
+    ) -> None:
+        self._local = local
+        self._communicator = communicator
+        self.shape = local.shape if shape is None else shape
+        self.dtype = local.dtype
+
+    @abstractmethod
+    def numpy(self) -> np.ndarray:
+        """The whole value; all ranks have to ask."""
+
+    @abstractmethod
+    def assign(self, value: Any) -> None:
+        """Keep what this rank has of a value."""
+
+
+class ShardedVariable(DistributedVariable):
+    """Each rank has a part, by a layout.
 
     >>> import numpy as np
+    >>> from caldera import op
     >>> from caldera.comm import SingleProcess
-    >>> from caldera.parallel.distributed_variable import part_of
-    >>> part_of(np.arange(6).reshape(2, 3), SingleProcess())
-    array([0, 1, 2, 3, 4, 5])
+    >>> from caldera.parallel.layout import FlatLayout
+    >>> part = op.var("w", (6,))
+    >>> whole = ShardedVariable(part, SingleProcess(), (2, 3), FlatLayout(1))
+    >>> whole.assign(np.arange(6).reshape(2, 3))
+    >>> part.numpy().tolist(), whole.numpy().shape
+    ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], (2, 3))
     """
-    each = shard_size(whole.size, communicator.size)
-    own = whole.reshape(-1)[each * communicator.rank : each * (communicator.rank + 1)]
-    return np.pad(own, (0, each - own.size))
+
+    def __init__(
+        self, local: VariableView, communicator: Communicator, shape: Shape, layout: RankLayout
+    ) -> None:
+        super().__init__(local, communicator, shape)
+        self._layout = layout
+
+    def numpy(self) -> np.ndarray:
+        """The whole value; all ranks have to ask."""
+        shapes = [self._layout.shape(self.shape, rank) for rank in range(self._communicator.size)]
+        counts = [size(shape) for shape in shapes]
+        everything = np.empty(sum(counts), self.dtype)
+        self._communicator.Allgather(
+            np.ascontiguousarray(self._local.numpy()).reshape(-1), everything, counts
+        )
+        pieces = np.split(everything, np.cumsum(counts)[:-1])
+        parts = [each.reshape(shape) for each, shape in zip(pieces, shapes, strict=True)]
+        return self._layout.whole_of(parts, self.shape)
+
+    def assign(self, value: Any) -> None:
+        """Keep this rank's part of a value."""
+        self._local.assign(self._layout.part_of(np.asarray(value), self._communicator.rank))
 
 
-def whole_of_parts(part: np.ndarray, shape: Shape, communicator: Communicator) -> np.ndarray:
-    """The array that ranks have parts of; all of them have to ask."""
-    everything = np.empty(communicator.size * part.size, part.dtype)
-    communicator.Allgather(np.ascontiguousarray(part), everything)
-    return everything[: size(shape)].reshape(shape)
+class OwnedVariable(DistributedVariable):
+    """One rank has the value; with `held_by_all` others keep one as well, which does not count."""
+
+    def __init__(
+        self, local: Variable, communicator: Communicator, owner: int, *, held_by_all: bool = False
+    ) -> None:
+        super().__init__(local, communicator)
+        self._variable = local
+        self._owner = owner
+        self._is_held = held_by_all or communicator.rank == owner
+
+    def numpy(self) -> np.ndarray:
+        """The value; all ranks have to ask."""
+        if self._communicator.rank == self._owner:
+            value = np.ascontiguousarray(self._variable.numpy())
+        else:
+            value = np.empty(self.shape, self.dtype)
+        self._communicator.Bcast(value.reshape(-1).view(np.uint8), self._owner)
+        return value.reshape(self.shape)
+
+    def assign(self, value: Any) -> None:
+        """Keep a value, where the variable is."""
+        if self._is_held:
+            self._variable.assign(value)
+
+    def give_to_all(self) -> None:
+        """From now on every rank has the value; all have to call this."""
+        value = self.numpy()
+        if _is_released(self._variable):
+            _store(self._variable, self._variable, value)
+
+
+class PerRankVariable(DistributedVariable):
+    """Each rank has a value of its own: `combined` is what those of all ranks amount to, of which
+    a rank keeps what `kept` says."""
+
+    def __init__(
+        self,
+        local: VariableView,
+        communicator: Communicator,
+        combined: Callable[[np.ndarray], np.ndarray],
+        kept: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> None:
+        super().__init__(local, communicator)
+        self._combined = combined
+        self._kept = kept
+
+    def numpy(self) -> np.ndarray:
+        """What the values of all ranks amount to; all of them have to ask."""
+        return self._combined(self._local.numpy())
+
+    def assign(self, value: Any) -> None:
+        """Keep what this rank has of such a value."""
+        self._local.assign(self._kept(np.asarray(value)))
+
+
+# --- parameters in parts, while steps run
+
+
+class ParameterShards:
+    """The parameters of which ranks have parts while steps run, and what an optimizer keeps for
+    them.
+
+    With `release` the whole parameters take no memory meanwhile.
+
+    - `wholes`: the parameters, by this rank's part of each.
+    """
+
+    def __init__(self, communicator: Communicator, *, release: bool = True) -> None:
+        self._communicator = communicator
+        self._release = release
+        self._optimizer: Optimizer | None = None
+        self._parts: dict[Variable, tuple[Variable, RankLayout]] = {}
+        self.wholes: dict[Variable, Variable] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, whole: Variable, layout: RankLayout, optimizer: Optimizer) -> None:
+        """Have a parameter in parts, and what the optimizer keeps for it."""
+        rank = self._communicator.rank
+        part = variable_like(whole, layout.shape(whole.shape, rank))
+
+        def part_like(kept: Variable) -> Variable:
+            own = layout.part_of(kept.numpy(), rank)
+            return variable_like(kept, own.shape, own)
+
+        self._optimizer = optimizer
+        self._parts[whole], self.wholes[part] = (part, layout), whole
+        optimizer.hand_over(whole, part, part_like)
+
+    def part(self, variable: Variable) -> Variable:
+        """What this rank has of a parameter while steps run."""
+        return self._parts[variable][0] if variable in self._parts else variable
+
+    def leaves(self) -> dict[Node, tuple[Node, RankLayout]]:
+        """The nodes of this rank's parts, by those of the parameters, and their layouts."""
+        return {whole.node: (part.node, layout) for whole, (part, layout) in self._parts.items()}
+
+    def shard(self) -> None:
+        """From now on ranks have parts."""
+        for whole, (part, layout) in self._parts.items():
+            part.assign(layout.part_of(whole.numpy(), self._communicator.rank))
+            if self._release:
+                release(whole)
+
+    def unshard(self) -> None:
+        """From now on each has all; they have to call this together."""
+        for whole, (part, _) in self._parts.items():
+            value = self._view(part, whole).numpy()
+            if self._release:
+                _store(whole, part, value)
+            else:
+                whole.assign(value)
+
+    def end(self) -> None:
+        """What an optimizer keeps is that of whole parameters again, and nothing is in parts."""
+        for whole, (part, _) in self._parts.items():
+            assert self._optimizer is not None
+
+            def whole_like(kept: Variable, whole: Variable = whole) -> Variable:
+                return variable_like(kept, whole.shape, self._view(kept, whole).numpy())
+
+            self._optimizer.hand_over(part, whole, whole_like)
+        self._parts, self.wholes, self._optimizer = {}, {}, None
+
+    def views(
+        self, held: dict[Variable, VariableView], *, is_sharded: bool
+    ) -> dict[Variable, VariableView]:
+        """What stands for variables in a checkpoint, where `held` stands for some of those that
+        this rank has; `is_sharded`: parameters are in parts now, and not only what is kept."""
+        found = dict(held)
+        for whole, (part, _) in self._parts.items():
+            assert self._optimizer is not None
+            if is_sharded:
+                found[whole] = self._view(held.get(part, part), whole)
+            for kept in self._optimizer.kept_for(part):
+                found[kept] = self._view(held.get(kept, kept), whole)
+        return found
+
+    def _view(self, local: VariableView, whole: Variable) -> ShardedVariable:
+        _, layout = self._parts[whole]
+        return ShardedVariable(local, self._communicator, whole.shape, layout)
+
+
+# --- where values are
 
 
 def variable_like(model: Variable, shape: Shape, value: np.ndarray | None = None) -> Variable:
@@ -43,57 +236,22 @@ def variable_like(model: Variable, shape: Shape, value: np.ndarray | None = None
     return op.var(model.name, shape, fill=value, dtype=model.dtype, device=model.tensor.device)
 
 
-class Shared:
-    """A variable of this shape that ranks have parts of, as a checkpoint sees it."""
-
-    def __init__(self, part: Variable, shape: Shape, communicator: Communicator) -> None:
-        self._part = part
-        self._communicator = communicator
-        self.shape = shape
-        self.dtype = part.dtype
-
-    def numpy(self) -> np.ndarray:
-        """The whole value; all ranks have to ask."""
-        return whole_of_parts(self._part.numpy(), self.shape, self._communicator)
-
-    def assign(self, value: Any) -> None:
-        """Keep this rank's part of a value."""
-        self._part.assign(part_of(np.asarray(value), self._communicator))
+def release(variable: Variable) -> None:
+    """Keep a variable's values no longer: other ranks have them."""
+    if not _is_released(variable):
+        variable.symbol.move(_Released(variable.name, variable.tensor.device))
 
 
-def whole_along(part: np.ndarray, split: Split, communicator: Communicator) -> np.ndarray:
-    """The array that ranks have parts of along one of its axes; all of them have to ask."""
-    shapes = [split.shape(part.shape, rank) for rank in range(communicator.size)]
-    counts = [size(shape) for shape in shapes]
-    everything = np.empty(sum(counts), part.dtype)
-    communicator.Allgather(np.ascontiguousarray(part), everything, counts)
-    pieces = np.split(everything, np.cumsum(counts)[:-1])
-    return split.whole_of([each.reshape(s) for each, s in zip(pieces, shapes, strict=True)])
+def _is_released(variable: Variable) -> bool:
+    return isinstance(variable.symbol.value, _Released)
 
 
-class SplitAlong:
-    """A variable that ranks have parts of along one of its axes, as a checkpoint sees it."""
-
-    def __init__(
-        self, part: VariableView, shape: Shape, split: Split, communicator: Communicator
-    ) -> None:
-        self._part = part
-        self._split = split
-        self._communicator = communicator
-        self.shape = shape
-        self.dtype = part.dtype
-
-    def numpy(self) -> np.ndarray:
-        """The whole value; all ranks have to ask."""
-        return whole_along(self._part.numpy(), self._split, self._communicator)
-
-    def assign(self, value: Any) -> None:
-        """Keep this rank's part of a value."""
-        self._part.assign(self._split.part_of(np.asarray(value), self._communicator.rank))
+def _store(variable: Variable, like: Variable, value: np.ndarray) -> None:
+    variable.symbol.move(variable_like(like, variable.shape, value).tensor)
 
 
-class Elsewhere:
-    """Stands where a parameter's values are while ranks have only parts of it."""
+class _Released:
+    """Stands where a variable's values are while this rank does not have them."""
 
     def __init__(self, name: str, device: Device) -> None:
         self._name = name

@@ -1,14 +1,15 @@
-"""How a value is spread over the ranks along the "model" axis: a small value, apart from the
-communication that realises it."""
+"""How ranks hold a value together: small values, apart from the communication they stand for."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.graph.ops.collective import all_gather, next_number
+from caldera.graph.ops.collective import all_gather, next_number, shard_size
 from caldera.graph.ops.movement import concat, narrow
 from caldera.tensor.shape import Shape, size
 
@@ -16,8 +17,48 @@ AXIS = "model"
 """The axis of the mesh along which layers are split."""
 
 
+class RankLayout(ABC):
+    """How each of several ranks has a part of a value."""
+
+    @abstractmethod
+    def shape(self, whole: Shape, rank: int) -> Shape:
+        """The shape of a rank's part of a value."""
+
+    @abstractmethod
+    def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
+        """A rank's part of an array."""
+
+    @abstractmethod
+    def whole_of(self, parts: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+        """The array of this shape that these are the parts of."""
+
+
 @dataclass(frozen=True)
-class Split:
+class FlatLayout(RankLayout):
+    """Each rank has a stretch of the elements, whatever the shape; zeros fill up the last.
+
+    >>> import numpy as np
+    >>> from caldera.parallel.layout import FlatLayout
+    >>> [FlatLayout(2).part_of(np.arange(1, 4).reshape(1, 3), rank).tolist() for rank in (0, 1)]
+    [[1, 2], [3, 0]]
+    """
+
+    ranks: int
+
+    def shape(self, whole: Shape, rank: int) -> Shape:
+        return (shard_size(size(whole), self.ranks),)
+
+    def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
+        each = shard_size(whole.size, self.ranks)
+        own = whole.reshape(-1)[each * rank : each * (rank + 1)]
+        return np.pad(own, (0, each - own.size))
+
+    def whole_of(self, parts: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+        return np.concatenate(parts)[: size(shape)].reshape(shape)
+
+
+@dataclass(frozen=True)
+class Split(RankLayout):
     """Each rank has a part of the value along `axis`.
 
     Along it the value is `blocks` blocks of the same length, one after the other (queries, keys and
@@ -50,7 +91,6 @@ class Split:
         return replace(self, axis=axis)
 
     def shape(self, whole: Shape, rank: int) -> Shape:
-        """The shape of a rank's part of a value."""
         return (*whole[: self.axis], self.sizes[rank], *whole[self.axis + 1 :])
 
     def part(self, whole: Node, rank: int) -> Node:
@@ -79,14 +119,12 @@ class Split:
     # --- of arrays
 
     def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
-        """A rank's part of an array."""
         begin, end = self.cuts[rank : rank + 2]
         blocks = np.split(whole, self.blocks, axis=self.axis)
         index = (slice(None),) * self.axis + (slice(begin, end),)
         return np.concatenate([block[index] for block in blocks], axis=self.axis)
 
-    def whole_of(self, parts: list[np.ndarray]) -> np.ndarray:
-        """The array that these are the parts of."""
+    def whole_of(self, parts: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
         blocks = [np.split(part, self.blocks, axis=self.axis) for part in parts]
         in_order = [each[number] for number in range(self.blocks) for each in blocks]
         return np.concatenate(in_order, axis=self.axis)

@@ -20,7 +20,7 @@ from caldera.graph.ops.collective import Number, start, turn
 from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
-from caldera.plan.views import ViewFunction, look, meta_array
+from caldera.plan.views import ViewFunction, meta_array, view_of
 
 Place = Literal["arena", "external", "constant"]
 Key = Symbol | Node | tuple[str, int]
@@ -61,15 +61,15 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Value:
-    """A way to look at a buffer."""
+    """A view of a buffer."""
 
     buffer: Buffer
     meta_array: np.ndarray
-    looks: tuple[ViewFunction, ...] = ()
+    views: tuple[ViewFunction, ...] = ()
 
-    def see(self, array: Any) -> Any:
+    def array_in(self, array: Any) -> Any:
         """This value, given the buffer's array."""
-        for function in self.looks:
+        for function in self.views:
             array = function(array)
         return array
 
@@ -145,10 +145,10 @@ class Schedule:
             return (self._whole(self._new(node.spec, "constant", node)),)
         inputs = tuple(self._values[given][0] for given in node.inputs)
         if inputs:
-            seen = look(node, inputs[0].meta_array)
+            seen = view_of(node, inputs[0].meta_array)
             if seen is not None:
                 function, strides = seen
-                return (Value(inputs[0].buffer, strides, (*inputs[0].looks, function)),)
+                return (Value(inputs[0].buffer, strides, (*inputs[0].views, function)),)
         outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
         self._add_step(node, self.choose(node), inputs, outputs)
         return tuple(self._whole(buffer) for buffer in outputs)
@@ -212,7 +212,7 @@ class Schedule:
 
     def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
         buffer = value.buffer
-        if buffer.place != "arena" or value.looks or buffer.shared is not None:
+        if buffer.place != "arena" or value.views or buffer.shared is not None:
             return False
         if not root.overwrites:
             return True
@@ -232,7 +232,7 @@ class Schedule:
             places = step.kernel.places(step.node)
             for value, place in zip(step.inputs, places, strict=False):
                 buffer, whole = value.buffer, step.outputs[0]
-                if place is None or place % arena.ALIGNMENT or value.looks:
+                if place is None or place % arena.ALIGNMENT or value.views:
                     continue
                 is_own = buffer.place == "arena" and buffer.shared is None
                 if is_own and buffer.within is None and buffer.last == now:
@@ -321,7 +321,7 @@ class Schedule:
     def calls(self, lookup: Lookup, communicator: Any = None) -> Iterator[tuple[Kernel, Call]]:
         """Every step on real memory, with its kernel: `lookup` gives the array of a buffer."""
         for step in self.steps:
-            inputs = tuple(value.see(lookup(value.buffer)) for value in step.inputs)
+            inputs = tuple(value.array_in(lookup(value.buffer)) for value in step.inputs)
             outputs = tuple(lookup(buffer) for buffer in step.outputs)
             workspace = None if step.workspace is None else lookup(step.workspace)
             yield (
@@ -391,4 +391,4 @@ def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:
     if not step.kernel.in_place(step.node) or output.spec != taken.spec:
         return False
     readers = [value for value in step.inputs if value.buffer.root is taken]
-    return all(not value.looks for value in readers)
+    return all(not value.views for value in readers)

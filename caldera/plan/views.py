@@ -20,7 +20,7 @@ def _arranged(node: Node) -> ViewFunction:
     spec = node.spec
     wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
 
-    def see(x: Any) -> Any:
+    def view(x: Any) -> Any:
         pairs = zip(spec.shape, x.strides, wanted, strict=True)
         if spec.size and any(n > 1 and stride != other for n, stride, other in pairs):
             raise ValueError("the elements lie in another order")
@@ -28,7 +28,7 @@ def _arranged(node: Node) -> ViewFunction:
         flat = x.transpose(spec.order or range(spec.rank)).reshape(-1, copy=False)
         return laid_out(flat, spec.shape, spec.order)
 
-    return see
+    return view
 
 
 def _reversed(axes: Any, rank: int) -> tuple[slice, ...]:
@@ -47,7 +47,7 @@ def _broadcast(x: Any, shape: Shape) -> Any:
     return seen.view(type(x))
 
 
-_LOOKS: dict[str, Callable[[Node], ViewFunction]] = {
+_VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
     # copy=False makes NumPy refuse a reshape that would have to copy.
     "reshape": lambda node: lambda x: x.reshape(node.shape, copy=False),
     "transpose": lambda node: lambda x: x.transpose(node.attrs["axes"]),
@@ -67,9 +67,9 @@ def meta_array(spec: Spec) -> np.ndarray:
     return as_strided(np.empty(1, spec.dtype), spec.shape, strides)
 
 
-def look(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
+def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | None:
     """How to see `node` in the memory of its input, whose strides are those of `base`."""
-    make = _LOOKS.get(node.op.name)
+    make = _VIEWS.get(node.op.name)
     if make is None:
         return None
     function = make(node)

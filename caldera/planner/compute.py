@@ -18,11 +18,11 @@ from caldera.errors import ConfigError
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.plan.plan import Plan
 from caldera.planner.workload import Workload
-from caldera.strategy import VOTES, SingleProcessStrategy, Strategy
+from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 from caldera.train.fit import make_steps
 from caldera.train.run import loader_for
 from caldera.train.saving.snapshot import Snapshot
-from caldera.train.step import NO_VOTES, Steps
+from caldera.train.step import Steps
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

@@ -196,13 +196,19 @@ def _reduced(
     sizes = [workload.gradients[i].nbytes if e is None else e for i, e in enumerate(shards)]
     # A pipeline takes them from the last parameter to the first.
     order = workload.backward if mix.pipeline == 1 else range(len(sizes) - 1, -1, -1)
-    own = [number for number in order if number in set(stage.gradients)]
+    own, shared = (
+        [number for number in order if number in chosen]
+        for chosen in (set(stage.gradients), set(stage.shared))
+    )
     backward = seconds * (1 - setting.compute.forward) / (stage.weight or 1.0)
     layers = range(stage.first, stage.first + len(stage.layers))
     left, found = 0.0, Cost()
     for numbers, ranks, stride in (
         ([i for i in own if shards[i] is not None], mix.data, mix.pipeline * mix.model),
         ([i for i in own if shards[i] is None], mix.data * mix.model, mix.pipeline),
+        ([i for i in shared if shards[i] is not None], mix.data, mix.pipeline * mix.model),
+        ([i for i in shared if shards[i] is not None], mix.pipeline, mix.model),
+        ([i for i in shared if shards[i] is None], setting.ranks, 1),
     ):
 
         def cost(bucket: BucketCost, ranks: int = ranks, stride: int = stride) -> Cost:
@@ -241,16 +247,15 @@ def split_dense_layers(setting: Setting) -> Prediction:
     """
     ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
     dense = [layer for layer in workload.layers if layer.is_dense]
-    others = [layer for layer in workload.layers if not layer.is_dense]
     widest = max((layer.units for layer in dense), default=0)
     reason = batch_too_small(setting, ranks)
-    if not reason and not (dense and any(layer.trained for layer in others)):
+    if not reason and not (dense and any(e.trained for e in workload.layers if not e.is_dense)):
         reason = "it takes both dense layers and others with parameters"
     if not reason and ranks > widest:
         reason = f"no dense layer has more than {widest} units to split"
     if reason:
         return refuse(setting, reason)
-    samples, wire = samples_per_rank(setting, ranks), cluster.between(ranks)
+    samples = samples_per_rank(setting, ranks)
     computing = setting.seconds(samples) + setting.handing_over()
     backward = computing - setting.compute.forward * setting.seconds(samples)
     hidden = cluster.in_background()
@@ -258,19 +263,17 @@ def split_dense_layers(setting: Setting) -> Prediction:
     def cost(bucket: BucketCost) -> Cost:
         return allreduce("auto", bucket.nbytes, ranks, hidden)
 
-    whole = [i for i in workload.backward if workload.layers[workload.gradients[i].layer] in others]
-    behind = gradient_buckets(workload, backward, whole)
+    shards = workload.network.shards(ranks, dense_only=True)
+    behind = gradient_buckets(workload, backward, [i for i in workload.backward if not shards[i]])
     after = overlapped_sends if cluster.hides(ranks) else without_overlap
     left = after(behind, cost) - sum(bucket.seconds for bucket in behind)
-    moved = Cost()
-    for layer in dense:
-        moved += allgather(layer.given * setting.batch, ranks, wire)
-        moved += reduce_scatter(layer.given * setting.batch, ranks, wire)
-    moved += allgather(dense[-1].output * setting.batch, ranks, wire)
-    now = status_sums(setting, ranks)
+    exchanges = workload.network.of_all_samples(ranks, samples)
+    moved = _shared(exchanges, HybridConfig(model=ranks), setting)
+    now = status_sums(setting, ranks) + statistics_sums(setting, workload.layers, ranks)
     seconds = computing + left + moved.seconds + now.seconds
     exchange = total(behind, cost) + moved + now
-    kept = sum(layer.trained for layer in dense) * (1 - 1 / ranks)
+    whole = zip(workload.gradients, shards, strict=True)
+    kept = sum(gradient.nbytes - shard for gradient, shard in whole if shard is not None)
     states = kept * (1 + (workload.optimizer + workload.trained) / (workload.trained or 1.0))
     gathered = sum(layer.given for layer in dense) * (setting.batch - samples)
     return Prediction(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from caldera.parallel.data.buckets import bucket_indices
@@ -56,15 +57,21 @@ def gradient_buckets(
         # When the backward pass has done with the layer.
         done[number] = whole
     found, now = [], 0.0
-    for bucket in bucket_indices(
-        [round(each) for each in nbytes], [each.dtype for each in given], chosen, bucket_bytes
-    ):
-        ready = max(now, *(done[given[index].layer] for index in bucket))
+    dtypes = tuple(each.dtype for each in given)
+    for bucket in _filled(tuple(map(round, nbytes)), dtypes, tuple(chosen), bucket_bytes):
+        ready = max(now, *(done.get(given[index].layer, whole) for index in bucket))
         gradients = tuple(given[index] for index in bucket)
         found.append(BucketCost(ready - now, sum(nbytes[index] for index in bucket), gradients))
         now = ready
     rest = whole - now
     return [*found, BucketCost(rest, 0.0)] if rest > 0 else found
+
+
+@lru_cache(maxsize=1 << 12)
+def _filled(
+    nbytes: tuple[int, ...], dtypes: tuple[str, ...], order: tuple[int, ...], bucket_bytes: int
+) -> list[list[int]]:
+    return bucket_indices(nbytes, dtypes, order, bucket_bytes)
 
 
 def parameter_buckets(workload: Workload, seconds: float) -> list[BucketCost]:

@@ -28,7 +28,8 @@ class Exchange(NamedTuple):
 class Stage:
     """Layers that follow each other, on one rank of a pipeline or on several that share them.
 
-    `first` is the number of its first layer, `gradients` has those of its gradients. For a
+    `first` is the number of its first layer, `gradients` has those of the gradients that are its
+    own, `shared` those of parameters that several stages read, which all of them have. For a
     micro-batch it sends `sent_on` bytes to the next stage and gets `sent_back`, and the ranks that
     share its layers make the `exchanges`.
     """
@@ -36,6 +37,7 @@ class Stage:
     first: int
     layers: tuple[LayerCost, ...]
     gradients: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
     sent_on: float = 0.0
     sent_back: float = 0.0
     exchanges: tuple[Exchange, ...] = ()
@@ -73,9 +75,13 @@ class Network(Protocol):
         """The network in so many stages, each of which is so many ranks; None if it has too few
         layers. `samples` are those of a micro-batch, `traced` those that decide about the cuts."""
 
-    def shards(self, ranks: int) -> Sequence[float | None]:
+    def shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
         """For each gradient the bytes of a rank's part of it, if so many ranks share layers; None
         if it stays whole."""
+
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+        """What so many ranks exchange that share dense layers, where each has so many samples of
+        its own and those of all are gathered."""
 
 
 class EstimatedNetwork:
@@ -112,14 +118,25 @@ class EstimatedNetwork:
         numbers = [i for i, each in enumerate(self._gradients) if first <= each.layer < last]
         sent = 0.0 if is_last else layers[-1].output * samples
         exchanges = tuple(_in_pairs(layers, samples, ranks))
-        return Stage(first, layers, tuple(numbers), sent, sent, exchanges)
+        return Stage(first, layers, tuple(numbers), (), sent, sent, exchanges)
 
-    def shards(self, ranks: int) -> Sequence[float | None]:
+    def shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
         """An equal part of whatever belongs to a layer that can be split."""
+        owners = [self._layers[each.layer] for each in self._gradients]
+        able = [1 < ranks <= e.units and (e.is_dense or not dense_only) for e in owners]
         return [
-            each.nbytes / ranks if 1 < ranks <= self._layers[each.layer].units else None
-            for each in self._gradients
+            gradient.nbytes / ranks if can else None
+            for gradient, can in zip(self._gradients, able, strict=True)
         ]
+
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+        """What the dense layers take is gathered, and what the last of them gives."""
+        dense = [layer for layer in self._layers if layer.is_dense]
+        found = []
+        for layer in dense:
+            nbytes = layer.given * samples * ranks
+            found += [Exchange("gather", nbytes), Exchange("scatter", nbytes)]
+        return (*found, Exchange("gather", dense[-1].output * samples * ranks))
 
 
 def _in_pairs(layers: Sequence[LayerCost], samples: float, ranks: int) -> list[Exchange]:

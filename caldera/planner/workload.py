@@ -120,7 +120,7 @@ def workload_of(model: Model) -> Workload:
         value=round(value),
         gradients=gradients,
         backward=tuple(in_backward_order(sum(ends[1:], ends[0]), parameters)),
-        network=ModelNetwork(model, layers, gradients),
+        network=ModelNetwork(model, layers),
     )
 
 

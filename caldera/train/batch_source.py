@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.comm import Communicator
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.data.loading.device_stages import device_splits
 from caldera.data.random_draws import LazyDraw
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.plan.plan import Plan
@@ -195,3 +197,27 @@ def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
             hint="convert them with astype first, or choose another dtype",
         )  # fmt: skip
     return op.cast(value, dtype)
+
+
+# --- streams on several ranks
+
+
+def synchronised_stream(
+    batches: Iterator[Batch | Share], communicator: Communicator
+) -> Iterator[Batch | Share]:
+    """The batches of a stream, each when all ranks have it; an error on all of them if one has not.
+
+    A rank whose stream has ended would make those wait for ever that still have samples.
+    """
+    for number, batch in enumerate(chain(batches, [None])):
+        count = 0 if batch is None else share_of(batch).count
+        everyone = communicator.gather_objects(count)
+        if len(set(everyone)) > 1:
+            raise DataError.build(
+                "fit", expected="the same stream on all ranks, of which each takes its samples",
+                got=f"batch {number} of " + ", ".join(map(str, everyone)) + " samples",
+                hint="give every rank all of the stream, or write it to shards, of which each "
+                "reads its own samples: data.write_shards",
+            )  # fmt: skip
+        if batch is not None:
+            yield batch

@@ -3,61 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.comm import world
 from caldera.config import settings
-from caldera.data import Data, IterableData, Pipeline
+from caldera.data import Data, IterableData, Loader, Pipeline
 from caldera.errors import ConfigError, DataError
 from caldera.optim import LossScale
-from caldera.parallel.data.data_parallel import DataParallel
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
-from caldera.train.rank_consistency import training_config
 from caldera.train.resident import resident
-from caldera.train.run import Run, loader_for
+from caldera.train.run import Run, Validation, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
+from caldera.train.saving.snapshot import reinitialise
 from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets
 from caldera.train.tracking.history import History
+from caldera.train.tracking.summary import training_config
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
 
-def sample_of(data: Pipeline) -> tuple[np.ndarray, ...]:
-    """A batch of one sample, inputs and targets, for its shapes and dtypes."""
-    found = data.blank()
-    count = 1 if data.is_stream else len(data)
-    if len(found) < 2 or not count:
-        raise DataError.build(
-            "fit", expected="samples with inputs and targets",
-            got=f"{len(found)} arrays of {count} samples", hint="pass (x, y)",
-        )  # fmt: skip
-    return found
+@dataclass(frozen=True)
+class FitOptions:
+    """What `Model.fit` was given beside the data."""
+
+    epochs: int
+    batch_size: int
+    validation: Any = None
+    shuffle: bool = True
+    verbose: int | None = None
+    callbacks: Sequence[Callback] = ()
+    checkpoint: Any = None
+    resume: bool = False
+    parallel: Strategy | None = None
+    sample_weights: Any = None
+    class_weights: Any = None
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Data that a model has been built for: `sample` is a batch of one, inputs and targets."""
+
+    pipeline: Pipeline
+    sample: tuple[np.ndarray, ...]
+    weights: SampleWeights | None = None
+
+    @classmethod
+    def of(
+        cls, model: Model, data: Any, by_sample: Any = None, by_class: Any = None
+    ) -> TrainingData:
+        """Look at data once, and build the model for it."""
+        pipeline = Pipeline.of(data)
+        weights = SampleWeights.of(pipeline, by_sample, by_class)
+        sample = pipeline.blank()
+        count = 1 if pipeline.is_stream else len(pipeline)
+        if len(sample) < 2 or not count:
+            raise DataError.build(
+                "fit", expected="samples with inputs and targets",
+                got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
+            )  # fmt: skip
+        model.ensure_built(sample)
+        return cls(pipeline, sample, weights)
 
 
 def make_steps(
     model: Model,
-    data: Data | IterableData,
+    data: TrainingData | Data | IterableData,
     strategy: Strategy | None = None,
     *,
-    weighted: bool = False,
     source: BatchSource | None = None,
 ) -> Steps:
     """The plans for training a model on data like this, built for its shapes."""
-    sample = sample_of(Pipeline.of(data))
-    model.ensure_built(sample)
-    check_targets(model, data, sample, weighted=weighted)
-    inputs = len(model.signature.inputs)
-    steps = Steps(
+    found = data if isinstance(data, TrainingData) else TrainingData.of(model, data)
+    weighted = found.weights is not None
+    check_targets(model, found.pipeline, found.sample, weighted=weighted)
+    return Steps(
         model,
         model.objective,
         model.optimizer,
@@ -65,89 +94,57 @@ def make_steps(
         strategy or SingleProcessStrategy(),
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
         weighted=weighted,
-        targets=len(sample) - inputs,
+        targets=len(found.sample) - len(model.signature.inputs),
         source=source or HostSource(),
     )
-    steps.strategy.prepare(
-        partial(trace_network, model, several_ranks=steps.strategy.is_distributed)
+
+
+def run_setup(model: Model, strategy: Strategy, batch_size: int | None = None) -> RunSetup:
+    """What a strategy is told of a run."""
+    return RunSetup(
+        model,
+        model.optimizer,
+        model.device,
+        batch_size or model.batch_size,
+        model.precision,
+        trace=partial(trace_network, model, several_ranks=strategy.is_distributed),
+        is_new=not model.steps_done,
+        reinitialise=partial(reinitialise, model),
     )
-    return steps
 
 
-@cache
-def usual_strategy() -> Strategy:
-    """How to train if nobody says: over all processes that were started together."""
-    everyone = world()
-    return SingleProcessStrategy() if everyone.size == 1 else DataParallel(communicator=everyone)
+_usual_strategy = cache(default_strategy)
 
 
-def fit(
-    model: Model,
-    data: Any,
-    *,
-    validation: Any,
-    epochs: int,
-    batch_size: int,
-    shuffle: bool,
-    verbose: int | None,
-    callbacks: Sequence[Callback],
-    checkpoint: Any,
-    resume: bool,
-    parallel: Strategy | None,
-    sample_weights: Any,
-    class_weights: Any,
-) -> History:
+def fit(model: Model, data: Any, options: FitOptions) -> History:
     """Train; see `Model.fit`."""
-    pipeline = Pipeline.of(data)
-    weights = SampleWeights.of(pipeline, sample_weights, class_weights)
-    model.ensure_built(sample_of(pipeline))
-    strategy = usual_strategy() if parallel is None else _checked(parallel)
-    held_out = None if validation is None else Pipeline.of(validation)
-    strategy.agree({
-        "samples": _length(pipeline), "epochs": epochs, "batch_size": batch_size,
-        "shuffle": shuffle, "weights": weights is not None, "validation": _length(held_out),
-        "checkpoint": checkpoint is not None, "resume": resume, "precision": model.precision,
-        "device": model.device.kernels,
-        # These put together what ranks have parts of.
-        "checkpointers": sum(isinstance(each, Checkpointer) for each in callbacks),
-        **(training_config(model) if strategy.communicator.size > 1 else {}),
-    })  # fmt: skip
-    # The order of the samples and all random numbers follow from these.
-    known = [model.seed, model.epochs_done, model.steps_done]
-    seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
-    model.seed = strategy.rank_seed(seed)
-    strategy.begin(model, model.optimizer)
-    steps = make_steps(
-        model, pipeline, strategy, weighted=weights is not None,
-        source=resident(model, pipeline, weights) or _fed(model, pipeline, weights, strategy),
-    )  # fmt: skip
-    loader = loader_for(strategy, pipeline, batch_size, shuffle=shuffle, seed=model.seed)
-    loader.restore(loader.state() | {"epoch": model.epochs_done})
-    saver = Checkpointer(checkpoint) if checkpoint is not None else None
-    if resume and saver is None:
+    if options.resume and options.checkpoint is None:
         raise ConfigError.build(
             "fit", expected="checkpoint= with resume=True", got="no checkpoint folder",
             hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
         )  # fmt: skip
-    # Only a run that can be saved may take a request to end as one to save first.
-    signals = INTERRUPT if saver is None else (*INTERRUPT, *WARNINGS)
-    watchers: list[Callback] = [StopOnSignal(signals), StopAtNonFinite(), *callbacks]
-    if saver is not None:
-        watchers.append(saver)
-    # One rank speaks for all.
-    watchers.append(Progress(verbose if strategy.communicator.rank == 0 else 0))
+    given = TrainingData.of(model, data, options.sample_weights, options.class_weights)
+    strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
+    held_out = None if options.validation is None else Pipeline.of(options.validation)
+    strategy.agree(_facts(model, given, held_out, options, strategy))
+    # The order of the samples and all random numbers follow from these.
+    known = [model.seed, model.epochs_done, model.steps_done]
+    seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
+    model.seed = strategy.rank_seed(seed)
+    strategy.begin(run_setup(model, strategy, options.batch_size))
+    steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
+    loader = _loader(model, given, options, strategy)
+    saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
     run = Run(
         model,
         steps,
         loader,
-        epochs=epochs,
-        history=History(),
-        callbacks=watchers,
-        validation=held_out,
-        evaluator=None if held_out is None else _evaluator(model, held_out, strategy.evaluating()),
-        weights=weights,
+        epochs=options.epochs,
+        callbacks=_callbacks(options, saver, strategy),
+        validation=None if held_out is None else _validation(model, held_out, strategy),
+        weights=given.weights,
     )
-    if saver is not None and resume:
+    if saver is not None and options.resume:
         saver.restore(run)
     history = run.go()
     model.epochs_done = loader.epoch
@@ -155,27 +152,24 @@ def fit(
     return history
 
 
-def evaluate(
-    model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
+def _facts(
+    model: Model,
+    given: TrainingData,
+    held_out: Pipeline | None,
+    options: FitOptions,
+    strategy: Strategy,
 ) -> dict[str, Any]:
-    """The loss and metrics of a model on data; see `Model.evaluate`."""
-    pipeline = Pipeline.of(data)
-    strategy = SingleProcessStrategy() if parallel is None else _checked(parallel).evaluating()
-    if parallel is None:
-        steps = model.evaluation_steps(pipeline)
-    else:
-        model.ensure_built(sample_of(pipeline))
-        steps = make_steps(model, pipeline, strategy)
-    return steps.evaluated(loader_for(strategy, pipeline, batch_size, shuffle=False))
-
-
-def _checked(parallel: Strategy) -> Strategy:
-    if not isinstance(parallel, Strategy):
-        raise ConfigError.build(
-            "parallel", expected="a strategy", got=repr(parallel),
-            hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
-        )  # fmt: skip
-    return parallel
+    """What has to be the same on all ranks."""
+    return {
+        "samples": _length(given.pipeline), "epochs": options.epochs,
+        "batch_size": options.batch_size, "shuffle": options.shuffle,
+        "weights": given.weights is not None, "validation": _length(held_out),
+        "checkpoint": options.checkpoint is not None, "resume": options.resume,
+        "precision": model.precision, "device": model.device.kernels,
+        # These put together what ranks have parts of.
+        "checkpointers": sum(isinstance(each, Checkpointer) for each in options.callbacks),
+        **(training_config(model) if strategy.communicator.size > 1 else {}),
+    }  # fmt: skip
 
 
 def _length(data: Pipeline | None) -> str:
@@ -185,23 +179,66 @@ def _length(data: Pipeline | None) -> str:
     return "a stream" if data.is_stream else f"{len(data)}"
 
 
-def _fed(
-    model: Model, pipeline: Pipeline, weights: SampleWeights | None, strategy: Strategy
-) -> HostSource:
-    """Batches that are fed; a device may take part in making them."""
-    if weights is not None and weights.by_class is not None:
+def _loader(model: Model, given: TrainingData, options: FitOptions, strategy: Strategy) -> Loader:
+    loader = loader_for(
+        strategy, given.pipeline, options.batch_size, shuffle=options.shuffle, seed=model.seed
+    )
+    loader.restore(loader.state() | {"epoch": model.epochs_done})
+    return loader
+
+
+def _callbacks(
+    options: FitOptions, saver: Checkpointer | None, strategy: Strategy
+) -> list[Callback]:
+    """Those of the user, and those that every run has."""
+    # Only a run that can be saved may take a request to end as one to save first.
+    signals = INTERRUPT if saver is None else (*INTERRUPT, *WARNINGS)
+    found: list[Callback] = [StopOnSignal(signals), StopAtNonFinite(), *options.callbacks]
+    if saver is not None:
+        found.append(saver)
+    # One rank speaks for all.
+    return [*found, Progress(options.verbose if strategy.communicator.rank == 0 else 0)]
+
+
+def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSource:
+    """Data that lie on the device; else batches that are fed, which it may take part in making."""
+    there = resident(model, given.pipeline, given.weights)
+    if there is not None:
+        return there
+    if given.weights is not None and given.weights.by_class is not None:
         # They go by the labels of a batch that is finished.
         return HostSource()
     # Ranks make their plans together, so none of them may change its own.
     may_change = not (strategy.is_distributed or settings.deterministic)
     inputs = len(model.signature.inputs)
-    return HostSource.to(model.device, pipeline, inputs, may_change=may_change)
+    return HostSource.to(model.device, given.pipeline, inputs, may_change=may_change)
 
 
-def _evaluator(model: Model, data: Pipeline, strategy: Strategy) -> Steps | None:
-    """Plans that evaluate over several ranks, or on data that lie on the device; None if those
+def _validation(model: Model, data: Pipeline, strategy: Strategy) -> Validation:
+    """With plans of its own over several ranks, or on data that lie on the device; else those
     serve that the model keeps."""
-    there = resident(model, data)
-    if there is None and not strategy.is_distributed:
-        return None
-    return make_steps(model, data, strategy, source=there)
+    there, evaluating = resident(model, data), strategy.evaluating()
+    if there is None and not evaluating.is_distributed:
+        return Validation(data)
+    return Validation(data, make_steps(model, data, evaluating, source=there))
+
+
+def evaluate(
+    model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
+) -> dict[str, Any]:
+    """The loss and metrics of a model on data; see `Model.evaluate`."""
+    pipeline = Pipeline.of(data)
+    if parallel is None:
+        steps = model.evaluation_steps(pipeline)
+    else:
+        steps = make_steps(model, pipeline, _checked(parallel).evaluating())
+    return steps.evaluated(loader_for(steps.strategy, pipeline, batch_size, shuffle=False))
+
+
+def _checked(parallel: Strategy) -> Strategy:
+    if not isinstance(parallel, Strategy):
+        raise ConfigError.build(
+            "parallel", expected="a strategy", got=repr(parallel),
+            hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
+        )  # fmt: skip
+    return parallel

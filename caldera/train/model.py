@@ -27,10 +27,11 @@ from caldera.plan.explain import Explanation
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
 from caldera.train.callbacks import Callback
-from caldera.train.fit import evaluate, fit, make_steps
+from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.saving.model_file import load_weights, save_model
-from caldera.train.step import MAIN, Objective, Signature, Steps, main_output, named_outputs
+from caldera.train.step import Steps
+from caldera.train.step_graph import MAIN, Objective, Signature, main_output, named_outputs
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -248,13 +249,12 @@ class Model(Layer):
             )  # fmt: skip
         if device is not None:
             self.to(device)
-        return fit(
-            self, data, validation=validation,
+        return fit(self, data, FitOptions(
             epochs=self.epochs if epochs is None else epochs,
-            batch_size=batch_size or self.batch_size, shuffle=shuffle, verbose=verbose,
-            callbacks=callbacks, checkpoint=checkpoint, resume=resume, parallel=parallel,
-            sample_weights=sample_weights, class_weights=class_weights,
-        )  # fmt: skip
+            batch_size=batch_size or self.batch_size, validation=validation, shuffle=shuffle,
+            verbose=verbose, callbacks=callbacks, checkpoint=checkpoint, resume=resume,
+            parallel=parallel, sample_weights=sample_weights, class_weights=class_weights,
+        ))  # fmt: skip
 
     def to(self, device: Device | str | int) -> Self:
         """Move everything to a device: parameters, states and what the optimizer keeps.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +13,30 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.errors import CommError
-from caldera.memory import Reading
-from caldera.strategy import Strategy
+from caldera.memory import Device, Event, Reading
+from caldera.strategy import NO_VOTES, Strategy
 from caldera.train.callbacks import Callback
-from caldera.train.launch_throttle import LaunchThrottle
 from caldera.train.sample_weights import SampleWeights
-from caldera.train.step import NO_VOTES, Steps
+from caldera.train.step import Steps
 from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Data to evaluate on after each epoch; without plans of its own, by those of the model."""
+
+    data: Pipeline
+    steps: Steps | None = None
+
+    def results(self, model: Model) -> dict[str, Any]:
+        """The loss and the metrics of a model on the data."""
+        if self.steps is None:
+            return model.evaluate(self.data)
+        size, strategy = model.batch_size, self.steps.strategy
+        return self.steps.evaluated(loader_for(strategy, self.data, size, shuffle=False))
 
 
 class Run:
@@ -50,27 +66,24 @@ class Run:
         loader: Loader,
         *,
         epochs: int,
-        history: History,
         callbacks: Sequence[Callback],
-        validation: Any = None,
-        evaluator: Steps | None = None,
+        validation: Validation | None = None,
         weights: SampleWeights | None = None,
     ) -> None:
         self.model = model
         self.steps = steps
         self.loader = loader
         self.epochs = epochs
-        self.history = history
+        self.history = History()
         self.callbacks = list(callbacks)
         self.validation = validation
-        self._evaluator = evaluator
         self._weights = weights
         self._throttle = LaunchThrottle(model.device)
         self.epoch = 0
         self.batch = 0
         self.step = 0
         self.stopped = ""
-        self._wish = ""
+        self._stop_reason = ""
         self._wants_save = False
         self._tally: Reading | None = None
         self.must_save = False
@@ -109,7 +122,7 @@ class Run:
         if self.communicator.size == 1:
             self.stopped = self.stopped or reason
         else:
-            self._wish = self._wish or reason
+            self._stop_reason = self._stop_reason or reason
 
     def save_soon(self) -> None:
         """Ask all ranks to save a checkpoint after the next batch."""
@@ -118,7 +131,7 @@ class Run:
     def agree(self) -> None:
         """Stop if any rank was asked to; all of them have to call this."""
         if self.communicator.size > 1 and not self.stopped:
-            reasons = self.communicator.gather_objects(self._wish)
+            reasons = self.communicator.gather_objects(self._stop_reason)
             self.stopped = next(filter(None, reasons), "")
 
     # --- running
@@ -151,7 +164,7 @@ class Run:
         self._tell("epoch_begins")
         self.steps.strategy.shard()
         for batch in self.steps.batches(self.loader):
-            votes = (float(bool(self._wish)), float(self._wants_save))
+            votes = (float(bool(self._stop_reason)), float(self._wants_save))
             self.steps.train(batch, self.weights_of(batch), votes)
             tally = self.steps.strategy.after_step(votes)
             self._throttle.step_launched()
@@ -178,7 +191,7 @@ class Run:
                 self.agree()
 
     def _tally_of_step(self) -> Sequence[float]:
-        """How many ranks had which wish, where steps carry them."""
+        """How many ranks had which vote, where steps carry them."""
         tally, now = self._tally, self.steps.tally.tensor.memory.begin_read()
         # A device may still be at work on this batch; the one before is over soon.
         tally, self._tally = (now, None) if self.model.device.is_host else (tally, now)
@@ -187,7 +200,8 @@ class Run:
     def _close_epoch(self) -> None:
         results = self.steps.training_totals.results(self.steps.strategy.epoch_sums)
         if self.validation is not None:
-            results |= {f"val_{k}": v for k, v in self._validated().items()}
+            found = self.validation.results(self.model)
+            results |= {f"val_{name}": each for name, each in found.items()}
         results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())
         self.history.add(self.epoch, results)
         self.epoch += 1
@@ -205,12 +219,6 @@ class Run:
         for rule in self.model.between_epochs:
             if rule.controls == "batch_size":
                 self.loader.batch_size = int(rule.after_epoch(results))
-
-    def _validated(self) -> dict[str, Any]:
-        if self._evaluator is None:
-            return self.model.evaluate(self.validation)
-        strategy, size = self._evaluator.strategy, self.model.batch_size
-        return self._evaluator.evaluated(loader_for(strategy, self.validation, size, shuffle=False))
 
     def weights_of(self, batch: Batch | Share) -> np.ndarray | None:
         """The weights of a batch's samples; None if all count the same, or the device has them."""
@@ -235,3 +243,40 @@ def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: A
     """The batches of this rank: it reads its own samples and no others."""
     rank, ranks = strategy.reader
     return Loader(data, batch_size, rank=rank, ranks=ranks, parts=strategy.batch_parts, **options)
+
+
+RUN_AHEAD_S = 0.5
+"""How far, in seconds. Whoever asks for the time or ends a run means the device, not the queue."""
+
+
+class LaunchThrottle:
+    """Keeps the launches of steps within sight of what the device has done.
+
+    Steps are launched faster than a device computes them, and that is as it should be: it always
+    has something to do. But a time limit, Ctrl-C or a progress bar should not speak about a minute
+    to come. So now and then the host waits for a step that it launched half a second ago; if the
+    device is done with that, nobody waits at all.
+
+    >>> from caldera.memory import device
+    >>> from caldera.train.run import LaunchThrottle
+    >>> ahead = LaunchThrottle(device("loopback"))
+    >>> for _ in range(100):
+    ...     ahead.step_launched()
+    """
+
+    def __init__(self, device: Device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        self._clock = clock
+        self._next = float("inf") if device.is_host else 0.0
+        self._marks: deque[Event] = deque()
+
+    def step_launched(self) -> None:
+        """To be called after each launch."""
+        now = self._clock()
+        if now < self._next:
+            return
+        if len(self._marks) == 2:
+            self._marks.popleft().settle()
+            now = self._clock()
+        self._marks.append(self._device.stream.record())
+        self._next = now + RUN_AHEAD_S / 2

@@ -14,7 +14,7 @@ from caldera.tensor.dtype import is_float
 
 @dataclass(frozen=True)
 class SampleWeights:
-    """SampleWeights by sample, by class, or both, which are then multiplied.
+    """Weights by sample, by class, or both, which are then multiplied.
 
     >>> import numpy as np
     >>> from caldera.data import Pipeline

@@ -19,52 +19,22 @@ import numpy as np
 
 from caldera import op
 from caldera.data import Batch, Loader, Share
-from caldera.errors import ConfigError, DataError
+from caldera.errors import DataError
 from caldera.lazy import Expr, Variable, compile
-from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
-from caldera.strategy import VOTES, SingleProcessStrategy, Strategy
-from caldera.train.batch_source import BatchSource, HostSource, Values, drawn
+from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
+from caldera.train.batch_source import BatchSource, HostSource, drawn, synchronised_stream
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.stream_sync import synchronised_stream
+from caldera.train.step_graph import Objective, StepGraph
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
-MAIN = "output"
-"""The name of the output of a model that has only one."""
-NO_VOTES = (0.0, 0.0)
-"""To stop, and to save."""
+TRAINING, EVALUATION = "training", "evaluation"
 Votes = Sequence[float]
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a model takes and gives for one sample: found by tracing it once."""
-
-    inputs: tuple[tuple[tuple[int, ...], str], ...]
-    outputs: dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The losses of a model's outputs, each with its weight in the sum."""
-
-    losses: Mapping[str, Loss]
-    weights: Mapping[str, float]
-
-    def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
-        """The loss of each output that counts while training."""
-        unknown = sorted(set(self.losses) - set(outputs))
-        if unknown:
-            raise ConfigError.build(
-                "loss", expected="losses for " + ", ".join(outputs), got=", ".join(unknown),
-                hint="name them after what forward gives back",
-            )  # fmt: skip
-        return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
 
 
 @dataclass
@@ -99,15 +69,14 @@ class Steps:
         )
         self._plans: dict[tuple[str, Hashable], Plan] = {}
         self._ran: set[Plan] = set()
-        self._values: Values | None = None
-        self._votes = op.input(VOTES, (len(NO_VOTES),), "float64")
-        self.tally = op.var("wishes heard", (len(NO_VOTES),), dtype="float64", device=device)
+        self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
+        self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
 
     def fed(self) -> Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
         twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
-        twin._plans, twin._ran, twin._values = {}, set(), None
+        twin._plans, twin._ran = {}, set()
         return twin
 
     # --- running
@@ -117,7 +86,7 @@ class Steps:
     ) -> None:
         """Launch a training step; nothing is waited for.
 
-        With several ranks, `heard` is how many of them had which wish.
+        With several ranks, `tally` is how many of them had which vote.
         """
         plan = self.training(batch)
         feeds: dict[str, Any] = {}
@@ -164,29 +133,27 @@ class Steps:
 
     def training(self, batch: int | Share | Batch) -> Plan:
         """A training step on a batch, or on one like those that are given by their size."""
-        return self._kept("training", batch, self._training_program)
+        return self._kept(TRAINING, batch)
 
     def evaluation(self, batch: int | Share | Batch) -> Plan:
         """Adds a batch to the evaluation totals."""
-        return self._kept("evaluation", batch, self._evaluation_program)
+        return self._kept(EVALUATION, batch)
 
-    def _kept(
-        self, kind: str, given: int | Share | Batch, build: Callable[[int], list[Expr]]
-    ) -> Plan:
+    def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
         batch = _whole(given) if isinstance(given, int) else given
         key = (kind, self.source.key(batch))
         if key not in self._plans:
-            self._plans[key] = self.strategy.compiled(lambda: self._compiled(batch, build))
+            self._plans[key] = self.strategy.compiled(lambda: self._compiled(kind, batch))
         return self._plans[key]
 
-    def _compiled(self, batch: Share | Batch, build: Callable[[int], list[Expr]]) -> Plan:
+    def _compiled(self, kind: str, batch: Share | Batch) -> Plan:
         values = self.source.values(batch)
         programs = []
         for part in self.strategy.parts(values.share):
-            self._values = values.part(part, self.strategy.of_part)
-            programs.append(build(len(part)))
+            graph = StepGraph(self, values.part(part, self.strategy.of_part))
+            programs.append(graph.training() if kind == TRAINING else graph.evaluation())
         return compile(
-            [*self.strategy.written(programs), *values.updates],
+            [*self.strategy.program(programs), *values.updates],
             device=self.model.device,
             precision=self.model.precision,
             communicator=self.strategy.plan_communicator,
@@ -194,122 +161,10 @@ class Steps:
             remember=False,
         )
 
-    def _training_program(self, count: int) -> list[Expr]:
-        outputs, traced = self.traced(count, training=True)
-        loss, total = self.loss(outputs, count, self.objective.of(outputs))
-        votes: list[Expr] = [self._votes] if self.strategy.is_distributed else []
-        whole, sums, votes = self._sum_over_ranks(loss, outputs, count, votes)
-        updates = self._updates(loss, whole, total, traced)
-        updates += [op.assign(self.tally, each) for each in votes]
-        return [*updates, *self.training_totals.add(whole * total, total, sums)]
-
-    def _evaluation_program(self, count: int) -> list[Expr]:
-        found, _ = self.traced(count, training=False)
-        outputs = self.strategy.predictions(found, self.objective.losses)
-        present = {k: v for k, v in self.objective.losses.items() if k in outputs}
-        main = {name: (loss, 1.0) for name, loss in list(present.items())[:1]}
-        loss, total = self.loss(outputs, count, main)
-        whole, sums, _ = self._sum_over_ranks(loss, outputs, count, [])
-        return self.evaluation_totals.add(whole * total, total, sums)
-
-    # --- parts of the graph
-
-    def traced(self, count: int, *, training: bool) -> tuple[dict[str, Expr], Context]:
-        """The outputs of the network for `count` samples, and the trace that made them."""
-        inputs = self.inputs(count)
-        with trace(
-            training=training, dtype=self.model.dtype, device=self.model.device,
-            random=self.random, first=self._batch(count).share.first,
-            several_ranks=self.strategy.shares_batches,
-        ) as traced:  # fmt: skip
-            result = self.model(*inputs)
-        self.strategy.traced(traced)
-        return named_outputs(result), traced
-
-    def inputs(self, count: int) -> list[Expr]:
-        """The inputs of the network for `count` samples."""
-        return [
-            self._value(f"x{i}", (count, *shape), dtype)
-            for i, (shape, dtype) in enumerate(self.model.signature.inputs)
-        ]
-
-    def _batch(self, count: int) -> Values:
-        """The batch that is being written down, or a whole one of this size."""
-        if self._values is None or len(self._values.share) != count:
-            self._values = self.source.values(_whole(count))
-        return self._values
-
-    def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
-        return self._batch(shape[0]).of(name, shape, dtype)
-
-    def _target(self, output: str, prediction: Expr) -> Expr:
-        """The targets of an output: of its own if there are several, else the one for all."""
-        loss = self.objective.losses[output]
-        shape, dtype = loss.target_spec(prediction.shape, prediction.dtype)
-        number = list(self.objective.losses).index(output) if self.targets > 1 else 0
-        return self._value(f"y{number}", shape, dtype)
-
-    def _weights(self, count: int) -> Expr | None:
-        return self._value("weights", (count,), self.model.dtype) if self.weighted else None
-
-    def loss(
-        self, outputs: Mapping[str, Expr], count: int, parts: Mapping[str, tuple[Loss, float]]
-    ) -> tuple[Expr, Expr]:
-        """What this rank's samples add to the loss of the whole batch, and the weight of that."""
-        weights = self._weights(count)
-        if weights is None:
-            samples = self._batch(count).share.count
-            total = lifted(float(samples), self.model.dtype)
-            divisor = lifted(float(samples or 1), self.model.dtype)
-        else:
-            (total,) = self.strategy.sum_over_ranks([op.sum(weights)])
-            # Samples that count for nothing have no loss.
-            divisor = op.where(total == 0.0, 1.0, total)
-        terms = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
-            for name, (loss, factor) in parts.items()
-        ]
-        result = terms[0]
-        for term in terms[1:]:
-            result = result + term
-        return result, total
-
-    def _sum_over_ranks(
-        self, loss: Expr, outputs: Mapping[str, Expr], count: int, more: list[Expr]
-    ) -> tuple[Expr, list[dict[str, Expr]], list[Expr]]:
-        """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
-        name, prediction = main_output(outputs, self.objective)
-        target, weights = self._target(name, prediction), self._weights(count)
-        here = [metric.sums(prediction, target, weights) for metric in self.metrics]
-        flat = [value for sums in here for value in sums.values()]
-        whole, *rest = self.strategy.sum_over_ranks([loss, *flat, *more])
-        found = iter(rest)
-        return whole, [{key: next(found) for key in sums} for sums in here], list(found)
-
-    def _updates(self, loss: Expr, whole: Expr, weight: Expr, traced: Context) -> list[Expr]:
-        fine = op.logical_and(op.isfinite(whole), self.bad_step < 0)
-        scaled = loss if self.loss_scale is None else self.loss_scale.scaled(loss)
-        variables, gradients = self.strategy.gradients(scaled, self.model.trainable())
-        ok = fine
-        updates: list[Expr] = []
-        with self.strategy.updating():
-            if self.loss_scale is not None:
-                gradients, finite = self.loss_scale.unscaled(gradients)
-                ok = op.logical_and(fine, finite)
-                updates += self.loss_scale.adapted(finite)
-            updates += self.strategy.changes(self.optimizer, variables, gradients, ok, weight)
-        updates += [self._only_if(fine, update) for update in traced.updates]
-        step = self.random[1]
-        updates += [
-            op.assign(self.random, op.where(fine, self.random + np.array([0, 1]), self.random)),
-            op.assign(self.bad_step, op.where(fine | (self.bad_step >= 0), self.bad_step, step)),
-        ]
-        return updates
-
-    def _only_if(self, fine: Expr, update: Expr) -> Expr:
-        target, value = update.node.inputs
-        variable = Variable(target.attrs["symbol"])
-        return op.assign(variable, op.where(fine, Expr(value), variable))
+    def graph(self, count: int) -> StepGraph:
+        """The parts of a step on a whole batch of so many samples, to look at or to build on."""
+        values = self.source.values(_whole(count))
+        return StepGraph(self, values.part(values.share, self.strategy.of_part))
 
     # --- feeding
 
@@ -342,10 +197,19 @@ def _whole(samples: int) -> Share:
     return Share.of(0, samples, samples)
 
 
-def trace_network(model: Model, count: int, *, several_ranks: bool = False) -> Context:
-    """The trace of a training pass over so many samples, whichever these are: to be looked at."""
+def trace_network(
+    model: Model,
+    count: int,
+    *,
+    several_ranks: bool = False,
+    samples: Callable[[Expr], Expr] = lambda value: value,
+) -> Context:
+    """The trace of a training pass over so many samples, whichever these are: to be looked at.
+
+    `samples` makes those that the network reads of those that a rank has.
+    """
     inputs = [
-        op.input(f"x{i}", (count, *shape), dtype)
+        samples(op.input(f"x{i}", (count, *shape), dtype))
         for i, (shape, dtype) in enumerate(model.signature.inputs)
     ]
     random = op.var("random state", (2,), dtype="int64", device=model.device)
@@ -355,23 +219,3 @@ def trace_network(model: Model, count: int, *, several_ranks: bool = False) -> C
     ) as traced:  # fmt: skip
         model(*inputs)
     return traced
-
-
-def lifted(value: float, dtype: Any) -> Expr:
-    """A number as an expression."""
-    return op.cast(value, dtype)
-
-
-def named_outputs(result: Any) -> dict[str, Expr]:
-    """What forward gave back, by name: a dict as it is, a tuple as output0, output1, ..."""
-    if isinstance(result, dict):
-        return dict(result)
-    if isinstance(result, tuple | list):
-        return {f"{MAIN}{i}": each for i, each in enumerate(result)}
-    return {MAIN: result}
-
-
-def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:
-    """The output that metrics and predictions are about: the first that has a loss."""
-    name = next(name for name in objective.losses if name in outputs)
-    return name, outputs[name]

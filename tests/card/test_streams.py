@@ -23,7 +23,7 @@ from caldera.memory.gpus import card_count
 from caldera.memory.interface import StreamCall
 from caldera.memory.loopback import LoopbackStream
 from caldera.op.unary import exp
-from caldera.plan import plan
+from caldera.plan import autotune
 from caldera.plan.stream_assignment import assign_streams
 from caldera.train.neural_network import NeuralNetwork
 from tests.card.test_horizontal_fusion import CELLS, part, run_touching
@@ -146,7 +146,7 @@ def _learnt(
 
     monkeypatch.setattr(LoopbackStream, "has_side_streams", True)
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
-    monkeypatch.setattr(plan, "AutotunedGraph", lambda stream, forms: forms[1])
+    monkeypatch.setattr(autotune, "AutotunedGraph", lambda stream, forms: forms[1])
     generator = np.random.default_rng(0)
     x = generator.normal(size=(16, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(

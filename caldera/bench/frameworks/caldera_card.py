@@ -200,8 +200,9 @@ def first_gradients(
 ) -> tuple[float, list[Array]]:
     """The loss on a batch that is fed, and its gradients."""
     count = len(batch[0])
-    outputs, _ = steps.traced(count, training=True)
-    loss, _ = steps.loss(outputs, count, steps.objective.of(outputs))
+    graph = steps.graph(count)
+    outputs, _ = graph.network(training=True)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs))
     wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
     plan = compile(wanted, device=model.device, precision=model.precision)
     value, *slopes = [result.numpy() for result in plan.run(steps.feeds(batch, None))]

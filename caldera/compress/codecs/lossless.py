@@ -6,7 +6,7 @@ import numpy as np
 
 from caldera.compress.codecs._base import Codec
 from caldera.compress.index_coding import pack_indices, unpack_indices
-from caldera.compress.serialise import as_bytes, read
+from caldera.compress.messages import as_bytes, read
 from caldera.errors import DataError
 from caldera.kernels.native.compression.random_draws import Draws
 from caldera.tensor.dtype import DType

@@ -14,8 +14,8 @@ from caldera import io
 from caldera.data.datasets.dataset import Dataset, arrays
 from caldera.data.sources.base import SCALE, Array
 from caldera.errors import DataError, DtypeError, ShapeError
+from caldera.io.csv_files import column_number
 from caldera.io.files import PathLike, named, opened
-from caldera.registry import nearest
 
 # More different whole numbers than this are amounts rather than classes.
 _MOST_CLASSES = 20
@@ -151,19 +151,7 @@ class _Table:
 
     def column(self, wanted: int | str) -> int:
         """The number of a column."""
-        if isinstance(wanted, str):
-            if wanted in self._names:
-                return self._names.index(wanted)
-            raise DataError.build(
-                self._where, expected=f"a column named {wanted!r}",
-                got=", ".join(self._names) or "no line of names",
-                hint=nearest(wanted, self._names) if self._names else "",
-            )  # fmt: skip
-        if not -self.width <= wanted < self.width:
-            raise DataError.build(
-                self._where, expected=f"column {wanted}", got=f"{self.width} columns"
-            )
-        return wanted % self.width
+        return column_number(wanted, self._names, self.width, self._where)
 
     def texts(self, column: int) -> list[str]:
         """What stands in a column of a file whose rows all have it."""

@@ -26,3 +26,7 @@ class Epilogue:
     def changes(self) -> bool:
         """Whether it does anything."""
         return self.bias or self.activation is not None
+
+
+NOTHING = Epilogue()
+"""Neither a bias nor an activation."""

@@ -8,7 +8,9 @@ from math import inf
 
 import numpy as np
 
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.graph.body import Body
+from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
+from caldera.kernels.table import Call
 from caldera.tensor.shape import Shape
 
 
@@ -22,6 +24,43 @@ class ReductionTask:
     inputs: Sequence[np.ndarray]
     outputs: Sequence[np.ndarray]
     results: Sequence[np.ndarray]
+
+
+def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
+    """A result with axes of length 1 where the loop has axes that are reduced."""
+    if result.ndim == rank:
+        return result
+    return result[tuple(None if axis in axes else slice(None) for axis in range(rank))]
+
+
+def reductions_by_axes(body: Body) -> dict[tuple[int, ...], list[int]]:
+    """The outputs of a fused body that are reductions, by the axes they reduce."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for index, part in enumerate(body.outputs):
+        if part.op.kind == "reduction":
+            found.setdefault(part.attrs["axis"], []).append(index)
+    return found
+
+
+def elementwise_outputs(call: Call) -> list[np.ndarray]:
+    """What a fused body writes element by element."""
+    body: Body = call.node.attrs["body"]
+    pairs = zip(call.outputs, body.outputs, strict=True)
+    return [array for array, part in pairs if part.op.kind != "reduction"]
+
+
+def fused_tasks(call: Call) -> list[ReductionTask]:
+    """The loops of a fused body with reductions. One loop has one kind of reduction; the last of
+    them also writes the other outputs."""
+    shape, groups = loop_shape(call.node), reductions_by_axes(call.node.attrs["body"])
+    tasks = []
+    for position, (axes, indices) in enumerate(groups.items(), 1):
+        loop_body, written = loop_body_of(call.node, tuple(indices)), elementwise_outputs(call)
+        if position < len(groups):
+            loop_body, written = without_outputs(loop_body), []
+        results = [with_axes(call.outputs[index], axes, len(shape)) for index in indices]
+        tasks.append(ReductionTask(loop_body, shape, axes, call.inputs, written, results))
+    return tasks
 
 
 def neutral(op: str, dtype: str) -> bool | int | float:

@@ -15,26 +15,17 @@ from math import prod
 import numpy as np
 
 from caldera.config import settings
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.emitter import (
-    I8,
-    I16,
-    I32,
-    I64,
-    Emitter,
-    Pointer,
-    Value,
-    natural_lanes,
-)
-from caldera.kernels.native.codegen.program import (
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.kernel import (
+    INTEGERS,
+    Integer,
     NativeCall,
-    NativeRunner,
-    in_sequence,
-    native_call,
+    as_integers,
+    native_kernel,
 )
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
-_TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""
 _WORTH_SPLITTING = 1 << 16
@@ -50,6 +41,15 @@ class Axis:
     count: int
     target: int
     source: int
+
+
+@dataclass(frozen=True)
+class LoopArgument:
+    """The same in a kernel, given as the fields of an `Axis`."""
+
+    count: Integer
+    target: Integer
+    source: Integer
 
 
 def simplest(target: np.ndarray, source: np.ndarray) -> list[Axis]:
@@ -100,16 +100,14 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
     axes = [Axis(1, 0, 0)] * (_OUTER - len(axes)) + axes
     units = prod(axis.count for axis in axes)
     chunks = 1 if units >= 4 * settings.threads else min(4 * settings.threads, rows.count)
-    loops = [number for axis in (*axes, rows, columns) for number in _numbers(axis)]
-    kernel = compiled(_copy, itemsize=target.itemsize, mode=mode)
     busy = target.nbytes >= _WORTH_SPLITTING
     return [
-        native_call(kernel, target, source, *loops, chunks, parts=settings.threads if busy else 1)
-    ]
-
-
-def _numbers(axis: Axis) -> tuple[int, int, int]:
-    return axis.count, axis.target, axis.source
+        _copy.call(
+            target=as_integers(target), source=as_integers(source), outer=list(map(vars, axes)),
+            rows=vars(rows), columns=vars(columns), chunks=chunks, mode=mode,
+            parts=settings.threads if busy else 1,
+        )
+    ]  # fmt: skip
 
 
 def _cut_long_row(axes: list[Axis]) -> list[Axis]:
@@ -122,26 +120,25 @@ def _cut_long_row(axes: list[Axis]) -> list[Axis]:
     return [outer, Axis(length, row.target, row.source)]
 
 
-def _copy(k: Emitter, itemsize: int, mode: str) -> None:
-    """Slots: target, source, then six loops from the outermost inwards, then chunks of rows."""
-    kind = _TYPES[itemsize]
-    target, source = k.pointer(0, kind), k.pointer(1, kind)
-    loops = [[k.integer(2 + 3 * i + j) for j in range(3)] for i in range(_OUTER + 2)]
-    chunks = k.integer(2 + 3 * (_OUTER + 2))
-    outer, rows, columns = loops[:_OUTER], loops[_OUTER], loops[_OUTER + 1]
+@native_kernel
+def _copy(
+    k: Emitter, target: Pointer, source: Pointer, outer: list[LoopArgument], rows: LoopArgument,
+    columns: LoopArgument, chunks: Integer, mode: str,
+) -> None:  # fmt: skip
+    """Rows are shared out in chunks."""
     units = chunks
-    for count, _, _ in outer:
-        units = units * count
+    for axis in outer:
+        units = units * axis.count
     first, last = k.share(units)
     with k.loop(first, last) as unit:
         rest, chunk = unit // chunks, unit % chunks
         to, start = k.constant(0, I64), k.constant(0, I64)
-        for count, step, source_step in reversed(outer):
-            index = rest % count
-            rest = rest // count
-            to = to + index * step
-            start = start + index * source_step
-        begin, end = rows[0] * chunk // chunks, rows[0] * (chunk + 1) // chunks
+        for axis in reversed(outer):
+            index = rest % axis.count
+            rest = rest // axis.count
+            to = to + index * axis.target
+            start = start + index * axis.source
+        begin, end = rows.count * chunk // chunks, rows.count * (chunk + 1) // chunks
         block = _Block(k, target.at(to), source.at(start), rows, columns)
         if mode == "transposed":
             block.transpose(begin, end)
@@ -158,14 +155,14 @@ class _Block:
         k: Emitter,
         target: Pointer,
         source: Pointer,
-        rows: Sequence[Value],
-        columns: Sequence[Value],
+        rows: LoopArgument,
+        columns: LoopArgument,
     ) -> None:
         self.k = k
         self.target = target
         self.source = source
-        self.row_step, self.row_source = rows[1:]
-        self.count, self.step, self.source_step = columns
+        self.row_step, self.row_source = rows.target, rows.source
+        self.count, self.step, self.source_step = columns.count, columns.target, columns.source
         self.lanes = natural_lanes(target.type)
 
     def line(self, row: Value, mode: str) -> None:
@@ -233,7 +230,7 @@ def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Runner:
     """A runner that copies each source to its target: (target, source), of one dtype each."""
     calls: list[NativeCall] = []
     for target, source in pairs:
-        made = copy_calls(target, source) if target.itemsize in _TYPES else None
+        made = copy_calls(target, source) if target.itemsize in INTEGERS else None
         if made is None:
             return partial(_copy_all, pairs)
         calls += made

@@ -9,19 +9,15 @@ no padding is ever read, and no two workers write the same pixel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
 
 from caldera.config import settings
-from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
-    F32,
-    F64,
-    I8,
-    I16,
     I32,
     I64,
     Emitter,
@@ -31,8 +27,8 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.half import load_wide, store_narrow
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 WORTH_SPLITTING = 1 << 14
@@ -87,33 +83,40 @@ def taps(
 class _Image:
     """An array (N, C, H, W) anywhere in memory, inside a kernel."""
 
-    memory: Pointer
-    steps: Sequence[Value]
+    memory: ElementPointer
+    of_image: Integer
+    of_channel: Integer
+    of_row: Integer
+    of_column: Integer
 
     def line(self, image: Value, row: Value) -> Value:
-        return image * self.steps[0] + row * self.steps[2]
+        return image * self.of_image + row * self.of_row
 
     def at(self, line: Value, column: Value, channel: Value) -> Value:
-        return line + column * self.steps[3] + channel * self.steps[1]
+        return line + column * self.of_column + channel * self.of_channel
 
 
-_POINTERS = 4
+def _given(array: np.ndarray) -> dict[str, np.ndarray | int]:
+    """An array as a kernel is given it."""
+    of_image, of_channel, of_row, of_column = (step // array.itemsize for step in array.strides)
+    return {
+        "memory": array, "of_image": of_image, "of_channel": of_channel, "of_row": of_row,
+        "of_column": of_column,
+    }  # fmt: skip
+
+
 _FLOATS = ("float32", "float64")
-_TYPES = {"float64": F64, "float32": F32, "float16": I16, "bfloat16": I16, "int8": I8, "int32": I32}
 
 
-def _build(k: Emitter, mode: str, dtype: str, index_dtype: str, lanes: tuple[int, ...]) -> None:
-    """Slots: four images (read, its index, written, its index), then their steps, then the rest."""
-    kinds = (_TYPES[dtype], _TYPES[index_dtype]) * 2
-    read, name, written, winner = (
-        _Image(
-            k.pointer(slot, kind),
-            [k.integer(_POINTERS + 4 * slot + axis) for axis in range(4)],
-        )
-        for slot, kind in enumerate(kinds)
-    )
-    images, channels, rows, columns, width, whole = (k.integer(slot) for slot in range(20, 26))
-    row_begin, row_taps, column_begin, column_taps = (k.pointer(i, I64) for i in range(26, 30))
+@native_kernel
+def _pool(
+    k: Emitter, read: _Image, written: _Image, index: _Image | None, images: Integer,
+    channels: Integer, rows: Integer, columns: Integer, width: Integer, whole: Integer,
+    row_begin: Pointer, row_taps: Pointer, column_begin: Pointer, column_taps: Pointer, mode: str,
+    lanes: tuple[int, ...],
+) -> None:  # fmt: skip
+    """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
+    winner of each window: "max" writes it, "gather" and "scatter" read it."""
     first, last = k.share(images * rows)
     with k.loop(first, last) as line, k.loop(0, columns) as column:
         image, row = line // rows, line % rows
@@ -122,32 +125,34 @@ def _build(k: Emitter, mode: str, dtype: str, index_dtype: str, lanes: tuple[int
         taken = (row_to - row_from) * (column_to - column_from)
 
         def one(channel: Value, count: int) -> None:
-            loop = _Channels(k, mode, dtype, _TYPES[index_dtype], count)
+            loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
                 with k.when(taken > 0):
                     down, across = row_taps.at(3 * row_from), column_taps.at(3 * column_from)
                     loop.begin_at(down.load(1) * width + across.load(1))
             if mode == "gather":
-                place = name.at(name.line(image, row), column, channel)
-                loop.wanted = name.memory.load(place, count)
+                assert index is not None
+                place = index.at(index.line(image, row), column, channel)
+                loop.wanted = index.memory.load(place, count)
             with k.loop(row_from, row_to) as i:
                 down = row_taps.at(3 * i)
-                source, names = (each.line(image, down.load(0)) for each in (read, name))
+                source = read.line(image, down.load(0))
                 with k.loop(column_from, column_to) as j:
                     across = column_taps.at(3 * j)
-                    place = read.at(source, across.load(0), channel)
-                    value = load_wide(k, read.memory, place, count, dtype)
+                    value = read.memory.load(read.at(source, across.load(0), channel), count)
                     if mode == "scatter":
-                        place = name.at(names, across.load(0), channel)
-                        loop.wanted = name.memory.load(place, count)
+                        assert index is not None
+                        place = index.at(index.line(image, down.load(0)), across.load(0), channel)
+                        loop.wanted = index.memory.load(place, count)
                     held = k.select(whole > 0, whole, down.load(2) * across.load(2))
                     loop.tap(value, down.load(1) * width + across.load(1), held)
             place = written.at(written.line(image, row), column, channel)
             result = loop.result(k.select(whole > 0, whole, taken))
-            store_narrow(k, written.memory, place, result, dtype)
+            written.memory.store(place, result)
             if mode == "max":
-                place = winner.at(winner.line(image, row), column, channel)
-                winner.memory.store(place, loop.name.value)
+                assert index is not None
+                place = index.at(index.line(image, row), column, channel)
+                index.memory.store(place, loop.name.value)
 
         k.in_widths(0, channels, lanes, one)
 
@@ -155,12 +160,14 @@ def _build(k: Emitter, mode: str, dtype: str, index_dtype: str, lanes: tuple[int
 class _Channels:
     """What happens to a vector of channels of the pixel that is written, tap by tap."""
 
-    def __init__(self, k: Emitter, mode: str, dtype: str, index: ir.Type, count: int) -> None:
+    def __init__(
+        self, k: Emitter, mode: str, kind: ir.Type, index: _Image | None, count: int
+    ) -> None:
         self.k = k
         self.mode = mode
-        kind = vector(F64 if dtype == "float64" else F32, count)
-        self.value = k.variable(-math.inf if mode == "max" else 0.0, kind)
-        self.name = k.variable(-1, vector(index, count))
+        self.value = k.variable(-math.inf if mode == "max" else 0.0, vector(kind, count))
+        positions = I32 if index is None else index.memory.place.type
+        self.name = k.variable(-1, vector(positions, count))
         self.wanted: Value | None = None
 
     def begin_at(self, position: Value) -> None:
@@ -193,49 +200,43 @@ class _Channels:
         return value / self.k.convert(held, element(value.type)) if self.mode == "mean" else value
 
 
-def _scatter(k: Emitter, dtype: str, index_dtype: str) -> None:
+@native_kernel
+def _scatter(
+    k: Emitter, given: _Image, index: _Image, out: _Image, images: Integer, channels: Integer,
+    rows: Integer, columns: Integer, nbytes: Integer, height: Integer, width: Integer,
+    tops: Pointer, lefts: Pointer, downs: Pointer, rights: Pointer, reach_down: Integer,
+    reach_right: Integer, flat: Pointer,
+) -> None:  # fmt: skip
     """Adding each window's value at its winner, image by image: one element a window, where looking
     from the other side asks every element about all its windows.
 
-    Slots: g, index, out, then their steps, then images, channels, rows, columns, the bytes of an
-    image, its height and width, for each row and column of windows where the window begins, for
-    each position in a window how far down and how far right it is, the largest of these, and for
-    each position how far it is from the first.
+    An image has some bytes, a height and a width. For each row and column of windows there is where
+    the window begins; for each position in a window how far down and how far right it is, the
+    largest of these, and for each position how far it is from the first.
     """
-    kinds = (_TYPES[dtype], _TYPES[index_dtype], _TYPES[dtype])
-    given, name, out = (
-        _Image(k.pointer(slot, kind), [k.integer(3 + 4 * slot + axis) for axis in range(4)])
-        for slot, kind in enumerate(kinds)
-    )
-    images, channels, rows, columns, nbytes = (k.integer(slot) for slot in range(15, 20))
-    height, width = k.integer(20), k.integer(21)
-    starts = [k.pointer(slot, I64) for slot in (22, 23)]
-    offsets = [k.pointer(slot, I64) for slot in (24, 25)]
-    reach = [k.integer(slot) for slot in (26, 27)]
-    flat = k.pointer(28, I64)
     first, last = k.share(images)
     with k.loop(first, last) as image:
-        k.clear_bytes(out.memory.at(image * out.steps[0]), nbytes)
+        k.clear_bytes(out.memory.at(image * out.of_image).place, nbytes)
         with k.loop(0, rows) as row, k.loop(0, columns) as column:
-            top, left = starts[0].load(row), starts[1].load(column)
-            line, names = given.line(image, row), name.line(image, row)
-            corner = out.line(image, top) + left * out.steps[3]
+            top, left = tops.load(row), lefts.load(column)
+            line, names = given.line(image, row), index.line(image, row)
+            corner = out.line(image, top) + left * out.of_column
             low = (top >= 0) & (left >= 0)
-            whole = low & (top + reach[0] < height) & (left + reach[1] < width)
+            whole = low & (top + reach_down < height) & (left + reach_right < width)
 
             def add(channel: Value, *, checked: bool) -> None:
-                position = k.convert(name.memory.load(name.at(names, column, channel)), I64)
+                winner = index.memory.load(index.at(names, column, channel))
+                position = k.convert(winner, I64)
                 added = given.memory.load(given.at(line, column, channel))
                 if not checked:
-                    place = corner + flat.load(position) + channel * out.steps[1]
+                    place = corner + flat.load(position) + channel * out.of_channel
                     out.memory.store(place, out.memory.load(place) + added)
                     return
                 position = k.maximum(position, 0)
-                y, x = (offsets[axis].load(position) for axis in (0, 1))
+                y, x = downs.load(position), rights.load(position)
                 place = out.at(out.line(image, top + y), left + x, channel)
-                named = name.memory.load(name.at(names, column, channel)) >= 0
                 inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width)
-                with k.when(named & inside):
+                with k.when((winner >= 0) & inside):
                     out.memory.store(place, out.memory.load(place) + added)
 
             with k.either(whole) as (all_of_it, some):
@@ -259,25 +260,22 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
                  adjoint=adjoint)
             for i, length in enumerate((height, width))
         ]  # fmt: skip
-        written = call.outputs[0]
-        # An array that this mode does not use is stood in for by one that it does.
-        read = call.inputs[0]
-        name = call.inputs[1] if len(call.inputs) > 1 else read
-        winner = call.outputs[1] if len(call.outputs) > 1 else written
-        arrays = (read, name, written, winner)
-        steps = [step // array.itemsize for array in arrays for step in array.strides]
+        (read, *positions), (written, *winners) = call.inputs, call.outputs
+        index = next(iter([*positions, *winners]), None)
+        arrays = [read, written, *positions, *winners]
         dense = all(array.strides[1] == array.itemsize for array in arrays)
         rows, columns = attrs["size"]
-        kernel = compiled(
-            _build, mode=mode, dtype=read.dtype.name, index_dtype=_index_name(name, winner),
+        down, across = tables
+        count, channels, out_rows, out_columns = written.shape
+        return NativeRunner([_pool.call(
+            read=_given(read), written=_given(written),
+            index=None if index is None else _given(index), images=count, channels=channels,
+            rows=out_rows, columns=out_columns, width=columns,
+            whole=rows * columns if attrs.get("count_padding") else 0,
+            row_begin=down.begin, row_taps=down.entries, column_begin=across.begin,
+            column_taps=across.entries, mode=mode,
             lanes=_widths(read.dtype.name) if dense else (1,),
-        )  # fmt: skip
-        busy = max(read.size, written.size) >= WORTH_SPLITTING
-        return NativeRunner([native_call(
-            kernel, *arrays, *steps, written.shape[0], written.shape[1], *written.shape[2:],
-            columns, rows * columns if attrs.get("count_padding") else 0,
-            *(array for table in tables for array in (table.begin, table.entries)),
-            parts=settings.threads if busy else 1,
+            parts=settings.threads if max(read.size, written.size) >= WORTH_SPLITTING else 1,
         )])  # fmt: skip
 
     return bind
@@ -291,16 +289,19 @@ def _bind_scatter(call: Call) -> Runner:
     if not dense or given.dtype.name not in _FLOATS or len(out) < settings.threads:
         return _bind("scatter", adjoint=True)(call)
     attrs = call.node.attrs
-    steps = [step // array.itemsize for array in (given, index, out) for step in array.strides]
     starts = [
         np.arange(given.shape[2 + i]) * attrs["stride"][i] - attrs["padding"][i][0] for i in (0, 1)
     ]
     down, across = (np.arange(attrs["size"][i]) * attrs["dilation"][i] for i in (0, 1))
-    kernel = compiled(_scatter, dtype=given.dtype.name, index_dtype=index.dtype.name)
-    return NativeRunner([native_call(
-        kernel, given, index, out, *steps, *given.shape, image.nbytes, *out.shape[2:], *starts,
-        np.repeat(down, len(across)), np.tile(across, len(down)), down[-1], across[-1],
-        (down[:, None] * steps[-2] + across * steps[-1]).ravel(),
+    *_, row_step, column_step = (step // out.itemsize for step in out.strides)
+    images, channels, rows, columns = given.shape
+    return NativeRunner([_scatter.call(
+        given=_given(given), index=_given(index), out=_given(out), images=images,
+        channels=channels, rows=rows, columns=columns, nbytes=image.nbytes, height=out.shape[2],
+        width=out.shape[3], tops=starts[0], lefts=starts[1],
+        downs=np.repeat(down, len(across)), rights=np.tile(across, len(down)),
+        reach_down=down[-1], reach_right=across[-1],
+        flat=(down[:, None] * row_step + across * column_step).ravel(),
         parts=settings.threads if out.size >= WORTH_SPLITTING else 1,
     )])  # fmt: skip
 
@@ -312,13 +313,9 @@ def _extent(array: np.ndarray) -> int:
 
 
 def _widths(dtype: str) -> tuple[int, ...]:
-    lanes = natural_lanes(F64 if dtype == "float64" else F32)
+    lanes = natural_lanes(computed_type(dtype))
     # Several registers at a time: looking up a tap costs as much as a register's arithmetic.
     return 4 * lanes, lanes, 1
-
-
-def _index_name(*arrays: np.ndarray) -> str:
-    return next((each.dtype.name for each in arrays if each.dtype.kind == "i"), "int32")
 
 
 for _op, _mode, _adjoint in (

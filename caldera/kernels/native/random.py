@@ -6,7 +6,6 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.emitter import (
     F32,
     F64,
@@ -18,7 +17,8 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.movement import copying, transposed
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
@@ -31,12 +31,14 @@ _WORTH_SPLITTING = 1 << 13
 """Elements from which on a second thread pays."""
 
 
-def _build(k: Emitter, dtype: str) -> None:
-    """Slots: out, state (seed, step), offset, stream, count, how far step is from seed."""
-    kind = F64 if dtype == "float64" else F32
-    words_each = 2 if dtype == "float64" else 1
-    out, state, offset = k.pointer(0, kind), k.pointer(1, I64), k.pointer(2, I64)
-    stream, count, apart = (k.integer(slot) for slot in (3, 4, 5))
+@native_kernel
+def _uniform(
+    k: Emitter, out: Pointer, state: Pointer, offset: Pointer, stream: Integer, count: Integer,
+    apart: Integer,
+) -> None:  # fmt: skip
+    """`state` has the seed and, `apart` elements on, the step."""
+    kind = out.type
+    words_each = 2 if kind == F64 else 1
     lanes = max(natural_lanes(I32), _WORDS_IN_BLOCK)
     numbers = lanes * _WORDS_IN_BLOCK // words_each
     first = offset.load()
@@ -117,10 +119,9 @@ def _bind(call: Call) -> Runner:
     (out,), (state, offset) = call.outputs, call.inputs
     # Elements are numbered row by row, however they lie.
     dense = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-    kernel = compiled(_build, dtype=out.dtype.name)
-    draw = NativeRunner([native_call(
-        kernel, dense, state, offset, call.node.attrs["stream"], out.size,
-        state.strides[0] // state.itemsize,
+    draw = NativeRunner([_uniform.call(
+        out=dense, state=state, offset=offset, stream=call.node.attrs["stream"], count=out.size,
+        apart=state.strides[0] // state.itemsize,
         parts=settings.threads if out.size >= _WORTH_SPLITTING else 1,
     )])  # fmt: skip
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])

@@ -11,15 +11,16 @@ from caldera import op
 from caldera.comm import Communicator
 from caldera.data import Share
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
-from caldera.optim import Optimizer
 from caldera.parallel.data.data_parallel import DataParallel
-from caldera.parallel.data.sums import OfAllRanks, allreduce_arrays, mean_over_ranks
+from caldera.parallel.data.sums import (
+    EPOCH_SUMS,
+    allreduce_arrays,
+    mean_over_ranks,
+    mean_view,
+    sum_view,
+)
 from caldera.plan.plan import Plan
-from caldera.strategy import Strategy, VariableView
-
-TOTALS = "run/training/"
-"""What the names of an epoch's sums begin with in a checkpoint."""
+from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 
 class AsynchronousStrategy(DataParallel):
@@ -40,8 +41,7 @@ class AsynchronousStrategy(DataParallel):
         # Between epochs all ranks evaluate together.
         everyone = self.communicator
         self._together = self if self.lockstep else DataParallel(communicator=everyone)
-        self._is_apart = False
-        self._has_samples = True
+        self._is_stepping = False
         self._statistics: list[Variable] = []
 
     @property
@@ -58,41 +58,38 @@ class AsynchronousStrategy(DataParallel):
 
     # --- graphs
 
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         # Of this rank's samples alone: nothing is summed on the way.
-        return list(parameters), op.grad(loss, list(parameters), unused="zero")
+        return Gradients(list(parameters), op.grad(loss, list(parameters), unused="zero"))
 
     def parts(self, share: Share) -> list[Share]:
-        self._has_samples = share.samples > 0
         return [share] if self.lockstep else [replace(share, count=share.samples)]
 
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        (program,) = programs
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        (part,) = parts
         # Nothing has no mean.
-        still = set() if self._has_samples else {each.node for each in self._statistics}
-        return [each for each in program if not still.intersection(each.node.inputs[:1])]
+        still = set() if part.share.samples else {each.node for each in self._statistics}
+        return [each for each in part.assignments if not still.intersection(each.node.inputs[:1])]
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         return super().compiled(make) if self.lockstep else make()
 
     # --- a run
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
-        self._statistics = [] if self.lockstep else model.states()
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        self._statistics = [] if self.lockstep else setup.model.states()
 
     def shard(self) -> None:
-        self._is_apart = True
+        self._is_stepping = True
 
     def unshard(self) -> None:
-        if self._is_apart:
+        if self._is_stepping:
             here = [each.numpy() for each in self._statistics]
             means = mean_over_ranks(self.communicator, here) if here else []
             for variable, mean in zip(self._statistics, means, strict=True):
                 variable.assign(mean)
-        self._is_apart = False
+        self._is_stepping = False
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return sums if self.lockstep else allreduce_arrays(self.communicator, sums)
@@ -105,20 +102,8 @@ class AsynchronousStrategy(DataParallel):
         return {name: self._checkpoint_view(name, each) for name, each in variables.items()}
 
     def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
-        if name.startswith(TOTALS):
-            return OfAllRanks(variable, self._sum, self._term)
-        if self._is_apart and variable in set(self._statistics):
-            return OfAllRanks(variable, self._mean)
+        if name.startswith(EPOCH_SUMS):
+            return sum_view(variable, self.communicator)
+        if self._is_stepping and variable in set(self._statistics):
+            return mean_view(variable, self.communicator)
         return variable
-
-    def _mean(self, variable: Variable) -> np.ndarray:
-        return mean_over_ranks(self.communicator, [variable.numpy()])[0]
-
-    def _sum(self, variable: Variable) -> np.ndarray:
-        """What all ranks have added up, of which each has a term while steps run."""
-        here = variable.numpy()
-        return allreduce_arrays(self.communicator, [here])[0] if self._is_apart else here
-
-    def _term(self, value: np.ndarray) -> np.ndarray:
-        """Rank 0 goes on from a sum, others from nothing."""
-        return value if self.communicator.rank == 0 else np.zeros_like(value)

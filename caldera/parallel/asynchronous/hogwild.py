@@ -11,13 +11,12 @@ from caldera.comm import Communicator
 from caldera.comm.shared_memory import SharedMemory
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.base import AsynchronousStrategy
-from caldera.parallel.asynchronous.server_optimizer import written
+from caldera.parallel.asynchronous.server_optimizer import optimizer_assignments
 from caldera.parallel.asynchronous.server_shards import ServerShard
 from caldera.parallel.asynchronous.stop_consensus import StopConsensus
-from caldera.strategy import VariableView
+from caldera.strategy import Gradients, RunSetup, VariableView
 from caldera.tensor import Tensor
 
 
@@ -69,26 +68,20 @@ class Hogwild(AsynchronousStrategy):
 
     # --- graphs
 
-    def changes(
-        self,
-        optimizer: Optimizer,
-        variables: Sequence[Variable],
-        gradients: Sequence[Expr],
-        ok: Expr,
-        weight: Expr,
+    def apply_gradients(
+        self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
     ) -> list[Expr]:
         # Who has no samples takes no step.
         ok = ok if self.lockstep else op.logical_and(ok, weight > 0)
-        return super().changes(optimizer, variables, gradients, ok, weight)
+        return super().apply_gradients(optimizer, gradients, ok, weight)
 
     # --- a run
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
         if not self.has_others:
             return
-        parameters = model.trainable()
-        device = parameters[0].tensor.device
+        parameters, optimizer, device = setup.model.trainable(), setup.optimizer, setup.device
         if not device.is_host or optimizer.accumulate > 1:
             raise ConfigError.build(
                 "Hogwild", expected="parameters in host memory, and a step for every batch",
@@ -96,7 +89,7 @@ class Hogwild(AsynchronousStrategy):
                 hint="parallel.ParameterServer(mode='asynchronous') takes both",
             )  # fmt: skip
         # This makes the variables that the optimizer keeps.
-        written(optimizer, [ServerShard(0, tuple(parameters))])
+        optimizer_assignments(optimizer, [ServerShard(0, tuple(parameters))])
         kept = [each for parameter in parameters for each in optimizer.kept_for(parameter)]
         self._optimizer, self.updates = optimizer, 0
         self._variables = [*parameters, *kept]
@@ -139,7 +132,7 @@ class Hogwild(AsynchronousStrategy):
         self._optimizer.step.assign(self._known)
 
     def unshard(self) -> None:
-        if self._is_apart and self._optimizer is not None:
+        if self._is_stepping and self._optimizer is not None:
             self._wait_for_all()
             self.updates += self._known - self._before
         super().unshard()
@@ -166,7 +159,7 @@ class Hogwild(AsynchronousStrategy):
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        if self._is_apart and self._optimizer is not None:
+        if self._is_stepping and self._optimizer is not None:
             self._wait_for_all()
         return super().checkpoint_views(variables)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -14,19 +13,16 @@ from caldera.comm import Communicator, Request, world
 from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.base import AsynchronousStrategy
 from caldera.parallel.asynchronous.push_codec import push_codec
 from caldera.parallel.asynchronous.server import Server
 from caldera.parallel.asynchronous.server_optimizer import (
-    AtServer,
     ServerOptimizer,
+    optimizer_assignments,
     owners,
-    written,
 )
 from caldera.parallel.asynchronous.server_shards import ServerShard, deal_parameters, server_ranks
-from caldera.parallel.asynchronous.stop_consensus import NO_VOTES
 from caldera.parallel.asynchronous.transport import (
     BARRIER,
     LEAVE,
@@ -38,10 +34,10 @@ from caldera.parallel.asynchronous.transport import (
     ServerEndpoint,
     replies,
 )
-from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.compression import described, gather_states, states_by_rank
-from caldera.parallel.options import check_counts
-from caldera.strategy import VariableView
+from caldera.parallel.distributed_variable import OwnedVariable
+from caldera.parallel.options import check_counts, check_same_options
+from caldera.strategy import NO_VOTES, Gradients, RunSetup, VariableView
 
 MODES = ("synchronous", "asynchronous", "stale")
 
@@ -141,18 +137,13 @@ class ParameterServer(AsynchronousStrategy):
 
     # --- graphs
 
-    def changes(
-        self,
-        optimizer: Optimizer,
-        variables: Sequence[Variable],
-        gradients: Sequence[Expr],
-        ok: Expr,
-        weight: Expr,
+    def apply_gradients(
+        self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
     ) -> list[Expr]:
         if not self.has_others:
-            return super().changes(optimizer, variables, gradients, ok, weight)
+            return super().apply_gradients(optimizer, gradients, ok, weight)
         assert self._note is not None
-        found = dict(zip(variables, gradients, strict=True))
+        found = dict(zip(gradients.variables, gradients.values, strict=True))
         words = [op.reshape(op.cast(each, "float64"), (1,)) for each in (ok, weight)]
         updates = [op.assign(self._note, op.concat(words))]
         for shard, leaving in zip(self._shards, self._leaving, strict=True):
@@ -165,18 +156,14 @@ class ParameterServer(AsynchronousStrategy):
 
     # --- a run
 
-    def agree(self, given: Mapping[str, Any]) -> None:
-        super().agree(given)
-        self._has_scale = given["precision"] == "float16"
-
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        self._has_scale = setup.precision == "float16"
         if not self.has_others:
             return
-        parameters, everyone = model.trainable(), self.communicator
-        device = parameters[0].tensor.device
+        everyone, device, optimizer = self.communicator, setup.device, setup.optimizer
         self._optimizer = optimizer
-        self._shards = deal_parameters(parameters, self._server_ranks)
+        self._shards = deal_parameters(setup.model.trainable(), self._server_ranks)
         self._note = op.var("ok and weight", (2,), dtype="float64", device=device)
         self._leaving = [
             op.var("gradient", (shard.size,), dtype=shard.dtype, device=device)
@@ -184,7 +171,7 @@ class ParameterServer(AsynchronousStrategy):
         ]
         if self._code is not None:
             self._code.begin(self._shards)
-        written(optimizer, self._shards)
+        optimizer_assignments(optimizer, self._shards)
         self.record, self._connections, self._server = ServerRecord(), [], None
         for number, (shard, channel) in enumerate(zip(self._shards, self.channels, strict=True)):
             if shard.rank == everyone.rank:
@@ -225,7 +212,7 @@ class ParameterServer(AsynchronousStrategy):
         return None if self.lockstep else found[0].tally
 
     def unshard(self) -> None:
-        if self.has_others and self._is_apart:
+        if self.has_others and self._is_stepping:
             self._take(self._asked(LEAVE))
             if self._serving is not None:
                 self._serving.wait()
@@ -236,7 +223,7 @@ class ParameterServer(AsynchronousStrategy):
         if self._optimizer is None:
             return
         for variable, rank in owners(self._optimizer, self._shards).items():
-            variable.assign(AtServer(variable, rank, self.communicator).numpy())
+            variable.assign(OwnedVariable(variable, self.communicator, rank).numpy())
         self._optimizer = None
 
     def _asked(
@@ -291,12 +278,12 @@ class ParameterServer(AsynchronousStrategy):
         found = super().checkpoint_views(variables)
         if self._optimizer is None:
             return found
-        if self._is_apart:
+        if self._is_stepping:
             # All workers are here, and servers have taken everything they sent.
             self._take(self._asked(BARRIER))
         held = owners(self._optimizer, self._shards)
         return {
-            name: AtServer(each, held[each], self.communicator)
+            name: OwnedVariable(each, self.communicator, held[each], held_by_all=True)
             if isinstance(each, Variable) and each in held
             else each
             for name, each in found.items()

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.comm import Communicator
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute
 from caldera.lazy import Expr, Variable, compile
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.server_shards import ServerShard
 from caldera.parallel.distributed_variable import variable_like
-from caldera.tensor.shape import Shape
 
 _WEIGHT = "weight"
 
@@ -33,7 +31,7 @@ class ServerOptimizer:
     ) -> None:
         self._own = own
         self._held = {each: variable_like(each, each.shape) for each in own.parameters}
-        assignments = written(optimizer, shards)
+        assignments = optimizer_assignments(optimizer, shards)
         elsewhere: set[Any] = set()
         for shard in shards:
             for each in shard.parameters if shard is not own else ():
@@ -70,7 +68,7 @@ class ServerOptimizer:
             self._plan.run({name: feeds[name] for name in self._plan.inputs})
 
 
-def written(optimizer: Optimizer, shards: Sequence[ServerShard]) -> list[Expr]:
+def optimizer_assignments(optimizer: Optimizer, shards: Sequence[ServerShard]) -> list[Expr]:
     """The assignments of a step by gradients that are fed, under the names of the parameters.
 
     All ranks write them, which makes the variables of the optimizer.
@@ -82,27 +80,6 @@ def written(optimizer: Optimizer, shards: Sequence[ServerShard]) -> list[Expr]:
         for each in shard.parameters
     ]
     return optimizer.apply(parameters, gradients, weight=op.input(_WEIGHT, (), "float64"))
-
-
-class AtServer:
-    """A variable whose value only one rank has, as a checkpoint sees it."""
-
-    def __init__(self, variable: Variable, rank: int, communicator: Communicator) -> None:
-        self._variable = variable
-        self._rank = rank
-        self._communicator = communicator
-        self.shape: Shape = variable.shape
-        self.dtype = variable.dtype
-
-    def numpy(self) -> np.ndarray:
-        """The value; all ranks have to ask."""
-        value = np.ascontiguousarray(self._variable.numpy())
-        self._communicator.Bcast(value.reshape(-1).view(np.uint8), self._rank)
-        return value.reshape(self.shape)
-
-    def assign(self, value: Any) -> None:
-        """Set the value on this rank."""
-        self._variable.assign(value)
 
 
 def owners(optimizer: Optimizer, shards: Sequence[ServerShard]) -> Mapping[Variable, int]:

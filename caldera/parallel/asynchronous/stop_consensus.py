@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from caldera.strategy import NO_VOTES
+
 _PLACE, _VOTES, _TAKEN = 0, slice(1, 3), 3
-NO_VOTES = (0.0, 0.0)
 
 
 class StopConsensus:
@@ -41,7 +42,7 @@ class StopConsensus:
         return _TAKEN + ranks
 
     def arrived(self, rank: int, votes: Sequence[float]) -> Sequence[float]:
-        """A rank has taken a step and has these wishes; what all ranks do after this one."""
+        """A rank has taken a step and votes; what all ranks do after this one."""
         taken = self.table[_TAKEN:]
         taken[rank] += 1
         if not self.table[_PLACE] and any(votes):
@@ -51,6 +52,6 @@ class StopConsensus:
             return NO_VOTES
         stop, save = (float(each) for each in self.table[_VOTES])
         if taken.min() >= self.table[_PLACE]:
-            # All have heard it; the next wish is another consensus.
+            # All know of it; the next vote is another one.
             self.table[_PLACE] = 0
         return stop, save

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caldera.comm import ANY_SOURCE, Communicator, Request
-from caldera.parallel.asynchronous.stop_consensus import NO_VOTES
+from caldera.strategy import NO_VOTES
 from caldera.tensor.dtype import DType
 
 PUSH, BARRIER, LEAVE = range(3)

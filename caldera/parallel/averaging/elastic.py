@@ -10,10 +10,9 @@ from caldera import op
 from caldera.comm import Communicator
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
-from caldera.optim import Optimizer
 from caldera.parallel.averaging.periodic import PeriodicAveraging, sums, wide
 from caldera.parallel.data.sums import mean_over_ranks
+from caldera.strategy import RunSetup
 
 CENTRE = "centre/"
 
@@ -61,11 +60,11 @@ class ElasticAveraging(PeriodicAveraging):
     def is_whole(self) -> bool:
         return super().is_whole or not self.coupling
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
         self._centre = {}
         if not self.is_whole:
-            for each in model.trainable():
+            for each in setup.model.trainable():
                 start = wide(each)
                 self._centre[each] = op.var(
                     each.name, each.shape, fill=start.numpy(), dtype=start.dtype,

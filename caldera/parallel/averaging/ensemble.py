@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,22 +13,27 @@ from caldera.comm import Communicator
 from caldera.errors import CheckpointError, ConfigError
 from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr
-from caldera.nn.layer import Layer
 from caldera.nn.losses import Loss
-from caldera.optim import Optimizer
 from caldera.parallel.averaging.replicas import ReplicaStrategy
 from caldera.parallel.consistency import check_same
 from caldera.parallel.data.compression import State
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import mean_over_ranks
+from caldera.parallel.options import check_choice
 from caldera.plan.plan import Plan
-from caldera.strategy import SingleProcessStrategy, Strategy
-from caldera.train.saving.snapshot import reinitialise
-
-if TYPE_CHECKING:
-    from caldera.train.model import Model
+from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy
 
 START = ("new", "given")
+
+
+class Predictor(Protocol):
+    """What `Ensemble.predict` needs of a model."""
+
+    dtype: Any
+    objective: Any
+
+    def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+        """What the network gives for each sample."""
 
 
 class Ensemble(ReplicaStrategy):
@@ -72,10 +77,7 @@ class Ensemble(ReplicaStrategy):
                 "Ensemble", expected=f"a seed of its own for each of {ranks} ranks",
                 got=f"seeds={list(seeds)}",
             )  # fmt: skip
-        if start not in START:
-            raise ConfigError.build(
-                "Ensemble", expected="start= " + " or ".join(map(repr, START)), got=repr(start)
-            )
+        check_choice("Ensemble", "start", start, START)
         self.seeds = None if seeds is None else list(seeds)
         self.start = start
 
@@ -95,11 +97,10 @@ class Ensemble(ReplicaStrategy):
         rank = self.communicator.rank
         return given + rank if self.seeds is None else self.seeds[rank]
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
-        member = cast("Model", model)
-        if self.start == "new" and not member.steps_done:
-            reinitialise(member)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        if self.start == "new" and setup.is_new:
+            setup.reinitialise()
 
     # --- checkpoints
 
@@ -114,7 +115,7 @@ class Ensemble(ReplicaStrategy):
 
     # --- using it
 
-    def predict(self, model: Model, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+    def predict(self, model: Predictor, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
         """The mean of what all members predict, on every rank: of probabilities, where the loss
         takes logits. All ranks have to call it, each with its member and all with the same inputs.
         """

@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, Request
 from caldera.comm.algorithms.segments import start_receive, start_send, wait_all
-from caldera.errors import ConfigError
+from caldera.data.random_draws import permutation
 from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
-from caldera.optim import Optimizer
 from caldera.parallel.averaging.periodic import PeriodicAveraging, wide
-from caldera.parallel.averaging.topology import PATTERNS
 from caldera.parallel.data.sums import mean_over_ranks
+from caldera.parallel.options import check_choice
+from caldera.strategy import RunSetup
 
 _TURN = "turn of gossip"
+
+
+# --- which ranks share with which, and by how much
+
+
+def ring(ranks: int, turn: int, seed: int) -> np.ndarray:
+    """Each rank with its two neighbours.
+
+    >>> from caldera.parallel.averaging.gossip import ring
+    >>> ring(4, turn=0, seed=0)
+    array([[1, 1, 0, 1],
+           [1, 1, 1, 0],
+           [0, 1, 1, 1],
+           [1, 0, 1, 1]])
+    """
+    found = np.eye(ranks, dtype=np.int64)
+    for rank in range(ranks):
+        for neighbour in ((rank - 1) % ranks, (rank + 1) % ranks):
+            found[rank, neighbour] = 1
+    return found
+
+
+def random_pairs(ranks: int, turn: int, seed: int) -> np.ndarray:
+    """Each rank with one other, in every turn another; of an odd number one is by itself.
+
+    >>> from caldera.parallel.averaging.gossip import random_pairs
+    >>> random_pairs(3, turn=0, seed=0)
+    array([[1, 0, 1],
+           [0, 2, 0],
+           [1, 0, 1]])
+    """
+    found = 2 * np.eye(ranks, dtype=np.int64)
+    order = permutation(ranks, seed, turn)
+    for one, other in zip(order[0::2], order[1::2], strict=False):
+        found[one, one] = found[other, other] = 1
+        found[one, other] = found[other, one] = 1
+    return found
+
+
+PATTERNS: dict[str, Callable[[int, int, int], np.ndarray]] = {
+    "ring": ring,
+    "random pairs": random_pairs,
+}
+"""Whole numbers: how often each rank counts for each. Rows and columns all have the same sum."""
 
 
 class Gossip(PeriodicAveraging):
@@ -46,10 +89,7 @@ class Gossip(PeriodicAveraging):
         seed: int = 0,
         communicator: Communicator | None = None,
     ) -> None:
-        if pattern not in PATTERNS:
-            raise ConfigError.build(
-                "Gossip", expected="pattern= " + " or ".join(map(repr, PATTERNS)), got=repr(pattern)
-            )
+        check_choice("Gossip", "pattern", pattern, PATTERNS)
         super().__init__(every, communicator, "auto")
         self.pattern = pattern
         self.seed = seed
@@ -97,8 +137,8 @@ class Gossip(PeriodicAveraging):
 
     # --- a run
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
         self.turn, self._asking = 0, None
 
     def _exchange(self) -> None:

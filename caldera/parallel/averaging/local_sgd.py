@@ -8,11 +8,11 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable
 from caldera.parallel.averaging.periodic import PeriodicAveraging, sums, wide
 from caldera.parallel.data.sums import mean_over_ranks
+from caldera.parallel.options import check_choice
 
 STATE = ("average", "keep")
 
@@ -56,10 +56,7 @@ class LocalSGD(PeriodicAveraging):
         algorithm: str = "auto",
         communicator: Communicator | None = None,
     ) -> None:
-        if state not in STATE:
-            raise ConfigError.build(
-                "LocalSGD", expected="state= " + " or ".join(map(repr, STATE)), got=repr(state)
-            )
+        check_choice("LocalSGD", "state", state, STATE)
         super().__init__(every, communicator, algorithm)
         self.state = state
 

@@ -9,19 +9,17 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable, compile
-from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.averaging.replicas import ReplicaStrategy
 from caldera.parallel.consistency import check_same
-from caldera.parallel.data.buckets import buckets
 from caldera.parallel.data.compression import State
 from caldera.parallel.data.data_parallel import BUCKET_BYTES
-from caldera.parallel.data.sums import OfAllRanks, mean_over_ranks
+from caldera.parallel.data.sums import bucketed_sums, mean_over_ranks, mean_view
+from caldera.parallel.distributed_variable import PerRankVariable
 from caldera.parallel.options import check_counts
 from caldera.plan.plan import Plan
-from caldera.strategy import VariableView
+from caldera.strategy import Gradients, RunSetup, VariableView
 from caldera.tensor.dtype import float32, promote
 
 _STEPS = "steps since the last exchange"
@@ -76,25 +74,19 @@ class PeriodicAveraging(ReplicaStrategy):
 
     # --- graphs
 
-    def changes(
-        self,
-        optimizer: Optimizer,
-        variables: Sequence[Variable],
-        gradients: Sequence[Expr],
-        ok: Expr,
-        weight: Expr,
+    def apply_gradients(
+        self, optimizer: Optimizer, gradients: Gradients, ok: Expr, weight: Expr
     ) -> list[Expr]:
         counted = op.assign(self.weight, self.weight + op.cast(weight, "float64"))
-        return [*super().changes(optimizer, variables, gradients, ok, weight), counted]
+        return [*super().apply_gradients(optimizer, gradients, ok, weight), counted]
 
     # --- a run
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        self.together.begin(model, optimizer)
-        super().begin(model, optimizer)
+    def begin(self, setup: RunSetup) -> None:
+        self.together.begin(setup)
+        super().begin(setup)
         self._steps, self._plan, self._own = 0, None, {}
-        device = self.averaged()[0].tensor.device
-        self._weight = op.var("weight", (), dtype="float64", device=device)
+        self._weight = op.var("weight", (), dtype="float64", device=setup.device)
 
     def after_step(self, votes: Sequence[float]) -> Sequence[float] | None:
         self._steps += 1
@@ -122,7 +114,7 @@ class PeriodicAveraging(ReplicaStrategy):
         )  # fmt: skip
 
     def tally(self, votes: Sequence[float]) -> Sequence[float] | None:
-        """The sums over ranks of what each of them wishes."""
+        """The sums over ranks of their votes."""
         sums = np.array(votes)
         self.communicator.Allreduce(sums, sums)
         return [float(each) for each in sums]
@@ -152,13 +144,12 @@ class PeriodicAveraging(ReplicaStrategy):
     def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
         if self.communicator.size > 1:
             if variable in set(self.averaged()) and not self.is_whole and not self._own:
-                return OfAllRanks(variable, lambda each: self.whole([each])[0])
+                return PerRankVariable(
+                    variable, self.communicator, lambda own: self.whole([variable])[0]
+                )
             if variable in set(self.kept()):
-                return OfAllRanks(variable, self._mean)
+                return mean_view(variable, self.communicator)
         return super()._checkpoint_view(name, variable)
-
-    def _mean(self, variable: Variable) -> np.ndarray:
-        return mean_over_ranks(self.communicator, [variable.numpy()])[0]
 
     def own(self) -> dict[str, np.ndarray]:
         apart = {name: self._own.get(each) for name, each in self._named.items()}
@@ -180,11 +171,7 @@ class PeriodicAveraging(ReplicaStrategy):
 
 def sums(values: Sequence[Expr]) -> list[Expr]:
     """The sums over ranks of values that are there at once, in a plan."""
-    found: dict[int, Expr] = {}
-    for bucket in buckets(values, range(len(values)), BUCKET_BYTES):
-        message = Message("sum", "data", next_number())
-        nodes = all_reduce([values[index].node for index in bucket], message)
-        found |= {index: Expr(node) for index, node in zip(bucket, nodes, strict=True)}
+    found = bucketed_sums(values, range(len(values)), BUCKET_BYTES)
     return [found[index] for index in range(len(values))]
 
 

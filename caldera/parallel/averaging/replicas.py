@@ -15,14 +15,18 @@ from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.data.compression import State, gather_states, states_by_rank
 from caldera.parallel.data.data_parallel import DataParallel
-from caldera.parallel.data.sums import OfAllRanks, allreduce_arrays
-from caldera.strategy import SingleProcessStrategy, Strategy, VariableView
+from caldera.parallel.data.sums import EPOCH_SUMS, allreduce_arrays, sum_view
+from caldera.strategy import (
+    RunSetup,
+    SingleProcessStrategy,
+    StepProgram,
+    Strategy,
+    VariableView,
+)
 
 Part = TypeVar("Part")
 OWN = "own/"
 """What a checkpoint has of each rank for itself."""
-TOTALS = "run/training/"
-"""What a checkpoint has of the sums of an epoch."""
 
 
 class ReplicaStrategy(SingleProcessStrategy):
@@ -43,7 +47,6 @@ class ReplicaStrategy(SingleProcessStrategy):
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
         self._named: Mapping[str, Variable] = {}
-        self._has_samples = True
 
     @property
     def is_distributed(self) -> bool:
@@ -74,25 +77,24 @@ class ReplicaStrategy(SingleProcessStrategy):
 
     def parts(self, share: Share) -> list[Share]:
         own = len(share)
-        self._has_samples = own > 0
         return [Share(share.start, share.first, own, own, share.size)]
 
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        (program,) = programs
-        if self._has_samples:
-            return list(program)
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        (part,) = parts
+        if len(part.share):
+            return list(part.assignments)
         # There is nothing to learn from, and no mean of nothing. But it was a step.
         learned = [*self.model.parameters(), *self.model.states(), *self.optimizer.variables()]
         still = {each.node for each in learned} - {self.optimizer.step.node}
-        return [each for each in program if each.node.inputs[0] not in still]
+        return [each for each in part.assignments if each.node.inputs[0] not in still]
 
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
         self.together.agree({**given, "parallel": repr(self)})
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        self._model, self._optimizer, self._named = model, optimizer, {}
+    def begin(self, setup: RunSetup) -> None:
+        self._model, self._optimizer, self._named = setup.model, setup.optimizer, {}
 
     def epoch_sums(self, sums: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return allreduce_arrays(self.communicator, sums)
@@ -105,15 +107,7 @@ class ReplicaStrategy(SingleProcessStrategy):
 
     def _checkpoint_view(self, name: str, variable: Variable) -> VariableView:
         """What stands for a variable in a checkpoint, beside what each rank has."""
-        if name.startswith(TOTALS):
-            return OfAllRanks(variable, self._sum, self._share_of_sum)
-        return variable
-
-    def _sum(self, variable: Variable) -> np.ndarray:
-        return allreduce_arrays(self.communicator, [variable.numpy()])[0]
-
-    def _share_of_sum(self, value: np.ndarray) -> np.ndarray:
-        return value if self.communicator.rank == 0 else np.zeros_like(value)
+        return sum_view(variable, self.communicator) if name.startswith(EPOCH_SUMS) else variable
 
     def saved(self) -> dict[str, np.ndarray]:
         everyone = gather_states(self.communicator, self.own())

@@ -10,26 +10,23 @@ import numpy as np
 from caldera import op
 from caldera.comm import Communicator, world
 from caldera.compress import redistribute
-from caldera.config import settings
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.graph.ops.collective import Message, all_reduce, next_number
+from caldera.graph.ops.collective import Message, next_number
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
-from caldera.optim import Optimizer
 from caldera.parallel.consistency import (
-    broadcast_values,
-    check_same,
-    check_same_options,
+    broadcast_model,
+    check_same_setup,
     compile_alike,
 )
-from caldera.parallel.data.buckets import buckets, in_backward_order
+from caldera.parallel.data.buckets import in_backward_order
 from caldera.parallel.data.compression import Compression, described, gather_states, states_by_rank
 from caldera.parallel.data.sufficient_factors import by_factors, has_factors
+from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
 from caldera.parallel.data.virtual_shards import joined, virtual_shards_of
-from caldera.parallel.options import check_counts
+from caldera.parallel.options import check_counts, check_same_options
 from caldera.plan.plan import Plan
-from caldera.strategy import Strategy
+from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy
 
 BUCKET_BYTES = 4 << 20
 """Large enough that a message's latency does not count, small enough to overlap."""
@@ -108,7 +105,6 @@ class DataParallel(Strategy):
         self.overlap = overlap
         self.compression = compression
         self.factors = factors
-        self._share: Share | None = None
         self.shards = shards
         self.batch_parts = shards or 0
 
@@ -119,53 +115,38 @@ class DataParallel(Strategy):
     # --- graphs
 
     def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
-        if not self.is_distributed:
-            return list(values)
-        # In float64 all of them fit into one message, and counts stay exact.
-        wide = [op.cast(value, "float64").node for value in values]
-        sums = all_reduce(wide, Message("sum", "data", next_number(), now=True))
-        return [op.cast(Expr(s), v.dtype) for s, v in zip(sums, values, strict=True)]
+        return sum_over_axis(values, "data") if self.is_distributed else list(values)
 
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         order = in_backward_order(loss, parameters)
         found = op.grad(loss, list(parameters), unused="zero")
         exchanged: dict[int, Expr] = dict(enumerate(found))
         if self.is_distributed:
-            factored = [index for index in order if self._has_factors(found[index])]
-            exchanged |= {index: self._by_factors(found[index]) for index in factored}
-            whole = [index for index in order if index not in factored]
-            for bucket in buckets(found, whole, self.bucket_bytes):
-                message = Message(
-                    "sum", "data", next_number(), now=not self.overlap, exchange=self.compression,
-                    names=tuple(parameters[index].name for index in bucket),
-                )  # fmt: skip
-                sums = all_reduce([found[index].node for index in bucket], message)
-                exchanged |= {i: Expr(node) for i, node in zip(bucket, sums, strict=True)}
+            factored = [i for i in order if self.factors and has_factors(found[i].node, share)]
+            exchanged |= {index: self._by_factors(found[index], share) for index in factored}
+            exchanged |= bucketed_sums(
+                found, [index for index in order if index not in factored], self.bucket_bytes,
+                now=not self.overlap, exchange=self.compression,
+                names=[each.name for each in parameters],
+            )  # fmt: skip
         # What is ready first is updated first, while the rest is still on its way.
-        return [parameters[index] for index in order], [exchanged[index] for index in order]
+        return Gradients([parameters[index] for index in order], [exchanged[i] for i in order])
 
-    def _has_factors(self, gradient: Expr) -> bool:
-        share = self._share
-        return self.factors and share is not None and has_factors(gradient.node, share)
-
-    def _by_factors(self, gradient: Expr) -> Expr:
-        assert self._share is not None
+    def _by_factors(self, gradient: Expr, share: Share) -> Expr:
         message = Message(
             "gather", "data", next_number(), ranks=self.communicator.size, now=not self.overlap
         )
-        return Expr(by_factors(gradient.node, self._share, message))
+        return Expr(by_factors(gradient.node, share, message))
 
     def parts(self, share: Share) -> list[Share]:
-        self._share = share
         if self.shards is None:
             return [share]
         return virtual_shards_of(share, self.shards, self.communicator.rank, self.communicator.size)
 
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         if self.shards is None:
-            return super().written(programs)
+            return super().program(parts)
+        programs = [part.assignments for part in parts]
         return joined(programs, self.shards, self.communicator.rank, self.communicator.size)
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
@@ -174,14 +155,10 @@ class DataParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        # The number of threads decides in which order long sums are added up.
-        known = {**given, "threads": settings.threads}
-        written = [f"{name}={value}" for name, value in known.items()]
-        check_same(self.communicator, "fit", written)
+        check_same_setup(self.communicator, given)
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        kept = optimizer.variables() if optimizer.state else []
-        broadcast_values(self.communicator, [*model.parameters(), *model.states(), *kept])
+    def begin(self, setup: RunSetup) -> None:
+        broadcast_model(self.communicator, setup.model, setup.optimizer)
 
     # --- checkpoints
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.graph.body import topological
 from caldera.graph.node import Node
@@ -16,22 +16,14 @@ from caldera.graph.ops.collective import (
     all_gather_flat,
     next_number,
     reduce_scatter_flat,
-    shard_size,
 )
 from caldera.lazy import Expr, Variable
-from caldera.nn.layer import Layer
-from caldera.optim import Optimizer
-from caldera.optim.sharding import sharded_parameters
+from caldera.optim.sharding import Sharding
 from caldera.parallel.data.buckets import bucket_indices, buckets, in_backward_order
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.distributed_variable import (
-    Elsewhere,
-    Shared,
-    part_of,
-    variable_like,
-    whole_of_parts,
-)
-from caldera.strategy import VariableView
+from caldera.parallel.distributed_variable import ParameterShards
+from caldera.parallel.layout import FlatLayout
+from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 _NO_LIMIT = sys.maxsize
 
@@ -92,69 +84,58 @@ class Sharded(DataParallel):
             raise ConfigError.build("Sharded", expected="stage 1, 2 or 3", got=repr(stage))
         super().__init__(bucket_bytes=bucket_bytes, overlap=overlap, communicator=communicator)
         self.stage = stage
-        self._optimizer: Optimizer | None = None
-        self._part: dict[Variable, Variable] = {}
-        self._whole: dict[Variable, Variable] = {}
-        self._forward: set[Node] = set()
-        self._is_apart = False
+        self._shards = ParameterShards(self.communicator, release=stage == 3)
+        self._parameters: list[Variable] = []
+        self._is_sharded = False
 
     # --- graphs
 
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         if not self.is_distributed:
-            return super().gradients(loss, parameters)
-        self._forward = set(topological([loss.node]))
+            return super().gradients(loss, parameters, share)
         order = in_backward_order(loss, parameters)
-        gradients = op.grad(loss, list(parameters), unused="zero")
+        values = op.grad(loss, list(parameters), unused="zero")
         found: dict[int, Expr] = {}
-        for bucket in buckets(gradients, order, self.bucket_bytes):
+        for bucket in buckets(values, order, self.bucket_bytes):
             message = self._message("scatter", ahead=_NO_LIMIT if self.stage == 1 else 1)
-            parts = reduce_scatter_flat([gradients[index].node for index in bucket], message)
+            parts = reduce_scatter_flat([values[index].node for index in bucket], message)
             found |= {index: Expr(part) for index, part in zip(bucket, parts, strict=True)}
-        return [self._part[parameters[index]] for index in order], [found[i] for i in order]
+        return Gradients(
+            [self._shards.part(parameters[index]) for index in order],
+            [found[index] for index in order],
+            Sharding(self._shards.wholes),
+        )
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        if not self.is_distributed:
-            yield
-            return
-        with sharded_parameters(self._whole):
-            yield
-
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        (program,) = programs
-        roots = [each.node for each in program]
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        (part,) = parts
         # Evaluation reads the whole model: it happens between epochs.
-        changes = {node.inputs[0] for node in roots if node.op.name == "assign"}
-        if not any(part.node in changes for part in self._whole):
-            return list(program)
-        return [Expr(node) for node in self._with_gathered(roots)]
+        if part.loss is None or part.gradients is None or part.gradients.sharding is None:
+            return list(part.assignments)
+        forward = set(topological([part.loss.node]))
+        return [Expr(node) for node in self._gathering([e.node for e in part.assignments], forward)]
 
-    def _with_gathered(self, roots: Sequence[Node]) -> list[Node]:
-        """The program with parameters that are gathered from their parts."""
-        order = topological(roots)
+    def _gathering(self, roots: Sequence[Node], forward: Collection[Node]) -> list[Node]:
+        """The program over parameters that are gathered from their parts, for the nodes of the
+        forward pass and, in stage 3, once more for others."""
         ahead = _NO_LIMIT if self.stage < 3 else 1
-        forward = self._gathered(ahead)
-        backward = forward if self.stage < 3 else self._gathered(ahead)
+        first = self._gathered(ahead)
+        second = first if self.stage < 3 else self._gathered(ahead)
         new: dict[Node, Node] = {}
-        for node in order:
-            there = forward if node in self._forward else backward
+        for node in topological(roots):
+            there = first if node in forward else second
             inputs = tuple(there.get(given, new[given]) for given in node.inputs)
             new[node] = node.op.rebuild(node, inputs)
-        self._forward = set()
         return [new[root] for root in roots]
 
     def _gathered(self, ahead: int) -> dict[Node, Node]:
         """The whole of each parameter, by the node that stands for it."""
-        wholes = list(self._part)
+        wholes = self._parameters
         found: dict[Node, Node] = {}
         sizes = [each.node.spec.nbytes for each in wholes]
         dtypes = [each.dtype.name for each in wholes]
         for bucket in gather_buckets(sizes, dtypes, self.bucket_bytes):
             chosen = [wholes[index] for index in bucket]
-            parts = [self._part[each].node for each in chosen]
+            parts = [self._shards.part(each).node for each in chosen]
             message = self._message("gather", ahead)
             values = all_gather_flat(parts, [each.shape for each in chosen], message)
             found |= dict(zip((each.node for each in chosen), values, strict=True))
@@ -166,58 +147,26 @@ class Sharded(DataParallel):
 
     # --- a run
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        super().begin(model, optimizer)
-        if not self.is_distributed:
-            return
-        self._optimizer = optimizer
-        for parameter in model.trainable():
-            part = variable_like(parameter, (shard_size(parameter.size, self.communicator.size),))
-            self._part[parameter], self._whole[part] = part, parameter
-            optimizer.hand_over(parameter, part, self._part_like)
-
-    def _part_like(self, variable: Variable) -> Variable:
-        own = part_of(variable.numpy(), self.communicator)
-        return variable_like(variable, own.shape, own)
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        self._parameters = setup.model.trainable() if self.is_distributed else []
+        for parameter in self._parameters:
+            self._shards.add(parameter, FlatLayout(self.communicator.size), setup.optimizer)
 
     def shard(self) -> None:
-        self._is_apart = True
-        for whole, part in self._part.items():
-            part.assign(part_of(whole.numpy(), self.communicator))
-            if self.stage == 3:
-                whole.symbol.move(Elsewhere(whole.name, part.tensor.device))
+        self._is_sharded = True
+        self._shards.shard()
 
     def unshard(self) -> None:
-        self._is_apart = False
-        for whole, part in self._part.items():
-            value = whole_of_parts(part.numpy(), whole.shape, self.communicator)
-            if self.stage == 3:
-                whole.symbol.move(variable_like(part, whole.shape, value).tensor)
-            else:
-                whole.assign(value)
+        self._is_sharded = False
+        self._shards.unshard()
 
     def end(self) -> None:
-        if self._optimizer is not None:
-            for whole, part in self._part.items():
-                self._optimizer.hand_over(part, whole, self._whole_like(whole))
-        self._part, self._whole, self._optimizer = {}, {}, None
-
-    def _whole_like(self, parameter: Variable) -> Callable[[Variable], Variable]:
-        def made(kept: Variable) -> Variable:
-            value = whole_of_parts(kept.numpy(), parameter.shape, self.communicator)
-            return variable_like(kept, parameter.shape, value)
-
-        return made
+        self._shards.end()
+        self._parameters = []
 
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
-        if self._optimizer is None:
-            return variables
-        shared: dict[Variable, VariableView] = {}
-        for whole, part in self._part.items():
-            if self._is_apart:
-                shared[whole] = Shared(part, whole.shape, self.communicator)
-            for kept in self._optimizer.kept_for(part):
-                shared[kept] = Shared(kept, whole.shape, self.communicator)
-        return {name: shared.get(each, each) for name, each in variables.items()}
+        found = self._shards.views({}, is_sharded=self._is_sharded)
+        return {name: found.get(each, each) for name, each in variables.items()}

@@ -1,14 +1,19 @@
-"""Sums and means over ranks of arrays on the host, several in one message."""
+"""Sums and means over ranks, several in one message: of arrays on the host, and in plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from caldera import op
 from caldera.comm import Communicator
-from caldera.lazy import Variable
+from caldera.graph.ops.collective import Message, all_reduce, next_number
+from caldera.lazy import Expr, Variable
+from caldera.parallel.data.buckets import buckets
+from caldera.parallel.distributed_variable import PerRankVariable
+from caldera.strategy import VariableView
 from caldera.tensor.dtype import float32, promote
 
 
@@ -60,25 +65,58 @@ def mean_over_ranks(
     ]
 
 
-class OfAllRanks:
-    """A variable of which each rank has its own value, as a checkpoint sees it."""
+# --- what ranks have of their own, in checkpoints
 
-    def __init__(
-        self,
-        variable: Variable,
-        whole: Callable[[Variable], np.ndarray],
-        part: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> None:
-        self._variable = variable
-        self._whole = whole
-        self._part = part
-        self.shape = variable.shape
-        self.dtype = variable.dtype
+EPOCH_SUMS = "run/training/"
+"""What the names of an epoch's sums begin with."""
 
-    def numpy(self) -> np.ndarray:
-        """What the values of all ranks amount to; all of them have to ask."""
-        return self._whole(self._variable)
 
-    def assign(self, value: Any) -> None:
-        """Keep what this rank has of such a value."""
-        self._variable.assign(self._part(np.asarray(value)))
+def mean_view(variable: Variable, communicator: Communicator) -> VariableView:
+    """A variable that is averaged: a checkpoint has the mean, and each rank goes on with that."""
+    return PerRankVariable(
+        variable, communicator, lambda own: mean_over_ranks(communicator, [own])[0]
+    )
+
+
+def sum_view(variable: Variable, communicator: Communicator) -> VariableView:
+    """A variable that is summed: a checkpoint has the sum, from which rank 0 goes on, others from
+    nothing."""
+    return PerRankVariable(
+        variable,
+        communicator,
+        lambda own: allreduce_arrays(communicator, [own])[0],
+        lambda value: value if communicator.rank == 0 else np.zeros_like(value),
+    )
+
+
+# --- in plans
+
+
+def sum_over_axis(
+    values: Sequence[Expr], axis: str, *, alike: int = 1, now: bool = True
+) -> list[Expr]:
+    """The sums of values over the ranks along an axis, in one message; so many ranks have the same
+    values, which count once. In float64 all of them fit into one, and counts stay exact."""
+    wide = [op.cast(value, "float64").node for value in values]
+    found = [Expr(each) for each in all_reduce(wide, Message("sum", axis, next_number(), now=now))]
+    once = found if alike == 1 else [total / float(alike) for total in found]
+    return [op.cast(each, value.dtype) for each, value in zip(once, values, strict=True)]
+
+
+def bucketed_sums(
+    values: Sequence[Expr], order: Sequence[int], bucket_bytes: int, axis: str = "data",
+    **how: Any,
+) -> dict[int, Expr]:  # fmt: skip
+    """The sums over the ranks along an axis of the values with these numbers, in buckets.
+
+    `how` are fields of their `Message`s; with `names`, those of all values.
+    """
+    names = how.pop("names", None)
+    found: dict[int, Expr] = {}
+    for bucket in buckets(values, order, bucket_bytes):
+        if names is not None:
+            how["names"] = tuple(names[index] for index in bucket)
+        message = Message("sum", axis, next_number(), **how)
+        sums = all_reduce([values[index].node for index in bucket], message)
+        found |= {index: Expr(node) for index, node in zip(bucket, sums, strict=True)}
+    return found

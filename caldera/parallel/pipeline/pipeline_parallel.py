@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from caldera.comm import Communicator, Mesh
 from caldera.config import settings
@@ -14,29 +13,20 @@ from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute
 from caldera.graph.node import Node
-from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
-from caldera.nn.tracing import Context
 from caldera.optim import Optimizer
-from caldera.optim.sharding import sharded_parameters
 from caldera.parallel.consistency import (
-    broadcast_values,
+    broadcast_model,
     check_neighbours,
-    check_same,
+    check_same_setup,
     compile_alike,
 )
-from caldera.parallel.data.buckets import buckets
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
+from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
+from caldera.parallel.distributed_variable import OwnedVariable, release
 from caldera.parallel.options import check_counts
-from caldera.parallel.pipeline.batch_sums import (
-    MicroBatchTrace,
-    early_sums,
-    late_sums,
-    over_axis,
-    stand_in,
-    zero,
-)
+from caldera.parallel.pipeline.batch_sums import early_sums, is_vote, late_sums, stand_in, zero
 from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
 from caldera.parallel.pipeline.stage_partition import (
@@ -46,17 +36,13 @@ from caldera.parallel.pipeline.stage_partition import (
     traced_samples,
 )
 from caldera.parallel.pipeline.stage_profile import unit_seconds
-from caldera.parallel.pipeline.stage_program import AXIS, Part, StageProgram
+from caldera.parallel.pipeline.stage_program import AXIS, MicroBatch, StageProgram
 from caldera.parallel.pipeline.stage_update import StageUpdate
-from caldera.parallel.pipeline.stage_variables import Owned, let_go, made_whole
 from caldera.parallel.tensor.layer_sharding import LEAST
 from caldera.parallel.tensor.rank_network import rank_network, rewritten_network
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
 from caldera.plan.plan import Plan
-from caldera.strategy import Strategy, VariableView
-
-if TYPE_CHECKING:
-    from caldera.train.model import Model
+from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 BALANCES = ("operations", "time")
 """What stages have about as much of as each other."""
@@ -132,18 +118,16 @@ class PipelineParallel(Strategy):
         self.micro_batches = micro_batches
         self.schedule = schedule
         self.balance = balance
-        self._samples = 1
         self._wanted = self.stages if stages is None or isinstance(stages, int) else list(stages)
         self.begins_with: list[str] = []
         """The layers with which stages after the first begin, once that has been decided."""
         self._starts: list[int] = []
-        self._traces: list[MicroBatchTrace] = []
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
         self._layers = ShardedLayers("PipelineParallel", self.mesh.axis(MODEL), splits, least)
         self._stage_of: dict[Variable, int] = {}
         self._evaluating: DataParallel | None = None
-        self._is_apart = False
+        self._is_sharded = False
 
     @property
     def reader(self) -> tuple[int, int]:
@@ -162,7 +146,6 @@ class PipelineParallel(Strategy):
     # --- graphs
 
     def parts(self, share: Share) -> list[Share]:
-        self._traces = []
         # As many on all ranks, so that none waits for another: the largest share decides.
         largest = -(-share.count // self.mesh.shape[DATA])
         count = max(1, min(self.micro_batches, largest))
@@ -172,70 +155,69 @@ class PipelineParallel(Strategy):
             for begin, end in pairwise(ends)
         ]
 
-    def traced(self, written: Context) -> None:
-        self._traces.append(MicroBatchTrace(written))
-
     def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
-        return self._traces[-1].all_reduce(values)
+        # All micro-batches have to be there first.
+        return [Expr(stand_in("sum over the batch", value.node)) for value in values]
 
-    def gradients(
-        self, loss: Expr, parameters: Sequence[Variable]
-    ) -> tuple[list[Variable], list[Expr]]:
-        now = self._traces[-1]
-        now.loss, now.parameters = loss, [self._layers.part(each) for each in parameters]
-        now.gradients = [stand_in("gradient", parameter.node) for parameter in now.parameters]
-        return list(now.parameters), [Expr(node) for node in now.gradients]
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        own = [self._layers.part(each) for each in parameters]
+        leaves = [stand_in("gradient", parameter.node) for parameter in own]
+        return Gradients(own, [Expr(leaf) for leaf in leaves], self._layers.sharding(own, leaves))
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        now = self._traces[-1]
-        gradients = self._layers.are_parts(now.parameters, now.gradients)
-        with sharded_parameters(self._layers.wholes, MODEL, gradients):
-            yield
-
-    def written(self, programs: Sequence[Sequence[Expr]]) -> list[Expr]:
-        first, roots = self._traces[0], [each.node for each in programs[0]]
-        parts = [self._part(writing) for writing in self._traces]
-        parameters = [each.node for each in first.parameters]
-        program = StageProgram(parts, self._starts, self.stage, parameters)
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        first, found = parts[0], parts[0].gradients
+        assert found is not None
+        micro_batches = [self._micro_batch(part) for part in parts]
+        trained = [each.node for each in found.variables]
+        program = StageProgram(micro_batches, self._starts, self.stage, trained)
         self._know(program)
         new = early_sums(
-            self._traces, lambda value: value not in parts[0].stages, self.stage == 0,
+            micro_batches, lambda value: value not in micro_batches[0].stages, self.stage == 0,
             lambda values: self._over_ranks(values, now=False),
         )  # fmt: skip
-        for part in parts:
-            part.new |= new
+        for each in micro_batches:
+            each.new |= new
         program.run(SCHEDULES[self.schedule](self.stage, self.stages, len(parts)))
-        new |= late_sums(first, program.totals, new, self._over_ranks)
-        new |= self._gradients(program, first)
-        assignments, stages = self._update(program, roots, new)
-        self._let_go()
+        new |= late_sums(micro_batches[0], program.totals, new, self._over_ranks)
+        new |= self._gradients(program, found)
+        assignments, stages = self._update(program, first, found, new)
+        self._release()
         assert program.token is not None
         own = StageUpdate(stages, new, self.stage).run(assignments)
         return [Expr(node) for node in (*own, program.token)]
 
-    def _part(self, writing: MicroBatchTrace) -> Part:
+    def _micro_batch(self, part: StepProgram) -> MicroBatch:
         """What a step wants of a part of the batch, over this rank's parts of parameters."""
-        assert writing.loss is not None
+        assert part.loss is not None
         assert self._model is not None
         graph = self._layers.graph()
-        (loss,) = graph.written([writing.loss.node])
+        (loss,) = graph.written([part.loss.node])
         if self._layers.ranks > 1:
             # Ranks along "model" compute the same: the loss of the job is the sum of all theirs.
             loss = (Expr(loss) * (1.0 / self._layers.ranks)).node
-        writing.values = [graph.written(values) for values in writing.values]
-        kept = writing.states()
-        states = dict(zip(kept, graph.written(kept.values()), strict=True))
-        totals = writing.samples()
+        sums = [
+            dict(zip(
+                (total.node for total in each.totals),
+                graph.written([value.node for value in each.values]),
+                strict=True,
+            ))
+            for each in part.sums
+        ]  # fmt: skip
+        changed = _states(part)
+        states = dict(zip(changed, graph.written(changed.values()), strict=True))
+        totals = [value for each in sums for value in each.values() if not is_vote(value)]
         roots = [loss, *totals, *states.values()]
-        written = rewritten_network(self._model, writing.context, graph, roots, self._layers.part)
-        return Part(written, loss, totals, states)
+        network = rewritten_network(self._model, part.context, graph, roots, self._layers.part)
+        return MicroBatch(network, loss, sums, totals, states)
 
     def _over_ranks(self, values: list[Node], *, now: bool = True) -> list[Node]:
         if not self.is_distributed:
             return values
         # Ranks along "model" have the same values.
-        return over_axis(values, EVERYONE, alike=self._layers.ranks, now=now)
+        found = sum_over_axis(
+            [Expr(value) for value in values], EVERYONE, alike=self._layers.ranks, now=now
+        )
+        return [each.node for each in found]
 
     # --- gradients and updates
 
@@ -253,10 +235,9 @@ class PipelineParallel(Strategy):
             if len(stages) == 1 and self.stages > 1:
                 (self._stage_of[variable],) = stages
 
-    def _gradients(self, program: StageProgram, first: MicroBatchTrace) -> dict[Node, Node]:
+    def _gradients(self, program: StageProgram, found: Gradients) -> dict[Node, Node]:
         """What the stand-ins for the gradients of this rank are, summed over all that have some."""
-        leaves = dict(zip(first.parameters, first.gradients, strict=True))
-        found: dict[Variable, Node] = {}
+        new: dict[Node, Node] = {}
         # By whether one stage has a parameter, and whether ranks along "model" have parts of it.
         for one_stage, in_parts, axes in (
             (True, True, [DATA]),
@@ -264,49 +245,39 @@ class PipelineParallel(Strategy):
             (False, True, [DATA, AXIS]),
             (False, False, [EVERYONE]),
         ):
-            own = [
-                each
-                for each in first.parameters
+            own = {
+                leaf.node: each
+                for each, leaf in zip(found.variables, found.values, strict=True)
                 if self._stage_of.get(each, self.stage) == self.stage
                 and (each in self._stage_of) == one_stage
-                and (each in self._layers.wholes) == in_parts
+                and (each in self._layers.shards.wholes) == in_parts
+            }
+            sums = [
+                Expr(program.gradients.get(each.node) or zero(each.node)) for each in own.values()
             ]
-            gradients = [program.gradients.get(each.node) or zero(each.node) for each in own]
             for axis in axes:
-                gradients = self._summed(gradients, axis)
-            found |= zip(own, gradients, strict=True)
-        return {leaves[variable]: slope for variable, slope in found.items()}
-
-    def _summed(self, gradients: Sequence[Node], axis: str) -> list[Node]:
-        """Over the ranks along an axis."""
-        found = dict(enumerate(gradients))
-        if self.plan_communicator.along(axis).size > 1:
-            values = [Expr(slope) for slope in gradients]
-            for bucket in buckets(values, range(len(values) - 1, -1, -1), BUCKET_BYTES):
-                message = Message("sum", axis, next_number())
-                found |= zip(
-                    bucket, all_reduce([gradients[i] for i in bucket], message), strict=True
-                )
-        return [found[index] for index in range(len(gradients))]
+                if self.plan_communicator.along(axis).size > 1:
+                    summed = bucketed_sums(sums, range(len(sums))[::-1], BUCKET_BYTES, axis)
+                    sums = [summed[index] for index in range(len(sums))]
+            new |= zip(own, (each.node for each in sums), strict=True)
+        return new
 
     def _update(
-        self, program: StageProgram, roots: Sequence[Node], new: dict[Node, Node]
+        self, program: StageProgram, first: StepProgram, found: Gradients, new: dict[Node, Node]
     ) -> tuple[list[Node], dict[Node, int]]:
         """The assignments over leaves, and the stage of each leaf that belongs to one."""
-        assert self._optimizer is not None
-        first = self._traces[0]
         stages = {variable.node: stage for variable, stage in self._owners().items()}
-        for variable, leaf in zip(first.parameters, first.gradients, strict=True):
+        for variable, value in zip(found.variables, found.values, strict=True):
             if variable in self._stage_of:
-                stages[leaf] = self._stage_of[variable]
+                stages[value.node] = self._stage_of[variable]
         leaves: dict[Node, Node] = {}
-        for state, value in first.states().items():
-            leaf = leaves[value] = stand_in("state", value)
+        for state, new_value in _states(first).items():
+            leaf = leaves[new_value] = stand_in("state", new_value)
             if state in stages:
                 stages[leaf] = stages[state]
             if state in program.states:
                 new[leaf] = program.states[state]
-        return list(substitute(roots, leaves)), stages
+        return list(substitute([each.node for each in first.assignments], leaves)), stages
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         plan = compile_alike(self.mesh.mates, make)
@@ -316,58 +287,56 @@ class PipelineParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        self._samples = traced_samples(
-            given["batch_size"], self.mesh.shape[DATA], self.micro_batches, self._layers.ranks
-        )
-        # The number of threads decides in which order long sums are added up.
-        known = {**given, "threads": settings.threads, "micro_batches": self.micro_batches,
-                 "schedule": self.schedule, "stages": self._wanted, "balance": self.balance,
-                 "mesh": self.mesh.shape,
-                 "splits": self._layers.wanted, "least": self._layers.least}  # fmt: skip
-        check_same(self.communicator, "fit", [f"{name}={value}" for name, value in known.items()])
+        check_same_setup(self.communicator, {
+            **given, "micro_batches": self.micro_batches, "schedule": self.schedule,
+            "stages": self._wanted, "balance": self.balance, "mesh": self.mesh.shape,
+            "splits": self._layers.wanted, "least": self._layers.least,
+        })  # fmt: skip
 
-    def begin(self, model: Layer, optimizer: Optimizer) -> None:
-        kept = optimizer.variables() if optimizer.state else []
-        broadcast_values(self.communicator, [*model.parameters(), *model.states(), *kept])
-        self._model, self._optimizer = model, optimizer
+    def begin(self, setup: RunSetup) -> None:
+        broadcast_model(self.communicator, setup.model, setup.optimizer)
+        self._model, self._optimizer = setup.model, setup.optimizer
         self._stage_of = {}
-        self._layers.clear()
-
-    def prepare(self, network: Callable[[int], Context]) -> None:
-        if self._model is None or self._optimizer is None:
-            return
-        layers, model = self._layers, cast("Model", self._model)
-        traced = network(self._samples)
-        found = rank_network(
-            model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
+        layers = self._layers
+        layers.clear()
+        traced = setup.trace(traced_samples(
+            setup.batch_size, self.mesh.shape[DATA], self.micro_batches, layers.ranks
+        ))  # fmt: skip
+        network = rank_network(
+            setup.model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
             least=layers.least,
         )  # fmt: skip
         costs: Costs | None = None
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:
-            costs = partial(unit_seconds, found, model.device, model.precision)
-        self._starts = self.communicator.bcast_object(stage_starts(found, self._wanted, costs))
+            costs = partial(unit_seconds, network, setup.device, setup.precision)
+        self._starts = self.communicator.bcast_object(stage_starts(network, self._wanted, costs))
         self.begins_with = [traced.calls[each].layer.path for each in self._starts]
         check_starts(self._starts, self.begins_with)
-        layers.choose(model, self._optimizer, traced.calls[0].outputs, dense_only=False)
+        outputs = traced.calls[0].outputs
+        layers.choose(setup.model, setup.optimizer, outputs, dense_only=False)
 
     def shard(self) -> None:
-        self._is_apart = True
-        self._layers.shard()
+        self._is_sharded = True
+        self._layers.shards.shard()
         # Whose variables are which is known with the first plan.
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        if self._is_apart:
+    def _release(self) -> None:
+        if self._is_sharded:
             for variable, stage in self._owners().items():
                 if stage != self.stage:
-                    let_go(variable)
+                    release(variable)
 
     def unshard(self) -> None:
-        self._is_apart = False
-        for variable, stage in self._owners().items():
-            made_whole(variable, stage, self.mesh.axis(AXIS))
-        self._layers.unshard()
+        self._is_sharded = False
+        for owned in self._owned().values():
+            owned.give_to_all()
+        self._layers.shards.unshard()
+
+    def _owned(self) -> dict[Variable, OwnedVariable]:
+        axis = self.mesh.axis(AXIS)
+        return {each: OwnedVariable(each, axis, owner) for each, owner in self._owners().items()}
 
     def _owners(self) -> dict[Variable, int]:
         """The stage of each variable that only one has, in the same order on all ranks."""
@@ -379,15 +348,20 @@ class PipelineParallel(Strategy):
         return found
 
     def end(self) -> None:
-        self._layers.end()
-        self._model, self._optimizer = None, None
-        self._stage_of, self._traces = {}, []
+        self._layers.shards.end()
+        self._model, self._optimizer, self._stage_of = None, None, {}
 
     # --- checkpoints
 
     def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
         held: dict[Variable, VariableView] = {}
-        if self._is_apart:
-            axis = self.mesh.axis(AXIS)
-            held = {each: Owned(each, stage, axis) for each, stage in self._owners().items()}
-        return self._layers.checkpoint_views(variables, held, is_apart=self._is_apart)
+        if self._is_sharded:
+            held |= self._owned()
+        found = self._layers.shards.views(held, is_sharded=self._is_sharded)
+        return {name: found.get(each, each) for name, each in variables.items()}
+
+
+def _states(part: StepProgram) -> dict[Node, Node]:
+    """The new values of variables that layers change, by the nodes of those."""
+    changes = [update.node.inputs for update in part.context.updates]
+    return {each[0]: each[1] for each in changes}

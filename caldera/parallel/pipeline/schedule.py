@@ -67,17 +67,17 @@ def recorded(plan: Plan) -> list[Action]:
     return found
 
 
-def slots(orders: Sequence[Sequence[Action]]) -> list[list[Action | None]]:
+def timeline(orders: Sequence[Sequence[Action]]) -> list[list[Action | None]]:
     """What each stage does in each slot of time, if it begins each action as soon as it can.
 
     A step forward needs that of the stage before, a step back that of the stage after; None is a
     slot in which a stage waits.
 
-    >>> from caldera.parallel.pipeline.schedule import fill_drain, idle, slots
-    >>> table = slots([fill_drain(stage, 2, 3) for stage in range(2)])
+    >>> from caldera.parallel.pipeline.schedule import bubble_fraction, fill_drain, timeline
+    >>> table = timeline([fill_drain(stage, 2, 3) for stage in range(2)])
     >>> [None if action is None else str(action) for action in table[1]][:3]
     [None, 'forward 0', 'forward 1']
-    >>> idle(table) == 1 / 4
+    >>> bubble_fraction(table) == 1 / 4
     True
     """
     table: list[list[Action | None]] = [[] for _ in orders]
@@ -104,7 +104,7 @@ def _next(
     return action if not 0 <= needed < len(orders) or action in done[needed] else None
 
 
-def idle(table: Sequence[Sequence[Action | None]]) -> float:
+def bubble_fraction(table: Sequence[Sequence[Action | None]]) -> float:
     """The fraction of all slots in which a stage waits."""
     everything = [action for row in table for action in row]
     return everything.count(None) / len(everything)

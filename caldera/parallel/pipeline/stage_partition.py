@@ -28,10 +28,11 @@ def stages_of(network: TracedNetwork, starts: Sequence[int]) -> Stages:
     """The stage of each node, where stage t + 1 begins with the call number `starts[t]`."""
     free = _follows_from(network)
     found: Stages = {}
+    seen: set[Node] = set()
 
     def take(roots: Iterable[Expr], stage: int) -> None:
-        for node in topological(expr.node for expr in roots):
-            if node.inputs and node not in free and node not in found:
+        for node in topological((expr.node for expr in roots), seen):
+            if node.inputs and node not in free:
                 found[node] = found[node.inputs[0]] if node.op is ITEM else stage
 
     for stage, start in enumerate(starts):
@@ -58,15 +59,28 @@ def _follows_from(network: TracedNetwork) -> set[Node]:
     return found
 
 
-def boundary_values(network: TracedNetwork, stages: Mapping[Node, int], cut: int) -> list[Node]:
-    """The values that are made before stage `cut` and used in it or later."""
+def boundary_values(network: TracedNetwork, stages: Stages, count: int) -> list[list[Node]]:
+    """For each of so many cuts, the values that are made before it and used after it."""
     order = topological(network.roots)
     users = users_of(order)
-    return [
-        node
-        for node in order
-        if stages.get(node, cut) < cut and any(stages.get(each, -1) >= cut for each in users[node])
-    ]
+    found: list[list[Node]] = [[] for _ in range(count)]
+    for node in order:
+        if node in stages:
+            last = max((stages.get(user, -1) for user in users[node]), default=-1)
+            for cut in range(stages[node], last):
+                found[cut].append(node)
+    return found
+
+
+def readers(network: TracedNetwork, stages: Mapping[Node, int]) -> dict[Node, set[int]]:
+    """The stages that read each node that belongs to none, such as a parameter."""
+    found: dict[Node, set[int]] = {}
+    for node in reversed(topological(network.roots)):
+        here = {stages[node]} if node in stages else found.get(node, set())
+        for given in node.inputs:
+            if given not in stages:
+                found.setdefault(given, set()).update(here)
+    return found
 
 
 # --- choosing the cuts
@@ -87,7 +101,8 @@ def stage_starts(
     if not isinstance(wanted, int):
         return [_called(own.calls, name) for name in wanted]
     starts = unit_starts(own.calls, wanted)
-    sizes = [sum(node.spec.nbytes for node in cut) for cut in unit_boundaries(own, starts[1:])]
+    cuts = boundary_values(own, stages_of(own, starts[1:]), len(starts) - 1)
+    sizes = [sum(node.spec.nbytes for node in cut) for cut in cuts]
     dear = unit_flops(own, network.trained, starts[1:]) if costs is None else costs(starts[1:])
     return [starts[place] for place in balanced_cuts(dear, sizes, wanted)]
 
@@ -96,12 +111,6 @@ def traced_samples(batch_size: int, pipelines: int, micro_batches: int, ranks: i
     """The samples of the network by which stages are cut: a micro-batch, or one for each of the
     ranks that share layers if that is more."""
     return max(batch_size // (pipelines * micro_batches), ranks)
-
-
-def unit_boundaries(network: TracedNetwork, starts: Sequence[int]) -> list[list[Node]]:
-    """The values that cross each cut between units, which begin with these calls."""
-    units = stages_of(network, starts)
-    return [boundary_values(network, units, cut) for cut in range(1, len(starts) + 1)]
 
 
 def with_gradients(roots: Sequence[Node], trained: Collection[Node]) -> set[Node]:
@@ -180,22 +189,34 @@ def balanced_cuts(costs: Sequence[float], sizes: Sequence[int], groups: int) -> 
     [2]
     """
     count = len(costs)
+    spans = {(cut, end): sum(costs[cut:end]) for end in range(1, count + 1) for cut in range(end)}
     best: dict[int, tuple[float, int, list[int]]] = {
-        end: (sum(costs[:end]), 0, []) for end in range(1, count + 1)
+        end: (spans[0, end], 0, []) for end in range(1, count + 1)
     }
     for made in range(2, groups + 1):
-        best = {
-            end: min(
-                (
-                    max(best[cut][0], sum(costs[cut:end])),
-                    best[cut][1] + sizes[cut - 1],
-                    [*best[cut][2], cut],
-                )
-                for cut in range(made - 1, end)
-            )
-            for end in range(made, count + 1)
-        }
+        before = [
+            (cut, best[cut][0], best[cut][1] + sizes[cut - 1], [*best[cut][2], cut])
+            for cut in range(made - 1, count)
+        ]
+        best = {end: _cheapest(before, spans, end) for end in range(made, count + 1)}
     return best[count][2]
+
+
+def _cheapest(
+    before: Sequence[tuple[int, float, int, list[int]]],
+    spans: Mapping[tuple[int, int], float],
+    end: int,
+) -> tuple[float, int, list[int]]:
+    """The best of some ways to make the groups before the last, which goes from a cut to `end`."""
+    found: tuple[float, int, list[int]] | None = None
+    for cut, dearest, size, cuts in reversed(before[: end - before[0][0]]):
+        if found is not None and spans[cut, end] > found[0]:
+            # The last group only becomes dearer from here on.
+            break
+        new = (max(dearest, spans[cut, end]), size, cuts)
+        found = new if found is None else min(found, new)
+    assert found is not None
+    return found
 
 
 def check_starts(starts: Sequence[int], names: Sequence[str]) -> None:

@@ -31,8 +31,7 @@ def unit_seconds(
     layers, is taken for twice as fast. Units that are alike are timed once.
     """
     whole, trained = network.whole, network.trained
-    stages = stages_of(whole, starts)
-    cuts = [boundary_values(whole, stages, cut) for cut in range(1, len(starts) + 1)]
+    cuts = boundary_values(whole, stages_of(whole, starts), len(starts))
     known: dict[Body, float] = {}
     found = []
     for given, made in zip([[], *cuts], [*cuts, list(whole.roots)], strict=True):

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from caldera import op
 from caldera.errors import ConfigError
-from caldera.graph.body import rebuilt, topological
+from caldera.graph.body import rebuilt
 from caldera.graph.differentiate import accumulate
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes
@@ -36,6 +36,7 @@ from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
     Stages,
     boundary_values,
+    readers,
     stages_of,
     with_gradients,
 )
@@ -48,13 +49,18 @@ _NUMBERED = SYNCHRONISED | GATHERING | {all_sum.name}
 
 
 @dataclass
-class Part:
-    """What a step wants of one part of a batch: `network` is what it computes, `loss` what it
-    adds to the loss, `totals` values that are summed over the batch, and `states` the new values of
-    variables that layers change, by the nodes of those."""
+class MicroBatch:
+    """What a step wants of one part of a batch.
+
+    - `network`: what it computes; `loss`: what it adds to that of the batch.
+    - `sums`: values that are summed over the batch, by the leaves that stand for the sums: one
+      mapping for each message. `totals` are those of them that are about samples.
+    - `states`: the new values of variables that layers change, by the nodes of those.
+    """
 
     network: TracedNetwork
     loss: Node
+    sums: Sequence[Mapping[Node, Node]]
     totals: Sequence[Node]
     states: Mapping[Node, Node]
     stages: Stages = field(default_factory=dict)
@@ -81,7 +87,11 @@ class StageProgram:
     """
 
     def __init__(
-        self, parts: Sequence[Part], starts: Sequence[int], stage: int, parameters: Sequence[Node]
+        self,
+        parts: Sequence[MicroBatch],
+        starts: Sequence[int],
+        stage: int,
+        parameters: Sequence[Node],
     ) -> None:
         self.parts = parts
         self.stage = stage
@@ -102,14 +112,7 @@ class StageProgram:
 
     def used_by(self) -> dict[Node, set[int]]:
         """The stages that read each variable."""
-        first = self.parts[0]
-        found: dict[Node, set[int]] = {}
-        for node in reversed(topological(first.network.roots)):
-            here = {first.stages[node]} if node in first.stages else found.get(node, set())
-            for given in node.inputs:
-                if given not in first.stages:
-                    found.setdefault(given, set()).update(here)
-        return found
+        return readers(self.parts[0].network, self.parts[0].stages)
 
     def stage_of_state(self, variable: Node) -> int:
         """The stage that changes a variable."""
@@ -120,20 +123,18 @@ class StageProgram:
         """The stage that adds a value to a sum; the first, where any of them could."""
         return self.parts[0].stages.get(self.parts[0].totals[place], 0)
 
-    def boundary_values(self, part: Part, cut: int) -> list[Node]:
+    def boundary_values(self, part: MicroBatch, cut: int) -> list[Node]:
         """The values of a part that go from stage `cut - 1` to the next."""
-        return self._boundary_values[id(part), cut]
+        return self._boundary_values[id(part)][cut - 1]
 
     @cached_property
-    def _boundary_values(self) -> dict[tuple[int, int], list[Node]]:
-        cuts = {self.stage, self.stage + 1} & set(range(1, self.stages))
+    def _boundary_values(self) -> dict[int, list[list[Node]]]:
         return {
-            (id(part), each): boundary_values(part.network, part.stages, each)
+            id(part): boundary_values(part.network, part.stages, self.stages - 1)
             for part in self.parts
-            for each in cuts
         }
 
-    def _with_gradients(self, part: Part, cut: int) -> list[Node]:
+    def _with_gradients(self, part: MicroBatch, cut: int) -> list[Node]:
         """Those of them whose gradients come back."""
         active = with_gradients(part.network.roots, self._trained)
         return [v for v in self.boundary_values(part, cut) if v in active and is_float(v.dtype)]
@@ -178,7 +179,7 @@ class StageProgram:
         for peer in self._sending:
             self._wait_for_sent(peer)
 
-    def _forward(self, part: Part, arrived: list[Node]) -> list[Node]:
+    def _forward(self, part: MicroBatch, arrived: list[Node]) -> list[Node]:
         if self.stage > 0:
             given = self.boundary_values(part, self.stage)
             part.alone |= {value: _leaf(value) for value in given}
@@ -196,7 +197,7 @@ class StageProgram:
                 self.totals[place] = _added(self.totals[place], here)
         return [*self.states.values(), *(each for each in self.totals if each is not None)]
 
-    def _backward(self, part: Part, arrived: list[Node]) -> list[Node]:
+    def _backward(self, part: MicroBatch, arrived: list[Node]) -> list[Node]:
         if self.stage + 1 < self.stages:
             outputs = rebuilt(self._with_gradients(part, self.stage + 1), part.alone)
             seeds = [_leaf(output) for output in outputs]

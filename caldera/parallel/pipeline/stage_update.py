@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from caldera.graph.body import topological
 from caldera.graph.node import Node
-from caldera.parallel.pipeline.batch_sums import over_axis, zero
+from caldera.lazy import Expr
+from caldera.parallel.data.sums import sum_over_axis
+from caldera.parallel.pipeline.batch_sums import zero
 from caldera.parallel.pipeline.stage_program import AXIS, rewritten
 
 
@@ -38,7 +40,7 @@ class StageUpdate:
                 rewritten([node], self._new)[0] if stage == self._stage else zero(node)
                 for node, stage in group.items()
             ]
-            totals = over_axis(here, AXIS)
+            totals = [each.node for each in sum_over_axis([Expr(node) for node in here], AXIS)]
             self._new |= zip(group, totals, strict=True)
             given += totals
         own = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from caldera.graph.node import Node
 from caldera.lazy import Expr, Variable
@@ -49,16 +50,21 @@ def rewritten_network(
 
 @dataclass(frozen=True)
 class RankNetwork:
-    """What one rank computes: `own`, of the network that one process would compute, `whole`.
+    """What one rank computes, `own`, of the network that one process would compute, `whole`.
 
     `trained` are the nodes of the parameters that are trained, and of the rank's parts of them;
     `parts` has what stands for its part of each parameter that is split.
     """
 
-    whole: TracedNetwork
     own: TracedNetwork
     trained: frozenset[Node]
     parts: Mapping[Variable, Variable]
+    make_whole: Callable[[], TracedNetwork]
+
+    @cached_property
+    def whole(self) -> TracedNetwork:
+        """The network of one process."""
+        return self.make_whole()
 
 
 def rank_network(
@@ -69,12 +75,13 @@ def rank_network(
     ranks: int = 1,
     splits: Mapping[str, str] | None = None,
     least: int = LEAST,
+    dense_only: bool = False,
 ) -> RankNetwork:
     """The network of a model of which so many ranks share the layers; nothing is changed by it."""
     outputs = traced.calls[0].outputs
     found = {}
     if ranks > 1:
-        chosen = chosen_layers(model, ranks, splits, least=least, dense_only=False)
+        chosen = chosen_layers(model, ranks, splits, least=least, dense_only=dense_only)
         found = splits_of(chosen, outputs, rank, ranks)
     parts = {whole: stand_in(whole, split, rank) for whole, split in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
@@ -85,8 +92,8 @@ def rank_network(
 
     trained = [node for v in model.trainable() for node in (v.node, parts.get(v, v).node)]
     return RankNetwork(
-        network({}, ShardingPropagation(rank, ranks, {})),
         network(parts, ShardingPropagation(rank, ranks, leaves)),
         frozenset(trained),
         parts,
+        lambda: network({}, ShardingPropagation(rank, ranks, {})),
     )

@@ -80,7 +80,7 @@ class ShardingPropagation:
     def here(self, nodes: Iterable[Node]) -> list[Node]:
         """What this rank computes in place of each: all of it, or a part."""
         wanted = list(nodes)
-        for node in topological(wanted):
+        for node in topological(each for each in wanted if each not in self._new):
             self._settle(node)
         return [self._new[node][0][0] for node in wanted]
 

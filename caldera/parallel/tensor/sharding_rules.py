@@ -1,7 +1,8 @@
 """What becomes of values of which ranks have parts, op by op.
 
-A rule is given the graph that is being rewritten and a node of the one as it was. It gives the new
-node and the placement of each of its outputs, or None if the node needs whole values.
+A rule is given the graph that is being rewritten, a node of the one as it was, and how its first
+input is split. It gives the new node and the placement of each of its outputs, or None if the node
+needs whole values. Rules for any input look themselves.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Placed = tuple[Node, Placement]
 Rule = Callable[["ShardingPropagation", Node], list[Placed] | None]
+SplitRule = Callable[["ShardingPropagation", Node, Split], list[Placed] | None]
 RULES: dict[str, Rule] = {}
 """By the name of the op."""
 
@@ -39,12 +41,32 @@ def placed(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return None if rule is None else rule(graph, node)
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def _any_input(*names: str) -> Callable[[Rule], Rule]:
+    """A rule for ops of which any input may be split."""
+
     def add_to(rule: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, rule))
         return rule
 
     return add_to
+
+
+def _rule(*names: str) -> Callable[[SplitRule], SplitRule]:
+    """A rule for ops whose first input is split."""
+
+    def add_to(rule: SplitRule) -> SplitRule:
+        _any_input(*names)(_of_first(rule))
+        return rule
+
+    return add_to
+
+
+def _of_first(rule: SplitRule) -> Rule:
+    def found(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
+        split = graph.placement(node.inputs[0])
+        return None if split is None else rule(graph, node, split)
+
+    return found
 
 
 def _aligned(graph: ShardingPropagation, given: Node, split: Split, rank: int) -> Node:
@@ -55,10 +77,6 @@ def _aligned(graph: ShardingPropagation, given: Node, split: Split, rank: int) -
     if given.shape[axis] == 1 and graph.placement(given) != split.moved(axis):
         return graph.whole(given)
     return graph.part(given, split.moved(axis))
-
-
-def _of_first(graph: ShardingPropagation, node: Node) -> Split | None:
-    return graph.placement(node.inputs[0])
 
 
 def _outputs(made: Node | tuple[Node, ...], *placements: Placement) -> list[Placed]:
@@ -88,10 +106,8 @@ def _elementwise(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return None
 
 
-def _reduction(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split, given = _of_first(graph, node), node.attrs["axis"]
-    if split is None:
-        return None
+def _reduction(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    given = node.attrs["axis"]
     axes: Axes = given if isinstance(given, tuple) else (given,)
     if split.axis not in axes:
         before = 0 if node.attrs.get("keepdims") else sum(axis < split.axis for axis in axes)
@@ -103,13 +119,13 @@ def _reduction(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return _outputs(graph.added_up(part), None)
 
 
-_KINDS: dict[str, Rule] = {"elementwise": _elementwise, "reduction": _reduction}
+_KINDS: dict[str, Rule] = {"elementwise": _elementwise, "reduction": _of_first(_reduction)}
 
 
 # --- products
 
 
-@_rule("matmul")
+@_any_input("matmul")
 def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     x, weight = node.inputs
     last = len(x.shape) - 1
@@ -119,9 +135,9 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return _product(graph, node, features=last, outputs=1, inputs=0, wide=wide)
 
 
-@_rule("conv2d")
+@_any_input("conv2d")
 def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
+    split = graph.placement(node.inputs[0])
     if node.attrs["groups"] != 1:
         return _followed(graph, node, split) if split is not None and split.axis == 0 else None
     wide = size(node.shape[1:]) * 2 > size(node.inputs[0].shape[1:])
@@ -154,7 +170,7 @@ def _product(
     return _outputs(graph.added_up(term), None)
 
 
-@_rule("scaled_dot_product_attention")
+@_any_input("scaled_dot_product_attention")
 def _batched(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     """Products of matrices, many of them, of which each rank has some."""
     rank = len(node.outputs[0].shape)
@@ -172,28 +188,26 @@ def _batched(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
 
 
 @_rule("max_pool2d", "avg_pool2d")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    return None if split is None or split.axis > 1 else _followed(graph, node, split)
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    return None if split.axis > 1 else _followed(graph, node, split)
 
 
 @_rule("local_response_norm", "group_norm")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    return None if split is None or split.axis > 0 else _followed(graph, node, split)
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    return None if split.axis > 0 else _followed(graph, node, split)
 
 
 @_rule("softmax", "log_softmax")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split, axis = _of_first(graph, node), node.attrs["axis"]
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    axis = node.attrs["axis"]
     along = axis if isinstance(axis, tuple) else (axis,)
-    return None if split is None or split.axis in along else _followed(graph, node, split)
+    return None if split.axis in along else _followed(graph, node, split)
 
 
 @_rule("layer_norm")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split, axes = _of_first(graph, node), node.attrs["axis"]
-    if split is None or split.axis in axes:
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    axes = node.attrs["axis"]
+    if split.axis in axes:
         return None
     (y, _), *rest = _followed(graph, node, split)
     number = split.moved(split.axis - sum(axis < split.axis for axis in axes))
@@ -201,20 +215,16 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
 
 
 @_rule("batch_norm_inference")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    if split is None or split.axis != node.attrs["axis"]:
-        return None if split is None else _followed(graph, node, split)
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    if split.axis != node.attrs["axis"]:
+        return _followed(graph, node, split)
     channels = [graph.part(given, split.moved(0)) for given in node.inputs[1:]]
     made = node.op(graph.part(node.inputs[0], split), *channels, **node.attrs)
     return _outputs(made, split)
 
 
 @_rule("batch_norm_over_ranks")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    if split is None:
-        return None
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
     x, scale, shift = node.inputs
     if split.axis == node.attrs["axis"]:
         own = [graph.part(scale, split.moved(0)), graph.part(shift, split.moved(0))]
@@ -229,11 +239,9 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
 
 
 @_rule("dropout")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
     x, state, offset = node.inputs
-    split, rate = graph.placement(x), node.attrs["rate"]
-    if split is None:
-        return None
+    rate = node.attrs["rate"]
     start = graph.whole(offset)
     if split.axis == 0:
         skipped = split.cuts[graph.rank] * size(x.shape[1:])
@@ -250,46 +258,38 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
 
 
 @_rule("reshape")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
     (x,) = node.inputs
-    given = graph.placement(x)
-    split = None if given is None else reshaped(given, x.shape, node.shape)
-    if given is None or split is None:
+    new = reshaped(split, x.shape, node.shape)
+    if new is None:
         return None
-    return _outputs(reshape(graph.part(x, given), split.shape(node.shape, graph.rank)), split)
+    return _outputs(reshape(graph.part(x, split), new.shape(node.shape, graph.rank)), new)
 
 
 @_rule("transpose")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    if split is None:
-        return None
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
     made = node.op(graph.part(node.inputs[0], split), **node.attrs)
     return _outputs(made, split.moved(node.attrs["axes"].index(split.axis)))
 
 
 @_rule("broadcast_to")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
     (x,) = node.inputs
-    split = graph.placement(x)
-    if split is None:
-        return None
     here = graph.part(x, split)
     split = split.moved(split.axis + len(node.shape) - len(x.shape))
     return _outputs(broadcast_to(here, split.shape(node.shape, graph.rank)), split)
 
 
 @_rule("pad")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split = _of_first(graph, node)
-    untouched = split is not None and node.attrs["widths"][split.axis] == (0, 0)
-    return _followed(graph, node, split) if split is not None and untouched else None
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    untouched = node.attrs["widths"][split.axis] == (0, 0)
+    return _followed(graph, node, split) if untouched else None
 
 
 @_rule("slice")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split, bounds = _of_first(graph, node), list(node.attrs["bounds"])
-    if split is None or split.block == 0:
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    bounds = list(node.attrs["bounds"])
+    if split.block == 0:
         return None
     begin, end, step = bounds[split.axis]
     first, count = begin // split.block, (end - begin) // split.block
@@ -303,10 +303,8 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
 
 
 @_rule("split")
-def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
-    split, sizes = _of_first(graph, node), node.attrs["sizes"]
-    if split is None:
-        return None
+def _(graph: ShardingPropagation, node: Node, split: Split) -> list[Placed] | None:
+    sizes = node.attrs["sizes"]
     here = graph.part(node.inputs[0], split)
     if split.axis != node.attrs["axis"]:
         return _outputs(node.op(here, **node.attrs), split)
@@ -318,7 +316,7 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return _outputs(made, *(Split(split.axis, split.cuts, count) for count in counts))
 
 
-@_rule("concat")
+@_any_input("concat")
 def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     split = next(filter(None, map(graph.placement, node.inputs)), None)
     if split is None or split.axis == node.attrs["axis"]:
@@ -327,7 +325,7 @@ def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     return _outputs(node.op(*inputs, **node.attrs), split)
 
 
-@_rule("gather")
+@_any_input("gather")
 def _(graph: ShardingPropagation, node: Node) -> list[Placed] | None:
     rows, places = node.inputs
     split = graph.placement(places)

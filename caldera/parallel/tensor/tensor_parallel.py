@@ -1,12 +1,207 @@
-"""Layers that all ranks compute together, each a part of every layer."""
+"""Tensor parallelism: layers that ranks compute in parts, beside ranks that share the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from caldera import op
+from caldera.comm import Communicator, Mesh
+from caldera.data import Share
+from caldera.errors import ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.parallel.data.buckets import in_backward_order
+from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
+from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
 from caldera.parallel.layout import AXIS
-from caldera.parallel.tensor.hybrid import Hybrid
+from caldera.parallel.options import check_same_options
+from caldera.parallel.tensor.layer_sharding import LEAST
+from caldera.parallel.tensor.sharded_layers import ShardedLayers
+from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
+
+EVERYONE = "all"
+"""As the axis of a message: all ranks of the mesh."""
+
+
+class Hybrid(DataParallel):
+    """Ranks are a mesh: along "data" they share each batch, along "model" they share layers.
+
+    `axes` has the length of each, one of which may be -1. A layer that is split is computed in
+    parts by the ranks along "model", each of which keeps only its part of the parameters and of
+    what the optimizer keeps for them. A dense layer or a convolution is split by the features it
+    gives ("outputs"), and the next, if nothing between them needs all features, by those it takes
+    ("inputs"): the two need one exchange in the forward pass and one in the backward pass.
+    Attention is split by "heads". `splits` says which layers are split, by their names, and how
+    ("auto": whatever fits); without it, all whose weight has at least `least` elements.
+
+    `samples` says which ranks share the samples of a batch. With "data", those along "model" all
+    compute on the same ones. With "all", each rank has its own, and those of the ranks along
+    "model" are gathered where the first split layer begins: convolutions are data parallel then,
+    and dense layers (of which alone large ones are split without `splits`) model parallel.
+
+    The numbers are those of one process. Between epochs, and for checkpoints, everything is as one
+    process would have it.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> def model():
+    ...     layers = [nn.Input((1,)), nn.Dense(8, activation="tanh", name="hidden"), nn.Dense(1)]
+    ...     return cd.NeuralNetwork(layers, loss="mse", batch_size=5)
+    >>> models = [model() for _ in range(4)]
+    >>> def work(comm):
+    ...     mesh = {"data": 2, "model": 2}
+    ...     strategy = parallel.Hybrid(mesh, {"hidden": "outputs"}, communicator=comm)
+    ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
+    >>> losses = run_virtual_ranks(4, work)
+    >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 4)
+    True
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        splits: Mapping[str, str] | None = None,
+        *,
+        samples: str = "data",
+        least: int = LEAST,
+        bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = "auto",
+        overlap: bool = True,
+        communicator: Communicator | None = None,
+    ) -> None:
+        where = type(self).__name__
+        if not isinstance(axes, Mapping) or not axes or not set(axes) <= {"data", AXIS}:
+            raise ConfigError.build(
+                where, expected='lengths of the axes "data" and "model"', got=repr(axes),
+                hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
+            )  # fmt: skip
+        if samples not in ("data", EVERYONE):
+            raise ConfigError.build(where, expected='samples="data" or "all"', got=repr(samples))
+        super().__init__(
+            bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
+            communicator=communicator,
+        )  # fmt: skip
+        lengths = {"data": 1, AXIS: 1} | dict(axes)
+        check_same_options(self.communicator, self, axes=lengths, samples=samples, least=least)
+        self.mesh = Mesh(self.communicator, lengths)
+        self.communicator.axes = self.mesh.axes
+        self.plan_communicator.axes = Mesh(self.plan_communicator, lengths).axes
+        self.samples = samples
+        self._layers = ShardedLayers(where, self.mesh.axis(AXIS), splits, least)
+        self._rank, self._ranks = self._layers.rank, self._layers.ranks
+        self._is_sharded = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.mesh.shape}, samples={self.samples!r})"
+
+    @property
+    def reader(self) -> tuple[int, int]:
+        if self.samples == "data":
+            return self.mesh.coordinates["data"], self.mesh.shape["data"]
+        return super().reader
+
+    # --- graphs
+
+    def parts(self, share: Share) -> list[Share]:
+        return [share if self.samples == "data" else self._of_group(share)]
+
+    def _of_group(self, share: Share) -> Share:
+        """The samples of all ranks along "model"."""
+        data, groups = self.mesh.coordinates["data"], self.mesh.shape["data"]
+        everyone = self.communicator.size
+        return Share.of(share.start, share.count, share.size, data, groups, parts=everyone)
+
+    def of_part(self, value: Expr, share: Share, part: Share) -> Expr:
+        if self.samples == "data":
+            return super().of_part(value, share, part)
+        first, everyone = self.mesh.coordinates["data"] * self._ranks, self.communicator.size
+        sizes = [
+            len(Share.of(share.start, share.count, share.size, first + rank, everyone))
+            for rank in range(self._ranks)
+        ]
+        return op.all_gather(value, sizes, self._rank, axis=AXIS)
+
+    def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
+        if not self.is_distributed:
+            return list(values)
+        # Ranks along "model" have the same values.
+        return sum_over_axis(values, EVERYONE, alike=self._ranks)
+
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        graph = self._layers.graph()
+        (node,) = graph.written([loss.node])
+        # Each rank has a part of the loss of the whole job: that of its samples, divided by the
+        # ranks that compute the same.
+        own = Expr(node) * (1.0 / self._ranks)
+        variables = [self._layers.part(each) for each in parameters]
+        order = in_backward_order(own, variables)
+        found = op.grad(own, variables, unused="zero")
+        graph.keep([own.node, *(each.node for each in found)])
+        summed: dict[int, Expr] = dict(enumerate(found))
+        parts = self._layers.shards.wholes
+        for axis, wanted in (("data", True), (EVERYONE, False)):
+            if self.plan_communicator.along(axis).size > 1:
+                chosen = [index for index in order if (variables[index] in parts) == wanted]
+                summed |= bucketed_sums(
+                    found, chosen, self.bucket_bytes, axis, now=not self.overlap
+                )
+        nodes = [summed[index].node for index in range(len(variables))]
+        return _RewrittenGradients(
+            [variables[index] for index in order],
+            [summed[index] for index in order],
+            self._layers.sharding(variables, nodes),
+            graph=graph,
+        )
+
+    def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
+        (part,) = parts
+        found = part.gradients
+        graph = found.graph if isinstance(found, _RewrittenGradients) else self._layers.graph()
+        return [Expr(node) for node in graph.written([each.node for each in part.assignments])]
+
+    # --- a run
+
+    def agree(self, given: Mapping[str, Any]) -> None:
+        layers = self._layers
+        how = {"mesh": self.mesh.shape, "splits": layers.wanted, "samples": self.samples}
+        super().agree({**given, **how, "least": layers.least})
+
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        self._layers.clear()
+        if self._ranks > 1:
+            outputs = setup.trace(self._ranks).calls[0].outputs
+            dense_only = self.samples == EVERYONE
+            self._layers.choose(setup.model, setup.optimizer, outputs, dense_only=dense_only)
+
+    def shard(self) -> None:
+        self._is_sharded = True
+        self._layers.shards.shard()
+
+    def unshard(self) -> None:
+        self._is_sharded = False
+        self._layers.shards.unshard()
+
+    def end(self) -> None:
+        self._layers.shards.end()
+
+    # --- checkpoints
+
+    def checkpoint_views(self, variables: Mapping[str, Variable]) -> Mapping[str, VariableView]:
+        found = self._layers.shards.views({}, is_sharded=self._is_sharded)
+        return {name: found.get(each, each) for name, each in variables.items()}
+
+
+@dataclass(frozen=True)
+class _RewrittenGradients(Gradients):
+    """With the graph that has rewritten the loss, and goes on with what follows from it."""
+
+    graph: ShardingPropagation = field(kw_only=True)
 
 
 class TensorParallel(Hybrid):

@@ -69,8 +69,9 @@ def check_model_gradients(
 
 
 def _loss(steps: Steps, count: int, training: bool) -> Expr:
-    outputs, _ = steps.traced(count, training=training)
-    loss, _ = steps.loss(outputs, count, steps.objective.of(outputs))
+    graph = steps.graph(count)
+    outputs, _ = graph.network(training=training)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs))
     return loss
 
 

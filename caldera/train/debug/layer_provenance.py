@@ -20,7 +20,7 @@ class LayerProvenance:
         with trace(
             training=True, dtype=model.dtype, device=model.device, random=steps.random
         ) as traced:
-            model(*steps.inputs(count))
+            model(*steps.graph(count).inputs())
         self._numbers = _Numbers()
         self._path: dict[int, str] = {}
         # Inner layers come after the ones they are in, and know better.

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from caldera.amounts import bytes_text, table_lines
+from caldera.configurable import Configurable
+from caldera.errors import ConfigError
 from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.lazy import Expr
+from caldera.nn.config import to_config
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
 
@@ -225,3 +228,34 @@ def hyper_parameters(model: Model) -> dict[str, bool | int | float | str]:
         "device": model.device.name,
     }
     return {k: v if isinstance(v, bool | int | float | str) else repr(v) for k, v in found.items()}
+
+
+def training_config(model: Model) -> dict[str, Any]:
+    """The layers, losses and optimizer of a model with all that they were made with: what has to be
+    the same on all ranks, or each would train a model of its own.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> from caldera.train.tracking.summary import training_config
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dropout(0.5)], loss="mse", optimizer="sgd")
+    >>> training_config(model)["layer 1-Dropout"]["rate"]
+    0.5
+    """
+    rules = [_described(each) for each in model.between_epochs]
+    found: dict[str, Any] = {"optimizer": _described(model.optimizer), "batch sizes": rules}
+    for name, loss in model.objective.losses.items():
+        found[f"loss {name}".strip()] = [_described(loss), model.objective.weights.get(name, 1.0)]
+    for name, layer in model.children():
+        try:
+            found[f"layer {name}"] = to_config(layer)
+        except ConfigError:
+            found[f"layer {name}"] = type(layer).__name__
+    return found
+
+
+def _described(given: Configurable) -> Any:
+    """What files would say of it; of what they cannot hold, only the class."""
+    try:
+        return given.config()
+    except ConfigError:
+        return type(given).__name__

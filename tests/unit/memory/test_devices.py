@@ -55,18 +55,18 @@ def test_numbers_follow_the_accelerator() -> None:
 
 
 def test_ranks_on_a_machine_take_cards_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    found: list[Any] = []
+    monkeypatch.setattr(devices, "_devices", {})
+    monkeypatch.setattr(devices, "_makers", {"cuda": lambda index: index})
     monkeypatch.setattr(devices, "card_count", lambda: 2)
     monkeypatch.setattr(gpus, "card_count", lambda: 2)
-    monkeypatch.setattr(devices, "_card", made.append)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     for rank in range(4):
         monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", str(rank))
         gpus.own_card.cache_clear()
-        for spec in (None, "cuda", 0, "cuda:0"):
-            device(spec)
+        found += [device(spec) for spec in (None, "cuda", 0, "cuda:0")]
     gpus.own_card.cache_clear()
-    assert made == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
+    assert found == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

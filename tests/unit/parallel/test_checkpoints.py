@@ -48,7 +48,7 @@ STRATEGIES = {
 
 
 class StopAt(cd.Callback):
-    """Ends a run on one rank's wish alone."""
+    """Ends a run on one rank's vote alone."""
 
     def __init__(self, step: int, rank: int, comm: Communicator | None = None) -> None:
         self.step = step
@@ -92,7 +92,7 @@ def test_a_run_goes_on_on_another_number_of_ranks(
         ).stopped  # fmt: skip
 
     assert run_virtual_ranks(before, work) == ["it is late"] * before
-    # A wish takes one more batch to be heard by all.
+    # A vote takes one more batch to be counted.
     assert CheckpointFolder(tmp_path).steps() == [3]
     found = _run(after, second, tmp_path, resume=True, epochs=2)
     assert found.same_on_all_ranks()

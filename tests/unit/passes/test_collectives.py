@@ -19,7 +19,7 @@ from caldera.parallel import DataParallel, Sharded
 from caldera.parallel.consistency import messages
 from caldera.passes.collectives import collectives
 from caldera.strategy import Strategy
-from caldera.train.fit import make_steps
+from caldera.train.fit import make_steps, run_setup
 
 LAYERS = 4
 
@@ -43,7 +43,7 @@ def _training_plan(strategy_of: type[Strategy] | None = None, **options: object)
 
     def work(comm: Communicator) -> None:
         strategy = (strategy_of or DataParallel)(communicator=comm, **options)  # type: ignore[call-arg]
-        strategy.begin(models[comm.rank], models[comm.rank].optimizer)
+        strategy.begin(run_setup(models[comm.rank], strategy))
         steps = make_steps(models[comm.rank], cd.data.ArrayData(x, x), strategy)
         plan = steps.training(cd.data.Share.of(0, 4, 4, comm.rank, 2))
         if comm.rank == 0:

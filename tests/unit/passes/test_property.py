@@ -15,7 +15,7 @@ from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM
 from caldera.graph.program import Program
 from caldera.graph.verify import verify
-from caldera.kernels.native.elementwise import widths
+from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.reduction import reduce
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
@@ -132,7 +132,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Fused loops in one piece, and shared by several workers."""
     if request.param == "small":
         for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
-            monkeypatch.setattr(widths, name, 2)
+            monkeypatch.setattr(loop, name, 2)
         for name in ("STRETCH", "ROWS"):
             monkeypatch.setattr(reduce, name, 2)
     return

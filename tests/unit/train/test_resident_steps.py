@@ -12,7 +12,7 @@ import caldera as cd
 from caldera import nn
 from caldera.memory import Device, device
 from caldera.plan import plan
-from caldera.train import launch_throttle
+from caldera.train import run as training_run
 from caldera.train.callbacks import Callback
 from caldera.train.debug import nonfinite
 from caldera.train.neural_network import NeuralNetwork
@@ -55,7 +55,7 @@ class Watch(Callback):
 
 
 def test_the_steps_of_an_epoch_need_no_copy_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_throttle, "MOST_S", 60.0)
+    monkeypatch.setattr(training_run, "RUN_AHEAD_S", 60.0)
     where = device(APART)
     watch = Watch(where, epoch=2)
     model = classifier(device=where, batch_size=4)
@@ -87,7 +87,7 @@ def test_an_epoch_needs_the_order_and_a_few_numbers() -> None:
 def test_reading_is_not_waited_for_in_the_middle_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch_throttle, "MOST_S", 60.0)
+    monkeypatch.setattr(training_run, "RUN_AHEAD_S", 60.0)
     monkeypatch.setattr(nonfinite, "LOOK_SELDOM", 4)
     where = device(APART)
     watch = Watch(where, epoch=1)
@@ -99,18 +99,18 @@ def test_reading_is_not_waited_for_in_the_middle_of_an_epoch(
 def test_the_host_does_not_run_away() -> None:
     where = device(APART)
     now = [0.0]
-    held = launch_throttle.LaunchThrottle(where, clock=lambda: now[0])
+    held = training_run.LaunchThrottle(where, clock=lambda: now[0])
     waits = where.counters.waits
     gate = threading.Event()
     where.stream.launch(lambda: gate.wait(20))
     for _ in range(1000):
         held.step_launched()
-    now[0] += launch_throttle.MOST_S / 2
+    now[0] += training_run.RUN_AHEAD_S / 2
     held.step_launched()
     assert where.counters.waits == waits
     opener = threading.Timer(0.05, gate.set)
     opener.start()
-    now[0] += launch_throttle.MOST_S / 2
+    now[0] += training_run.RUN_AHEAD_S / 2
     held.step_launched()
     assert gate.is_set()
     assert where.counters.waits == waits + 1
@@ -150,7 +150,7 @@ def test_plans_are_captured_when_they_run_again() -> None:
 
 
 def test_a_plan_that_cannot_be_captured_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_not_capturable", lambda schedule: [schedule.steps[0].kernel])
+    monkeypatch.setattr(plan, "not_capturable", lambda schedule: [schedule.steps[0].kernel])
     assert not any(each.is_captured for each in plans_of(classifier(device=APART), epochs=2))
     assert_same(classifier, points())
 

@@ -58,6 +58,19 @@ def thread_group_for(length: int, together: int, most: int) -> ThreadGroup:
     return ThreadGroup("block", 0, together, _STREAM_THREADS)
 
 
+def threads_for(numbers: int, fewest: int = 32, most: int = 256) -> int:
+    """Threads of a block that works on so many numbers at once: a warp for every few of them, since
+    those that wait for each other in vain cost time.
+
+    >>> threads_for(100), threads_for(1000), threads_for(1 << 20)
+    (32, 256, 256)
+    """
+    threads = fewest
+    while threads < most and threads * 4 <= numbers:
+        threads *= 2
+    return threads
+
+
 def thread_per_row(threads: int = 128) -> ThreadGroup:
     """A thread for each row, whose neighbours have the rows beside it."""
     return ThreadGroup("thread", 0, 1, threads)

@@ -52,7 +52,7 @@ TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16":
 
 
 @dataclass(frozen=True)
-class Question:
+class GraphKey:
     """All that a graph and the choice of its plans depend on."""
 
     op: str
@@ -66,7 +66,7 @@ class Question:
     epilogue: Epilogue = NOTHING
 
     @classmethod
-    def of(cls, node: Node) -> Question:
+    def of(cls, node: Node) -> GraphKey:
         """What to ask for a node."""
         first, second = (given.outputs[0] for given in node.inputs[:2])
         attrs = node.attrs
@@ -120,10 +120,10 @@ def _let_go() -> None:
 class Graph:
     """A graph of one convolution, and those of its plans that can run, the best one first."""
 
-    def __init__(self, question: Question, card: int) -> None:
+    def __init__(self, key: GraphKey, card: int) -> None:
         self._library = libraries.cudnn()
         self._card = card
-        self._graph = self._made(question)
+        self._graph = self._made(key)
         self._plans: list[int] = []
         self._next = 0
         _graphs.add(self)
@@ -132,35 +132,35 @@ class Graph:
         """Let go of the library's objects."""
         self._graph = self._library = None
 
-    def _made(self, question: Question) -> Any:
+    def _made(self, key: GraphKey) -> Any:
         library = self._library
         kinds = library.data_type
-        kind = getattr(kinds, TYPES[question.dtype])
-        wide = kinds.DOUBLE if question.dtype == "float64" else kinds.FLOAT
+        kind = getattr(kinds, TYPES[key.dtype])
+        wide = kinds.DOUBLE if key.dtype == "float64" else kinds.FLOAT
         graph = library.pygraph(
             handle=handle(self._card, 0), io_data_type=kind, intermediate_data_type=wide,
             compute_data_type=wide,
         )  # fmt: skip
-        first, second, result = ROLES[question.op]
-        one, other = (_tensor(graph, question.spec(role), role, kind) for role in (first, second))
+        first, second, result = ROLES[key.op]
+        one, other = (_tensor(graph, key.spec(role), role, kind) for role in (first, second))
         how = {
-            "pre_padding": [side[0] for side in question.padding],
-            "post_padding": [side[1] for side in question.padding],
-            "stride": list(question.stride),
-            "dilation": list(question.dilation),
+            "pre_padding": [side[0] for side in key.padding],
+            "post_padding": [side[1] for side in key.padding],
+            "stride": list(key.stride),
+            "dilation": list(key.dilation),
         }
-        if question.op in ("conv2d", "conv2d_epilogue"):
+        if key.op in ("conv2d", "conv2d_epilogue"):
             found = graph.conv_fprop(image=one, weight=other, **how)
-        elif question.op == "conv2d_input":
+        elif key.op == "conv2d_input":
             found = graph.conv_dgrad(loss=one, filter=other, **how)
         else:
             found = graph.conv_wgrad(image=one, loss=other, **how)
-        if question.epilogue.bias:
-            bias = _tensor(graph, question.spec(BIAS), BIAS, kind)
+        if key.epilogue.bias:
+            bias = _tensor(graph, key.spec(BIAS), BIAS, kind)
             found = graph.bias(input=found, bias=bias)
-        if question.epilogue.activation is not None:
-            found = _activated(graph, found, question.epilogue)
-        spec = question.spec(result)
+        if key.epilogue.activation is not None:
+            found = _activated(graph, found, key.epilogue)
+        spec = key.spec(result)
         found.set_output(True)
         found.set_uid(result)
         found.set_dim(list(spec.shape))
@@ -169,7 +169,7 @@ class Graph:
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
-        graph.deselect_numeric_notes(_refused(library.numerical_note, question))
+        graph.deselect_numeric_notes(_refused(library.numerical_note, key))
         return graph
 
     def plan(self, rank: int) -> int | None:
@@ -211,17 +211,17 @@ def _activated(graph: Any, values: Any, epilogue: Epilogue) -> Any:
     return getattr(graph, str(epilogue.activation))(input=values)
 
 
-def _refused(notes: Any, question: Question) -> list[Any]:
+def _refused(notes: Any, key: GraphKey) -> list[Any]:
     """What plans must not do."""
     refused = [notes.NONDETERMINISTIC, notes.DOWN_CONVERT_INPUTS]
-    if question.dtype in ("float16", "bfloat16"):
+    if key.dtype in ("float16", "bfloat16"):
         # In half precision, all but the plain sum rounds too much.
         refused += [notes.REDUCED_PRECISION_REDUCTION]
-        if question.accuracy != "fast":
+        if key.accuracy != "fast":
             refused += [notes.WINOGRAD, notes.FFT]
-    elif question.dtype == "float32" and question.compute != "tf32":
+    elif key.dtype == "float32" and key.compute != "tf32":
         refused.append(notes.TENSOR_CORE)
-    if question.accuracy != "fast":
+    if key.accuracy != "fast":
         refused += [notes.WINOGRAD_TILE_6x6, notes.WINOGRAD_TILE_13x13]
     return refused
 
@@ -238,10 +238,10 @@ def handle(card: int, lane: int) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def graph_of(question: Question, card: int) -> Graph | None:
-    """The graph for a question; None where cuDNN has no plan for it."""
+def graph_of(key: GraphKey, card: int) -> Graph | None:
+    """The graph for a key; None where cuDNN has no plan for it."""
     try:
-        found = Graph(question, card)
+        found = Graph(key, card)
     except _refusals(libraries.cudnn()):
         return None
     return found if found.plan(0) is not None else None
@@ -268,27 +268,27 @@ class CudnnCall:
 
 
 def _bind(rank: int, call: Call) -> Runner:
-    question = Question.of(call.node)
-    graph = graph_of(question, libraries.current_card())
+    key = GraphKey.of(call.node)
+    graph = graph_of(key, libraries.current_card())
     assert graph is not None
     scratch = Scratch(call.workspace)
     workspace = scratch.array((graph.workspace(rank),), np.dtype(np.uint8))
-    arrays = dict(zip(ROLES[question.op], (*call.inputs[:2], *call.outputs), strict=True))
+    arrays = dict(zip(ROLES[key.op], (*call.inputs[:2], *call.outputs), strict=True))
     for bias in call.inputs[2:]:
         arrays[BIAS] = bias.reshape(1, -1, 1, 1, copy=False)
     before: list[Any] = []
     after: list[Any] = []
     if _is_rearranged(call.node):
-        filters, spec = arrays[FILTERS], question.spec(FILTERS)
+        filters, spec = arrays[FILTERS], key.spec(FILTERS)
         results, channels, *taps = spec.shape
         packed = scratch.array((results, *taps, channels), spec.dtype).transpose(0, 3, 1, 2)
         arrays[FILTERS] = packed
-        if question.op == "conv2d_weight":
+        if key.op == "conv2d_weight":
             after = copy_calls(filters, packed)
         else:
             before = copy_calls(packed, filters)
     for role, array in arrays.items():
-        spec = question.spec(role)
+        spec = key.spec(role)
         if address_of(array) % ALIGNMENT or not _lies_as(array, spec):
             # Our own kernels take arrays as they lie.
             return CudaRunner(convolution.launches(call))
@@ -311,7 +311,7 @@ def _filters_of(node: Node) -> Spec:
 
 def _is_rearranged(node: Node) -> bool:
     """Whether filters have to lie otherwise than they do."""
-    filters, wanted = _filters_of(node), Question.of(node).spec(FILTERS)
+    filters, wanted = _filters_of(node), GraphKey.of(node).spec(FILTERS)
     return not same_memory(filters.shape, filters.order, wanted.order)
 
 
@@ -325,12 +325,12 @@ def _supports(rank: int, node: Node) -> bool:
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False
-    graph = graph_of(Question.of(node), libraries.current_card())
+    graph = graph_of(GraphKey.of(node), libraries.current_card())
     return graph is not None and graph.plan(rank) is not None
 
 
 def _workspace(rank: int, node: Node) -> int:
-    graph = graph_of(Question.of(node), libraries.current_card())
+    graph = graph_of(GraphKey.of(node), libraries.current_card())
     assert graph is not None
     packed = workspace_bytes(_filters_of(node)) if _is_rearranged(node) else 0
     return workspace_bytes(Spec((graph.workspace(rank),), np.dtype(np.uint8))) + packed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from caldera.kernels.common.geometry import Correlation, steps
+from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.table import Array
 
 
@@ -14,10 +15,9 @@ class Divider(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint) for name in ("divisor", "magic", "shift")]
 
     @classmethod
-    def by(cls, divisor: int) -> Divider:
+    def by(cls, number: int) -> Divider:
         """What divides numbers below 2^31."""
-        shift = (divisor - 1).bit_length()
-        return cls(divisor, ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift)
+        return cls(*divisor(number))
 
 
 class Window(ctypes.Structure):

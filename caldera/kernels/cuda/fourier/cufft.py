@@ -53,11 +53,11 @@ def _bind(call: Call) -> Runner:
     double = dtype == "float64"
     plan = _plan(current_card(), found.length, _Z2Z if double else _C2C, found.count)
     shape = (found.count, found.length)
-    room = call.workspace[: _workspace(node)]
-    dense = room.view(np.complex128 if double else np.complex64).reshape(shape)
+    memory = call.workspace[: _workspace(node)]
+    dense = memory.view(np.complex128 if double else np.complex64).reshape(shape)
     count = found.count * found.length
     signature = Signature({
-        **found.parameters, "dense": pointer(room, f"Complex<{computed_type(dtype)}>"),
+        **found.parameters, "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),
         "count": u64(count), "n": u32(found.length),
     })  # fmt: skip
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)

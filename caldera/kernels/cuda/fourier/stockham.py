@@ -30,11 +30,11 @@ from caldera.kernels.cuda.codegen.signature import (
     u64,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
 from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _ENOUGH = 1024
 """Numbers that a block works on at once, at least, where there are enough rows."""
 _MOST_BLOCKS = 264
@@ -145,7 +145,7 @@ def is_inverse(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _BlockPlan:
     """How rows are shared out among blocks, and what these keep of them."""
 
     rows_at_once: int
@@ -154,15 +154,15 @@ class _Room:
     in_shared: bool
 
 
-def _room(node: Node) -> _Room:
+def _block_plan(node: Node) -> _BlockPlan:
     n, rows = length_of(node), rows_of(node)
     size = complex_bytes(node.dtype.name)
     at_once = max(1, min(_ENOUGH // n, rows))
     nbytes = (1 + 2 * at_once) * n * size
     blocks = -(-rows // at_once)
     if fits_in_shared(nbytes):
-        return _Room(at_once, blocks, nbytes, in_shared=True)
-    return _Room(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
+        return _BlockPlan(at_once, blocks, nbytes, in_shared=True)
+    return _BlockPlan(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
 
 
 def _bind(call: Call) -> Runner:
@@ -170,17 +170,15 @@ def _bind(call: Call) -> Runner:
     found = signals(call)
     if found.count == 0:
         return CudaRunner([])
-    room = _room(node)
+    plan = _block_plan(node)
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room.rows_at_once * found.length:
-        threads *= 2
+    threads = threads_for(plan.rows_at_once * found.length)
     signature = Signature({
         **found.parameters,
-        "spare": null_pointer(kind) if room.in_shared else pointer(call.workspace, kind),
-        "size": u64(room.nbytes // complex_bytes(dtype)), "row_count": u32(found.count),
-        "rows_at_once": u32(room.rows_at_once), "n": u32(found.length),
+        "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
+        "size": u64(plan.nbytes // complex_bytes(dtype)), "row_count": u32(found.count),
+        "rows_at_once": u32(plan.rows_at_once), "n": u32(found.length),
         "inverse": u32(is_inverse(node)),
         "radices": _Radices.of(radices(found.length)),
     })  # fmt: skip
@@ -191,14 +189,14 @@ def _bind(call: Call) -> Runner:
         "row_count, rows_at_once, n, inverse, radices);"
     )
     return CudaRunner([header_launch(
-        HEADER, "fourier", room.blocks, threads, signature, body, bounded=False,
-        shared=room.nbytes if room.in_shared else 0,
+        HEADER, "fourier", plan.blocks, threads, signature, body, bounded=False,
+        shared=plan.nbytes if plan.in_shared else 0,
     )])  # fmt: skip
 
 
 def _workspace(node: Node) -> int:
-    room = _room(node)
-    return 0 if room.in_shared else room.blocks * room.nbytes
+    plan = _block_plan(node)
+    return 0 if plan.in_shared else plan.blocks * plan.nbytes
 
 
 def _supports(node: Node) -> bool:
@@ -207,13 +205,13 @@ def _supports(node: Node) -> bool:
 
 
 def _seconds(node: Node) -> float:
-    n, room = length_of(node), _room(node)
+    n, plan = length_of(node), _block_plan(node)
     factors = radices(n)
-    turns = -(-rows_of(node) // (room.rows_at_once * min(room.blocks, _MOST_BLOCKS) or 1))
-    work = n * room.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
-    slower = 1 if room.in_shared else 4
+    turns = -(-rows_of(node) // (plan.rows_at_once * min(plan.blocks, _MOST_BLOCKS) or 1))
+    work = n * plan.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
+    slower = 1 if plan.in_shared else 4
     moved = 2 * rows_of(node) * n * complex_bytes(node.dtype.name)
-    moved *= 1 if room.in_shared else len(factors) + 2
+    moved *= 1 if plan.in_shared else len(factors) + 2
     each = len(factors) * _STAGE_SECONDS + work / _ADDITIONS_PER_SECOND
     return 3e-6 + max(turns * slower * each, moved / _BYTES_PER_SECOND)
 

@@ -30,12 +30,12 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.thread_groups import threads_for
 from caldera.kernels.cuda.runtime.driver import fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
 
-_FEWEST_THREADS, _MOST_THREADS = 32, 256
 _COLUMNS = 64
 """Right sides that one block solves for; further ones are another block's."""
 _LARGE = 256
@@ -90,10 +90,6 @@ def _launched(
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = room * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    # A warp for every few numbers: those that wait for each other in vain cost time.
-    threads = _FEWEST_THREADS
-    while threads < _MOST_THREADS and threads * 4 <= room:
-        threads *= 2
     signature = Signature({
         **given,
         "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
@@ -104,7 +100,7 @@ def _launched(
         "    C* room = spare ? spare + (u64)blockIdx.x * size : shared;\n"
     )
     return CudaRunner([header_launch(
-        header, name, blocks, threads, signature, begin + body, bounded=False,
+        header, name, blocks, threads_for(room), signature, begin + body, bounded=False,
         shared=nbytes if shared else 0,
     )])  # fmt: skip
 
@@ -125,7 +121,7 @@ def _parts(node: Node) -> tuple[int, int, int]:
     return prod(node.shape[:-2]), part, -(-columns // max(part, 1))
 
 
-def _solve_room(node: Node) -> tuple[int, int]:
+def _solve_blocks(node: Node) -> tuple[int, int]:
     """Blocks, and numbers that each keeps."""
     matrices, part, parts = _parts(node)
     n = node.shape[-2]
@@ -137,7 +133,7 @@ def _bind_solve(call: Call) -> Runner:
     if x.size == 0:
         return CudaRunner([])
     _, part, parts = _parts(call.node)
-    blocks, room = _solve_room(call.node)
+    blocks, room = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
     given = rest[0] if rest else x
     return _launched(call, "linalg.cuh", "solve", blocks, room, {
@@ -154,14 +150,14 @@ _SLOGDET = """    i64 at[3];
     block_slogdet<T, C>(room, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
 
 
-def _square_room(node: Node) -> tuple[int, int]:
+def _square_blocks(node: Node) -> tuple[int, int]:
     shape = node.inputs[0].shape
     return prod(shape[:-2]), shape[-1] ** 2
 
 
 def _bind_slogdet(call: Call) -> Runner:
     (sign, log_size), (a,) = call.outputs, call.inputs
-    blocks, room = _square_room(call.node)
+    blocks, room = _square_blocks(call.node)
     if blocks == 0:
         return CudaRunner([])
     return _launched(call, "linalg.cuh", "slogdet", blocks, room, {
@@ -183,7 +179,7 @@ def _bind_cholesky(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
     if out.size == 0:
         return CudaRunner([])
-    return _launched(call, "linalg.cuh", "cholesky", *_square_room(call.node), {
+    return _launched(call, "linalg.cuh", "cholesky", *_square_blocks(call.node), {
         "a": const_pointer(a), "out": pointer(out),
         "batch": _batch(out.shape[:-2], [(a, 2), (out, 2)]), **_steps("", a),
         **_steps("out_", out), "n": u32(a.shape[-1]),
@@ -201,7 +197,7 @@ def _sizes(node: Node) -> tuple[int, int, int]:
     return prod(batch), m, n
 
 
-def _qr_room(node: Node) -> tuple[int, int]:
+def _qr_blocks(node: Node) -> tuple[int, int]:
     matrices, m, n = _sizes(node)
     k = min(m, n)
     return matrices, m * n + m * k + k
@@ -211,7 +207,7 @@ def _bind_qr(call: Call) -> Runner:
     (q, r), (a,) = call.outputs, call.inputs
     if r.size == 0:
         return CudaRunner([])
-    return _launched(call, "factorisations.cuh", "qr", *_qr_room(call.node), {
+    return _launched(call, "factorisations.cuh", "qr", *_qr_blocks(call.node), {
         "a": const_pointer(a), "q": pointer(q), "r": pointer(r),
         "batch": _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)]), **_steps("", a),
         **_steps("q_", q), **_steps("r_", r), "m": u32(a.shape[-2]), "n": u32(a.shape[-1]),
@@ -224,7 +220,7 @@ _EIGH = """    i64 at[3];
         room, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
 
 
-def _eigh_room(node: Node) -> tuple[int, int]:
+def _eigh_blocks(node: Node) -> tuple[int, int]:
     matrices, _, n = _sizes(node)
     return matrices, 2 * n * n + n + n % 2
 
@@ -233,7 +229,7 @@ def _bind_eigh(call: Call) -> Runner:
     (w, v), (a,) = call.outputs, call.inputs
     if v.size == 0:
         return CudaRunner([])
-    return _launched(call, "factorisations.cuh", "eigh", *_eigh_room(call.node), {
+    return _launched(call, "factorisations.cuh", "eigh", *_eigh_blocks(call.node), {
         "a": const_pointer(a), "w": pointer(w), "v": pointer(v),
         "batch": _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)]), **_steps("", a),
         **_steps("w_", w, 1), **_steps("v_", v), "n": u32(a.shape[-1]),
@@ -246,7 +242,7 @@ _SVD = """    i64 at[4];
         {v + at[3], v_down, v_right}, m, n, turned);"""
 
 
-def _svd_room(node: Node) -> tuple[int, int]:
+def _svd_blocks(node: Node) -> tuple[int, int]:
     matrices, m, n = _sizes(node)
     small = min(m, n)
     return matrices, m * n + small * small + small
@@ -262,7 +258,7 @@ def _bind_svd(call: Call) -> Runner:
     if turned:
         # Its columns are rotated, and there must not be more of them than rows.
         a, u, v, m, n = a.swapaxes(-1, -2), v, u, n, m
-    return _launched(call, "factorisations.cuh", "svd", *_svd_room(call.node), {
+    return _launched(call, "factorisations.cuh", "svd", *_svd_blocks(call.node), {
         "a": const_pointer(a), "u": pointer(u), "s": pointer(s), "v": pointer(v),
         "batch": _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)]), **_steps("", a),
         **_steps("u_", u), **_steps("s_", s, 1), **_steps("v_", v), "m": u32(m), "n": u32(n),
@@ -289,13 +285,13 @@ def _workspace(room: Callable[[Node], tuple[int, int]], node: Node) -> int:
 _SWEEPS = 8
 """Passes over all pairs of columns until rotations have nothing left to do."""
 for _op, _bind, _room, _per_row in (
-    ("solve", _bind_solve, _solve_room, 2),
-    ("inverse", _bind_solve, _solve_room, 2),
-    ("slogdet", _bind_slogdet, _square_room, 1),
-    ("cholesky", _bind_cholesky, _square_room, 1),
-    ("qr", _bind_qr, _qr_room, 2),
-    ("eigh", _bind_eigh, _eigh_room, _SWEEPS),
-    ("svd", _bind_svd, _svd_room, _SWEEPS),
+    ("solve", _bind_solve, _solve_blocks, 2),
+    ("inverse", _bind_solve, _solve_blocks, 2),
+    ("slogdet", _bind_slogdet, _square_blocks, 1),
+    ("cholesky", _bind_cholesky, _square_blocks, 1),
+    ("qr", _bind_qr, _qr_blocks, 2),
+    ("eigh", _bind_eigh, _eigh_blocks, _SWEEPS),
+    ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(Kernel(
         _op, "cuda", "one block", _bind, workspace=partial(_workspace, _room),

@@ -90,7 +90,7 @@ class ClassifierHead:
             or meet(worked, self.first.reads)
         )
 
-    def part(self, first: Job, second: Job, blocks: int) -> Task:
+    def task(self, first: Job, second: Job, blocks: int) -> Task:
         """The jobs of the two products as one part."""
         rows, columns = second.result.shape
         down = units_of(rows, ROWS)

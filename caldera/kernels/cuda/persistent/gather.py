@@ -67,7 +67,7 @@ class Gather:
             f"{name} = max((i64)0, min({name}, (i64){last}));",
         ]
 
-    def part(self) -> Task:
+    def task(self) -> Task:
         """A thread moves one element, or as many of a row as fit into a vector."""
         axes = self.numbers.ndim
         wide = self._elements_at_once()

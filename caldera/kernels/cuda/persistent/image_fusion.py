@@ -133,7 +133,7 @@ class FusedImages:
             if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
                 self.hidden.append(array)
 
-    def part(self, finish: Epilogue) -> Task:
+    def task(self, finish: Epilogue) -> Task:
         """A unit an image."""
 
         def code(places: Access, early: Early, start: int | None) -> tuple[Text, Zones]:

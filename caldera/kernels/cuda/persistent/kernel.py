@@ -101,10 +101,10 @@ def persistent_step(
         fuse_classifier_heads(fuse_images(fuse_epilogues(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
-    return PersistentStep(Program(_parts(phases, blocks), blocks), fresh((2,), "int32"))
+    return PersistentStep(Program(_tasks(phases, blocks), blocks), fresh((2,), "int32"))
 
 
-def _parts(phases: list[list[Other | Product | ClassifierHead]], blocks: int) -> list[list[Task]]:
+def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) -> list[list[Task]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -113,7 +113,7 @@ def _parts(phases: list[list[Other | Product | ClassifierHead]], blocks: int) ->
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
         parts = [
-            _part(piece) for piece in phase if not isinstance(piece, (Product, ClassifierHead))
+            _task(piece) for piece in phase if not isinstance(piece, (Product, ClassifierHead))
         ]
         smaller = units_of(sum(part.units for part in parts), UNITS_OF_OTHERS)
         left = blocks - min(smaller, blocks // LEFT_TO_OTHERS)
@@ -121,18 +121,18 @@ def _parts(phases: list[list[Other | Product | ClassifierHead]], blocks: int) ->
         total = sum(job.size(early).work for _, job in products)
         for piece, job in products:
             share = left * job.size(early).work // total
-            parts.append(job.part(share, early, piece.reads, piece.writes))
+            parts.append(job.task(share, early, piece.reads, piece.writes))
         heads = [piece for piece in phase if isinstance(piece, ClassifierHead)]
-        parts += [head.part(_job(head.first), _job(head.second), left) for head in heads]
+        parts += [head.task(_job(head.first), _job(head.second), left) for head in heads]
         found.append(parts)
     return found
 
 
-def _part(piece: Other) -> Task:
+def _task(piece: Other) -> Task:
     if isinstance(piece, (Gather, RowWork)):
-        return piece.part()
+        return piece.task()
     if isinstance(piece, FusedImages):
-        return piece.part(_followed)
+        return piece.task(_followed)
     if isinstance(piece, Loop):
         return loop_task(piece)
     return reduction_task(piece, lambda places, value, here: _followed(piece, places, value, here))

@@ -155,7 +155,7 @@ class Job:
         left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
         return Size(rows, columns, self.inner, left, right, exact=self.exact)
 
-    def part(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Task:
+    def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Task:
         """The product by about so many blocks."""
         tiling = tiling_for(self.size(early), max(blocks, 1))
         return Task(

@@ -34,7 +34,7 @@ class RowWork:
         """What is written."""
         return self.call.outputs
 
-    def part(self) -> Task:
+    def task(self) -> Task:
         """A warp a row."""
 
         def code(places: Access) -> list[str]:

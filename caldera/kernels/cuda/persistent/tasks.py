@@ -1,4 +1,4 @@
-"""A part of a step: work in equal units, each done by one block, and the memory it touches."""
+"""A task: a part of a step in equal units, each done by one block, and the memory it touches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Code = Callable[[Access, Early, int | None], tuple[Text, Zones]]
 class Task:
     """`code(places, early, start)` gives the statements, and what they use of `room`.
 
-    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy part
+    `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy task
     wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not
     unusually large.
     """
@@ -72,7 +72,7 @@ class Task:
 
 
 def plain(lines: Callable[[Access], list[str]]) -> Code:
-    """The code of a part that does nothing ahead."""
+    """The code of a task that does nothing ahead."""
     return lambda places, early, start: (Text(lines(places)), Zones())
 
 

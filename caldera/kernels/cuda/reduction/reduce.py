@@ -15,7 +15,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask
+from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     Operand,
@@ -203,13 +203,6 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
 
 
 # --- what reductions give
-
-
-def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
-    """A result with axes of length 1 where the loop has axes that are reduced."""
-    if result.ndim == rank:
-        return result
-    return result[tuple(None if axis in axes else slice(None) for axis in range(rank))]
 
 
 def of_nothing(node: Node, result: np.ndarray) -> list[Launch]:

@@ -18,8 +18,7 @@ from caldera.kernels.common.matrices import offsets_of, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.attention.head import BLOCK, Sizes
 from caldera.kernels.native.attention.kernels import backward, forward
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence, native_call
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import DType
@@ -41,16 +40,25 @@ def _dense_masks(masks: Sequence[Array], keys: int) -> tuple[list[Array], list[R
     return ready, copies
 
 
-def _mask_slots(masks: Sequence[Array]) -> list[object]:
-    return [part for mask in masks for part in (mask, steps(mask)[0] if mask.shape[-2] > 1 else 0)]
+def _mask(mask: Array) -> dict[str, Array | int]:
+    return {"base": mask, "down": steps(mask)[0] if mask.shape[-2] > 1 else 0}
+
+
+def _matrix(array: Array) -> dict[str, Array | int]:
+    down, right = steps(array)
+    return {"pointer": array, "down": down, "right": right}
+
+
+def _sizes(sizes: Sizes, dtype: DType) -> dict[str, int]:
+    keys, depth, width = sizes.distances(dtype)
+    return {
+        "queries": sizes.queries, "keys": sizes.keys, "depth": sizes.depth, "width": sizes.width,
+        "keys_apart": keys, "depth_apart": depth, "width_apart": width,
+    }  # fmt: skip
 
 
 def _offsets(batch: Shape, arrays: Sequence[Array]) -> np.ndarray:
     return np.stack([offsets_of(array, batch) for array in arrays], axis=1)
-
-
-def _matrix_slots(arrays: Sequence[Array]) -> list[object]:
-    return [part for array in arrays for part in (array, *steps(array))]
 
 
 def _aligned_room(elements: int, dtype: DType) -> int:
@@ -74,15 +82,13 @@ def _bind_forward(call: Call) -> Runner:
     memory = Scratch(call.workspace).array((parts * elements,), dtype)
     column = logarithm[..., None]
     table = _offsets(batch, [q, key, v, y, column, *ready])
-    address = compiled(
-        forward, dtype=q.dtype.name, mask_dtypes=tuple(mask.dtype.name for mask in ready),
-        causal=call.node.attrs["causal"],
-    )  # fmt: skip
     attend = NativeRunner([
-        native_call(
-            address, table, memory, logarithm, *_matrix_slots([q, key, v, y]), heads, chunks,
-            elements, sizes.queries, sizes.keys, sizes.depth, sizes.width, *sizes.distances(dtype),
-            *_mask_slots(ready), float(call.node.attrs["scale"]), parts=parts,
+        forward.call(
+            table=table, memory=memory, logarithms=logarithm, q=_matrix(q), key=_matrix(key),
+            v=_matrix(v), y=_matrix(y), masks=[_mask(mask) for mask in ready], heads=heads,
+            chunks=chunks, elements=elements, **_sizes(sizes, dtype),
+            scale=call.node.attrs["scale"], dtype=q.dtype.name, causal=call.node.attrs["causal"],
+            parts=parts,
         )
     ])  # fmt: skip
     return in_sequence([*before, attend])
@@ -119,16 +125,16 @@ def _bind_backward(call: Call) -> Runner:
     slopes = np.zeros(whole, dtype)
     rows = [common[..., None], logarithm[..., None]]
     table = _offsets(batch, [g, q, key, v, *call.outputs[:3], *rows, slopes, *ready])
-    address = compiled(
-        backward, dtype=q.dtype.name, mask_dtypes=tuple(mask.dtype.name for mask in ready),
-        causal=call.node.attrs["causal"], keeps_scores=bool(added),
-    )  # fmt: skip
+    dq, dk, dv = call.outputs[:3]
     differentiate = NativeRunner([
-        native_call(
-            address, table, memory, common, logarithm, *(steps(row)[0] for row in rows),
-            *_matrix_slots([g, q, key, v, *call.outputs[:3], slopes]), heads, elements,
-            sizes.queries, sizes.keys, sizes.depth, sizes.width, *sizes.distances(dtype),
-            *_mask_slots(ready), float(call.node.attrs["scale"]), parts=parts,
+        backward.call(
+            table=table, memory=memory, common=common, logarithm=logarithm,
+            common_step=steps(rows[0])[0], logarithm_step=steps(rows[1])[0], g=_matrix(g),
+            q=_matrix(q), key=_matrix(key), v=_matrix(v), dq=_matrix(dq), dk=_matrix(dk),
+            dv=_matrix(dv), slopes=_matrix(slopes), masks=[_mask(mask) for mask in ready],
+            heads=heads, elements=elements, **_sizes(sizes, dtype),
+            scale=call.node.attrs["scale"], dtype=q.dtype.name, causal=call.node.attrs["causal"],
+            keeps_scores=bool(added), parts=parts,
         )
     ])  # fmt: skip
     after = [partial(_sum_slopes, slopes, added)] if added else []

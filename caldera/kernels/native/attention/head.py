@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
-    I8,
     I32,
     I64,
     POINTER,
@@ -22,6 +21,7 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.half import load_wide, store_narrow
+from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.product.microkernel import Matrix
 from caldera.tensor.dtype import DType
@@ -31,8 +31,6 @@ BLOCK = 32
 """Queries that are worked on at once."""
 TOGETHER = 4
 """Vectors that one step of a loop over keys takes."""
-MASK_TYPES = {"bool": I8, **MEMORY_TYPES}
-"""How the elements of a mask lie in memory."""
 
 
 def computed_name(dtype: str) -> str:
@@ -84,26 +82,6 @@ class Sizes:
 # --- what both kernels are made of
 
 
-class Arguments:
-    """Reads a kernel's slots one after the other."""
-
-    def __init__(self, k: Emitter) -> None:
-        self.k = k
-        self.slot = 0
-
-    def pointer(self, kind: ir.Type) -> Pointer:
-        self.slot += 1
-        return self.k.pointer(self.slot - 1, kind)
-
-    def integers(self, count: int) -> list[Value]:
-        self.slot += count
-        return [self.k.integer(slot) for slot in range(self.slot - count, self.slot)]
-
-    def matrix(self, dtype: str) -> Matrix:
-        pointer = self.pointer(MEMORY_TYPES[dtype])
-        return Matrix(pointer, *self.integers(2))
-
-
 class Room:
     """Hands out matrices of a part's own memory."""
 
@@ -118,17 +96,21 @@ class Room:
 
 @dataclass(frozen=True)
 class Mask:
-    pointer: Pointer
-    down: Value
-    dtype: str
+    """A mask with one element for each key side by side, `down` elements from query to query."""
+
+    base: ElementPointer
+    down: Integer
+
+    def at(self, offset: Value) -> Mask:
+        """That of a head."""
+        return Mask(self.base.at(offset), self.down)
 
     def apply(self, k: Emitter, scores: Value, row: Value, place: Value) -> Value:
         """Scores from this place of a row on, with what the mask says about them."""
-        index = row * self.down + place
-        if self.dtype == "bool":
-            seen = self.pointer.load(index, scores.lanes).differs(0)
-            return k.select(seen, scores, -math.inf)
-        return scores + load_wide(k, self.pointer, index, scores.lanes, self.dtype)
+        given = self.base.load(row * self.down + place, scores.lanes)
+        if self.base.name == "bool":
+            return k.select(given.differs(0), scores, -math.inf)
+        return scores + given
 
 
 def whole_vectors(length: Value, kind: ir.Type) -> Value:

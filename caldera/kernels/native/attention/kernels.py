@@ -6,9 +6,7 @@ import math as constants
 
 from caldera.kernels.native.attention.head import (
     BLOCK,
-    MASK_TYPES,
     TOGETHER,
-    Arguments,
     Block,
     Mask,
     Room,
@@ -22,7 +20,6 @@ from caldera.kernels.native.attention.head import (
 from caldera.kernels.native.codegen import math
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
-    I64,
     Emitter,
     Pointer,
     Value,
@@ -30,21 +27,23 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.product.microkernel import Matrix, multiply
 
 # --- forward
 
 
-def forward(k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool) -> None:
+@native_kernel
+def forward(
+    k: Emitter, table: Pointer, memory: Pointer, logarithms: Pointer, q: Matrix, key: Matrix,
+    v: Matrix, y: Matrix, masks: list[Mask], heads: Integer, chunks: Integer, elements: Integer,
+    queries: Integer, keys: Integer, depth: Integer, width: Integer, keys_apart: Integer,
+    depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str, causal: bool,
+) -> None:  # fmt: skip
+    """The table has for each head where q, key, v, y, the logarithms and the masks begin."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
-    given = Arguments(k)
-    table, memory, logarithms = given.pointer(I64), given.pointer(kind), given.pointer(kind)
-    q, key, v, y = (given.matrix(dtype) for _ in range(4))
-    heads, chunks, elements, queries, keys, depth, width = given.integers(7)
-    keys_apart, depth_apart, width_apart = given.integers(3)
-    masks = [(given.pointer(MASK_TYPES[name]), given.integers(1)[0], name) for name in mask_dtypes]
-    scale = k.number(given.slot, kind)
+    scale = k.convert(scale, kind)
     whole_width = whole_vectors(width, kind)
     room = Room(k, memory, elements)
     laid_keys, laid_values = room.matrix(depth, keys_apart), room.matrix(keys, width_apart)
@@ -57,9 +56,7 @@ def forward(k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool) 
         offsets = table.at(head * (5 + len(masks)))
         lay_out(k, laid_keys, moved(key, offsets.load(1)).transposed, (depth, keys), dtype)
         lay_out(k, laid_values, moved(v, offsets.load(2)), (keys, width), dtype)
-        here = [
-            Mask(p.at(offsets.load(5 + i)), down, name) for i, (p, down, name) in enumerate(masks)
-        ]
+        here = [mask.at(offsets.load(5 + i)) for i, mask in enumerate(masks)]
         blocks = (queries + (BLOCK - 1)) // BLOCK
         first, last = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
         with each_block(k, first, last, keys, queries, causal, wide) as block:
@@ -119,22 +116,19 @@ def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, V
 # --- backward
 
 
+@native_kernel
 def backward(
-    k: Emitter, dtype: str, mask_dtypes: tuple[str, ...], causal: bool, keeps_scores: bool
-) -> None:
+    k: Emitter, table: Pointer, memory: Pointer, common: Pointer, logarithm: Pointer,
+    common_step: Integer, logarithm_step: Integer, g: Matrix, q: Matrix, key: Matrix, v: Matrix,
+    dq: Matrix, dk: Matrix, dv: Matrix, slopes: Matrix, masks: list[Mask], heads: Integer,
+    elements: Integer, queries: Integer, keys: Integer, depth: Integer, width: Integer,
+    keys_apart: Integer, depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str,
+    causal: bool, keeps_scores: bool,
+) -> None:  # fmt: skip
     """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
-    given = Arguments(k)
-    table, memory = given.pointer(I64), given.pointer(kind)
-    common, logarithm = given.pointer(kind), given.pointer(kind)
-    common_step, logarithm_step = given.integers(2)
-    g, q, key, v, dq, dk, dv = (given.matrix(dtype) for _ in range(7))
-    slopes = given.matrix(computed_name(dtype))
-    heads, elements, queries, keys, depth, width = given.integers(6)
-    keys_apart, depth_apart, width_apart = given.integers(3)
-    masks = [(given.pointer(MASK_TYPES[name]), given.integers(1)[0], name) for name in mask_dtypes]
-    scale = k.number(given.slot, kind)
+    scale = k.convert(scale, kind)
     whole_depth, whole_width = whole_vectors(depth, kind), whole_vectors(width, kind)
     room = Room(k, memory, elements)
     across_keys, laid_keys = room.matrix(depth, keys_apart), room.matrix(keys, depth_apart)
@@ -151,9 +145,7 @@ def backward(
         lay_out(k, across_values, moved(v, start[3]).transposed, (width, keys), dtype)
         k.clear_bytes(for_keys.pointer, keys * depth_apart * itemsize(kind))
         k.clear_bytes(for_values.pointer, keys * width_apart * itemsize(kind))
-        here = [
-            Mask(p.at(offsets.load(10 + i)), down, name) for i, (p, down, name) in enumerate(masks)
-        ]
+        here = [mask.at(offsets.load(10 + i)) for i, mask in enumerate(masks)]
         blocks = (queries + (BLOCK - 1)) // BLOCK
         with each_block(k, 0, blocks, keys, queries, causal, wide) as block:
             lines = block.lines

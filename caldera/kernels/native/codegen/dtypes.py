@@ -84,16 +84,26 @@ def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> Va
 
 
 @dataclass(frozen=True)
-class FloatPointer:
-    """An address of elements of a floating-point dtype, read and written in the wide type."""
+class ElementPointer:
+    """An address of elements of a dtype; halves are read and written as float32."""
 
     k: Emitter
     place: Pointer
     name: str
 
-    def at(self, index: Number) -> FloatPointer:
+    @property
+    def computed(self) -> ir.Type:
+        """The type that its elements are read in."""
+        return computed_type(self.name)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether elements are rounded when they are stored."""
+        return self.name in HALF_NAMES
+
+    def at(self, index: Number) -> ElementPointer:
         """The address of the element with this index."""
-        return FloatPointer(self.k, self.place.at(index), self.name)
+        return ElementPointer(self.k, self.place.at(index), self.name)
 
     def load(self, index: Number = 0, count: int = 1) -> Value:
         """The element with this index, or a vector of `count` from it on."""
@@ -102,8 +112,3 @@ class FloatPointer:
     def store(self, index: Number, value: Value) -> None:
         """Write an element, or as many as the vector has lanes."""
         store_narrow(self.k, self.place, index, value, self.name)
-
-
-def stored(k: Emitter, slot: int, name: str) -> FloatPointer:
-    """The operand of this dtype whose address is in a slot."""
-    return FloatPointer(k, k.pointer(slot, MEMORY_TYPES[name]), name)

@@ -1,13 +1,14 @@
 """Writing native kernels: Python that emits LLVM's instructions, with vectors made explicit.
 
-    def build(k: Emitter) -> None:
-        x, y, n = k.pointer(0, F32), k.pointer(1, F32), k.integer(2)
+    @native_kernel
+    def double(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
         begin, end = k.share(n)                  # this worker's part of 0..n
         with k.loop(begin, end) as i:
             y.store(i, x.load(i) * 2.0)
 
-Every kernel has the same signature, `void kernel(int64 *slots, int64 part, int64 parts)`: pointers,
-integers and numbers lie in 8-byte slots, and `parts` workers call it with `part` = 0, 1, ...
+The machine code of every kernel is `void kernel(int64 *slots, int64 part, int64 parts)`: pointers,
+integers and numbers lie in 8-byte slots (`kernel.py` puts them there by name), and `parts` workers
+call it with `part` = 0, 1, ...
 
 Nothing is reordered or contracted behind the writer's back: floating-point instructions carry no
 fast-math flags, `fma` is written where it is meant, and vectors are as wide as they are loaded.
@@ -40,7 +41,9 @@ from caldera.kernels.native.codegen.values import (
     is_floating,
     itemsize,
     lanes,
+    line_lanes,
     natural_lanes,
+    shrinking,
     vector,
 )
 
@@ -64,7 +67,9 @@ __all__ = [
     "itemsize",
     "kernel_module",
     "lanes",
+    "line_lanes",
     "natural_lanes",
+    "shrinking",
     "vector",
 ]
 
@@ -89,20 +94,10 @@ class Emitter:
         """How many workers share the work."""
         return Value(self, self.function.args[2])
 
-    def pointer(self, slot: int, kind: ir.Type) -> Pointer:
-        """The pointer in a slot. Kernels must not assume that two pointers differ."""
+    def argument(self, slot: int, kind: ir.Type) -> Any:
+        """What is in a slot, as LLVM's value. Kernels must not assume that two pointers differ."""
         place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
-        return Pointer(self, self.ir.load(place, typ=POINTER), kind)
-
-    def integer(self, slot: int) -> Value:
-        """The integer in a slot."""
-        place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
-        return Value(self, self.ir.load(place, typ=I64))
-
-    def number(self, slot: int, kind: ir.Type = F64) -> Value:
-        """The floating-point number in a slot, which holds it as float64."""
-        place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
-        return self.convert(Value(self, self.ir.load(place, typ=F64)), kind)
+        return self.ir.load(place, typ=kind)
 
     def share(self, count: Number, grain: int = 1) -> tuple[Value, Value]:
         """This worker's part of 0..count: begin and end, both multiples of `grain` but for the

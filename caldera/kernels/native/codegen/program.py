@@ -12,58 +12,23 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
 from caldera.config import settings
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.kernel import (
+    ENTRY,
+    Integer,
+    NativeCall,
+    NativeKernel,
+    native_kernel,
+)
 from caldera.kernels.table import Runner
 from caldera.threads import is_worker, submit
-
-# --- what a call is
-
-
-@dataclass(frozen=True, eq=False)
-class NativeCall:
-    """One kernel with its arguments. `keep` holds what the slots point to.
-
-    A kernel that may fail writes something other than 0 to its `status`, an int64 array of one
-    element. The program then stops before the next call, and `refuse` raises the error.
-    """
-
-    address: int
-    slots: np.ndarray
-    parts: int
-    keep: tuple[Any, ...] = ()
-    status: np.ndarray | None = None
-    refuse: Callable[[], NoReturn] | None = None
-
-
-def native_call(
-    address: int,
-    *arguments: Any,
-    parts: int = 1,
-    status: np.ndarray | None = None,
-    refuse: Callable[[], NoReturn] | None = None,
-) -> NativeCall:
-    """A call of the kernel at `address`: arrays become pointers, floats 8-byte numbers.
-
-    `parts` is how many workers may share it: the kernel is called once for each part.
-    """
-    slots = np.zeros(len(arguments), np.int64)
-    for index, given in enumerate(arguments):
-        if isinstance(given, np.ndarray):
-            slots[index] = given.__array_interface__["data"][0]
-        elif isinstance(given, float | np.floating):
-            slots[index : index + 1].view(np.float64)[0] = given
-        else:
-            slots[index] = int(given)
-    return NativeCall(address, slots, max(1, parts), arguments, status, refuse)
 
 
 class NativeRunner:
@@ -77,6 +42,25 @@ class NativeRunner:
         if self._program is None:
             self._program = NativeProgram(self.calls)
         self._program()
+
+
+def run_now(kernel: NativeKernel, *, elements: int = 0, worth: int = 1, **given: Any) -> None:
+    """Call a kernel once, on all threads if `elements` are at least `worth` that.
+
+    On one thread that takes no program, which takes longer to build than a small kernel to run.
+    """
+    if elements >= worth and settings.threads > 1:
+        NativeRunner([kernel.call(parts=settings.threads, **given)])()
+        return
+    slots, form = kernel.packed(given)
+    entry = _entries.get((kernel, form))
+    if entry is None:
+        entry = _entries[kernel, form] = ENTRY(kernel.address(form))
+    entry((ctypes.c_int64 * len(slots))(*slots), 0, 1)
+
+
+_entries: dict[Any, Callable[..., None]] = {}
+"""Of kernels that are called at once: messages are so many that even naming one takes too long."""
 
 
 def in_sequence(runners: Iterable[Runner]) -> Runner:
@@ -135,7 +119,7 @@ class _Team:
         start = (-room.ctypes.data % 64) // 8
         self.words = room[start : start + _WORDS]
         self.words[_YIELD] = _address_of_yield()
-        self.slots = np.array([self.words.ctypes.data], np.int64)
+        self.slots = _slots(_follow, team=self.words)
         self._inside = 0
         self._running = False
         self._lock = threading.Lock()
@@ -181,19 +165,19 @@ class NativeProgram:
             row[:] = call.address, call.slots.ctypes.data, min(call.parts, _MOST_PARTS), status
         self._failing = [call for call in self._calls if call.status is not None]
         self._workers = max((call.parts for call in self._calls), default=1) - 1
-        self._slots = np.array([self._table.ctypes.data, len(self._calls), 0], np.int64)
+        self._slots = _slots(_lead, table=self._table, count=len(self._calls), team=0)
         self._address = self._slots.ctypes.data
 
     def __call__(self) -> None:
         workers = min(self._workers, settings.threads - 1)
         if workers > 0 and not is_worker():
             team = _Team.of_this_thread()
-            self._slots[2] = team.slots[0]
+            self._slots[_TEAM] = team.slots[0]
             team.begin(workers)
             _functions()[0](self._address, 0, 1)
             team.end()
         else:
-            self._slots[2] = 0
+            self._slots[_TEAM] = 0
             _functions()[0](self._address, 0, 1)
         for call in self._failing:
             self._check(call)
@@ -207,11 +191,16 @@ class NativeProgram:
             call.refuse()
 
 
+def _slots(kernel: NativeKernel, **given: Any) -> np.ndarray:
+    return np.array(kernel.packed(given)[0], np.int64)
+
+
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Callable[[int, int, int], None], Callable[[int, int, int], None]]:
     """The thread that walks through a program, and those that help it."""
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    return kind(compiled(_lead)), kind(compiled(_follow))
+    words = np.zeros(1, np.int64)
+    lead, follow = _lead.call(table=words, count=0, team=0), _follow.call(team=words)
+    return ENTRY(lead.address), ENTRY(follow.address)
 
 
 @lru_cache(maxsize=1)
@@ -221,11 +210,11 @@ def _address_of_yield() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
 
 
-def _lead(k: Emitter) -> None:
-    table, count, team = k.pointer(0, I64), k.integer(1), k.pointer(2, I64)
-    no_team = k.integer(2).equals(0)
+@native_kernel
+def _lead(k: Emitter, table: Pointer, count: Integer, team: Integer) -> None:
+    no_team, words = team.equals(0), k.at_address(team, I64)
     with k.when(~no_team):
-        _exchange(k, team.at(_RUNNING), k.constant(1, I64))
+        _exchange(k, words.at(_RUNNING), k.constant(1, I64))
     next_call = k.variable(0, I64)
     with k.repeat_while(lambda: next_call.value < count):
         row = table.at(next_call.value * _ROW)
@@ -235,18 +224,18 @@ def _lead(k: Emitter) -> None:
             with alone, k.loop(0, parts) as part:
                 _run(k, row, part, parts)
             with together:
-                _publish(k, team, row, parts)
-                _take_parts(k, team)
-                _wait(k, lambda: _acquire(k, team.at(_DONE)) < parts, team)
+                _publish(k, words, row, parts)
+                _take_parts(k, words)
+                _wait(k, lambda: _acquire(k, words.at(_DONE)) < parts, words)
         status = row.load(_STATUS)
         with k.when(status.differs(0)), k.when(k.at_address(status, I64).load().differs(0)):
             next_call.value = count
     with k.when(~no_team):
-        _exchange(k, team.at(_RUNNING), k.constant(0, I64))
+        _exchange(k, words.at(_RUNNING), k.constant(0, I64))
 
 
-def _follow(k: Emitter) -> None:
-    team = k.pointer(0, I64)
+@native_kernel
+def _follow(k: Emitter, team: Pointer) -> None:
     idle = k.variable(0, I64)
     with k.repeat_while(lambda: idle.value < _LINGER * _SPINS):
         ticket = _acquire(k, team.at(_TICKET))
@@ -260,6 +249,10 @@ def _follow(k: Emitter) -> None:
                 with k.when(_acquire(k, team.at(_RUNNING)).differs(0)):
                     # Within a program the count starts again once it has made others run.
                     idle.value = idle.value % _SPINS
+
+
+_TEAM = 2
+"""The slot of `_lead` that has the team, which may be another in each run."""
 
 
 def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:

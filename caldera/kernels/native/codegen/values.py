@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import CACHE_LINE, machine
 
 if TYPE_CHECKING:
     from caldera.kernels.native.codegen.emitter import Emitter
@@ -53,6 +53,26 @@ def is_floating(kind: ir.Type) -> bool:
 def natural_lanes(kind: ir.Type) -> int:
     """How many elements fit into a vector register of this machine."""
     return machine().lanes(itemsize(kind))
+
+
+def line_lanes(kind: ir.Type) -> int:
+    """Elements of a cache line, or of a vector register if that holds more: processors are slow to
+    write lines in pieces."""
+    return max(natural_lanes(kind), CACHE_LINE // itemsize(kind))
+
+
+def shrinking(widest: int) -> tuple[int, ...]:
+    """Widths of vectors for `in_widths`: the widest, a quarter of it, and so on to 1.
+
+    Every width is code of its own, which takes time to compile; a few turns of a loop do not.
+
+    >>> shrinking(16)
+    (16, 4, 1)
+    """
+    widths = [widest]
+    while widths[-1] > 1:
+        widths.append(max(1, widths[-1] // 4))
+    return tuple(widths)
 
 
 class Value:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from caldera.kernels.native.compression.quantise import dequantise, quantise
-from caldera.kernels.native.compression.scatter import add_at, not_zero, put_only, take_out
-from caldera.kernels.native.compression.sparse_add import merge_sorted
+from caldera.kernels.native.compression.sparse import (
+    add_at,
+    merge_sorted,
+    not_zero,
+    put_only,
+    take_out,
+)
 from caldera.kernels.native.compression.stochastic_rounding import FORMATS, round_stochastically
 from caldera.kernels.native.compression.top_k import take_top_k_in_blocks, top_k_in_blocks
 

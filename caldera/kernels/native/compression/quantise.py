@@ -24,8 +24,14 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.compression.call import addresses_of, kernel, run
-from caldera.kernels.native.compression.random_draws import ALIGNED, Draws, draws_of, with_draws
+from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
+from caldera.kernels.native.codegen.program import run_now
+from caldera.kernels.native.compression.random_draws import (
+    ALIGNED,
+    Draws,
+    DrawsArgument,
+    with_draws,
+)
 
 _WORTH_SPLITTING = 1 << 13
 _CODES_AT_ONCE = 16
@@ -62,9 +68,12 @@ def quantise(
     """
     whole = spans == [(0, values.size)]
     lost = np.empty(values.size, np.float32) if whole else np.zeros(values.size, np.float32)
-    address = kernel(_build_to, levels=levels, width=width)
-    work = (values, lost, np.array(spans, np.int64), addresses_of(messages), len(messages), bucket)
-    run(address, *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    run_now(
+        _quantise, values=values, lost=lost, spans=np.array(spans, np.int64),
+        addresses=addresses_of(messages), messages=len(messages), bucket=bucket,
+        draws=draws._asdict(), levels=levels, width=width,
+        elements=values.size, worth=_WORTH_SPLITTING,
+    )  # fmt: skip
     return lost
 
 
@@ -79,20 +88,23 @@ def dequantise(
     """The float32 values of messages that have so many each, one after the other."""
     total = sum(counts)
     values = np.empty(total, np.float32)
-    address = kernel(_build_from, levels=levels, width=width)
-    work = (addresses_of(messages), np.array(counts, np.int64), len(messages), values, bucket)
-    run(address, *work, size=total, worth=_WORTH_SPLITTING)
+    run_now(
+        _dequantise, addresses=addresses_of(messages), counts=np.array(counts, np.int64),
+        messages=len(messages), values=values, bucket=bucket, levels=levels, width=width,
+        elements=total, worth=_WORTH_SPLITTING,
+    )  # fmt: skip
     return values
 
 
-def _build_to(k: Emitter, levels: int, width: int) -> None:
-    """Slots: values, lost, spans, addresses, messages, bucket, then the draws."""
-    values, lost = k.pointer(0, F32), k.pointer(1, F32)
-    spans, addresses, bucket = k.pointer(2, I64), k.pointer(3, I64), k.integer(5)
-    draws = draws_of(k, 6)
+@native_kernel
+def _quantise(
+    k: Emitter, values: Pointer, lost: Pointer, spans: Pointer, addresses: Pointer,
+    messages: Integer, bucket: Integer, draws: DrawsArgument, levels: int, width: int,
+) -> None:  # fmt: skip
+    generator = draws.generator(k)
     codes = k.stack(I8, ALIGNED)
     before = k.variable(0, I64)
-    with k.loop(0, k.integer(4)) as message:
+    with k.loop(0, messages) as message:
         low = spans.load(message * 2)
         size = spans.load(message * 2 + 1) - low
         mine, missed = values.at(low), lost.at(low)
@@ -117,7 +129,7 @@ def _build_to(k: Emitter, levels: int, width: int) -> None:
                     return _code(k, value, word, inverse, levels)
 
                 k.clear_bytes(codes, ALIGNED)
-                with_draws(k, draws, reach, mine.at(-shift), target, code)
+                with_draws(k, generator, reach, mine.at(-shift), target, code)
                 _pack(k, codes, packed.at(start // 8 * width), stop - start, width)
                 _lose(k, codes, mine.at(start), missed.at(start), stop - start, scale / levels,
                       levels)  # fmt: skip
@@ -186,12 +198,13 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
     return k.bitcast(largest, F32)
 
 
-def _build_from(k: Emitter, levels: int, width: int) -> None:
-    """Slots: addresses, counts, messages, values, bucket."""
-    addresses, counts = k.pointer(0, I64), k.pointer(1, I64)
-    values, bucket = k.pointer(3, F32), k.integer(4)
+@native_kernel
+def _dequantise(
+    k: Emitter, addresses: Pointer, counts: Pointer, messages: Integer, values: Pointer,
+    bucket: Integer, levels: int, width: int,
+) -> None:  # fmt: skip
     before = k.variable(0, I64)
-    with k.loop(0, k.integer(2)) as message:
+    with k.loop(0, messages) as message:
         size = counts.load(message)
         mine = values.at(before.value)
         buckets = (size + bucket - 1) // bucket

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from caldera.kernels.native.codegen.emitter import (
@@ -13,6 +14,7 @@ from caldera.kernels.native.codegen.emitter import (
     itemsize,
     natural_lanes,
 )
+from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.random import Philox
 
 ALIGNED = 64
@@ -40,11 +42,19 @@ class Draws(NamedTuple):
         return self._replace(first=self.first + -(-count // ALIGNED))
 
 
-def draws_of(k: Emitter, slot: int) -> tuple[Philox, Value]:
-    """The generator that the four numbers of `Draws` in these slots name, and the first word."""
-    lanes = max(natural_lanes(I32), _WORDS)
-    seed, step, stream, first = (k.integer(slot + i) for i in range(4))
-    return Philox(k, lanes, seed, step, stream), first * ALIGNED
+@dataclass(frozen=True)
+class DrawsArgument:
+    """The numbers of `Draws` in a kernel, given as `draws._asdict()`."""
+
+    seed: Integer
+    step: Integer
+    stream: Integer
+    first: Integer
+
+    def generator(self, k: Emitter) -> tuple[Philox, Value]:
+        """The generator that they name, and the first word."""
+        lanes = max(natural_lanes(I32), _WORDS)
+        return Philox(k, lanes, self.seed, self.step, self.stream), self.first * ALIGNED
 
 
 def with_draws(

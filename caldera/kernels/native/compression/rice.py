@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.kernels.native.compression.call import addresses_of, kernel, run
-from caldera.kernels.native.compression.rice_decode import SLACK, build_unpack
-from caldera.kernels.native.compression.rice_encode import HEADER, build_pack
+from caldera.kernels.native.codegen.kernel import addresses_of
+from caldera.kernels.native.codegen.program import run_now
+from caldera.kernels.native.compression.rice_decode import SLACK, unpack_places
+from caldera.kernels.native.compression.rice_encode import HEADER, pack_places
 
 Span = tuple[int, int]
 """From one number to (but without) another."""
@@ -47,9 +48,10 @@ def pack(
     out = np.empty(sum(longest), np.uint8)
     ends = np.empty(len(longest), np.int64)
     most = max((high - low for low, high in spans), default=0)
-    run(
-        kernel(build_pack), places, _numbers(spans), _numbers(parts), _numbers(free), len(longest),
-        out, ends, np.empty((2, most), np.int32), most,
+    run_now(
+        pack_places, places=places, spans=_numbers(spans), reach=_numbers(parts),
+        free=_numbers(free), messages=len(longest), out=out, ends=ends,
+        spare=np.empty((2, most), np.int32), most=most,
     )  # fmt: skip
     found = ends.tolist()
     return [out[begin:end] for begin, end in zip([0, *found], found, strict=False)]
@@ -75,9 +77,10 @@ def unpack(
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
     room = np.empty(max(sizes, default=0) + SLACK, np.uint8)
-    run(
-        kernel(build_unpack), addresses_of(messages), _numbers(sizes), _numbers(parts),
-        len(messages), places, taken, room, np.empty((2, most), np.int32), most,
+    run_now(
+        unpack_places, addresses=addresses_of(messages), sizes=_numbers(sizes),
+        reach=_numbers(parts), messages=len(messages), places=places, taken=taken, room=room,
+        spare=np.empty((2, most), np.int32), most=most,
     )  # fmt: skip
     found = taken.tolist()
     for each, length in zip(found, lengths, strict=True):

@@ -15,27 +15,35 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     Value,
 )
-from caldera.kernels.native.compression.rice_encode import HEADER, STRING_HEADER
-from caldera.kernels.native.compression.unaligned import get_word, load_wide, store_wide
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.compression.rice_encode import (
+    HEADER,
+    STRING_HEADER,
+    get_word,
+    load_wide,
+    store_wide,
+)
 
 SLACK = 8
 """Bytes behind a string of bits that are read with its last ones."""
 
 
-def build_unpack(k: Emitter) -> None:
-    """Slots: addresses, sizes, parts, messages, places, taken, room for a string, room for runs,
-    its width."""
-    addresses, sizes, parts = (k.pointer(slot, I64) for slot in range(3))
-    places, taken, room = k.pointer(4, I32), k.pointer(5, I64), k.pointer(6, I8)
-    starts, stops = k.pointer(7, I32), k.pointer(7, I32).at(k.integer(8))
+@native_kernel
+def unpack_places(
+    k: Emitter, addresses: Pointer, sizes: Pointer, reach: Pointer, messages: Integer,
+    places: Pointer, taken: Pointer, room: Pointer, spare: Pointer, most: Integer,
+) -> None:  # fmt: skip
+    """The places of messages, each in its part of a vector (`reach`), and how many bytes of each
+    were taken; there is room for a string, and for two times as many runs as one has at most."""
+    starts, stops = spare, spare.at(most)
     read = k.inner("read", [POINTER, I64, I64, I64, I64, POINTER, POINTER, POINTER], _read)
     spread = k.inner("spread", [POINTER, POINTER, I64, I64, I64, POINTER], _spread)
     found = k.variable(0, I64)
     result = k.stack(I64, 1)
     zero = k.constant(0, I64)
-    with k.loop(0, k.integer(3)) as number:
+    with k.loop(0, messages) as number:
         message = k.at_address(addresses.load(number), I8)
-        begin, end = parts.load(number * 2), parts.load(number * 2 + 1)
+        begin, end = reach.load(number * 2), reach.load(number * 2 + 1)
         length = end - begin
         count, runs = get_word(k, message), get_word(k, message.at(4))
         strings = message.at(HEADER - STRING_HEADER)
@@ -54,8 +62,8 @@ def build_unpack(k: Emitter) -> None:
                     after, left = strings.at(first), size - first
                     k.call(read, after, left, runs, zero, count, stops, room, result)
                     whole = k.convert(stops.load(runs - 1), I64).equals(count - 1)
-                    reach = k.convert(starts.load(runs - 1), I64) + count - runs
-                    right = (result.load(0) >= 0) & whole & (reach < length)
+                    reached = k.convert(starts.load(runs - 1), I64) + count - runs
+                    right = (result.load(0) >= 0) & whole & (reached < length)
                     both = first + result.load(0)
                     result.store(0, k.select(right, both, -1))
                     with k.when(right):

@@ -15,7 +15,7 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.compression.unaligned import put_word, store_wide
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 
 HEADER = 16
 """Bytes before the places, if there are no runs."""
@@ -27,19 +27,22 @@ _REST, _UNARY, _SIZE, _RUNS = range(4)
 """What is known of places before they are written."""
 
 
-def build_pack(k: Emitter) -> None:
-    """Slots: places, spans, parts, free, messages, out, ends, room for runs, its width."""
-    places, out, ends = k.pointer(0, I32), k.pointer(5, I8), k.pointer(6, I64)
-    spans, parts, free = (k.pointer(slot, I64) for slot in (1, 2, 3))
-    starts, stops = k.pointer(7, I32), k.pointer(7, I32).at(k.integer(8))
+@native_kernel
+def pack_places(
+    k: Emitter, places: Pointer, spans: Pointer, reach: Pointer, free: Pointer, messages: Integer,
+    out: Pointer, ends: Pointer, spare: Pointer, most: Integer,
+) -> None:  # fmt: skip
+    """Messages of spans of places, each in its part of a vector (`reach`), with some bytes left
+    free behind each; `spare` is room for two times the runs that one has at most."""
+    starts, stops = spare, spare.at(most)
     plain, first, second = (k.stack(I64, 4) for _ in range(3))
     fit = k.inner("fit", [POINTER, I64, I64, POINTER], _fit)
     write = k.inner("write", [POINTER, I64, I64, POINTER, POINTER], _write)
     split = k.inner("split", [POINTER, I64, I64, POINTER, POINTER], _split)
     at = k.variable(0, I64)
-    with k.loop(0, k.integer(4)) as number:
+    with k.loop(0, messages) as number:
         low = spans.load(number * 2)
-        count, begin = spans.load(number * 2 + 1) - low, parts.load(number * 2)
+        count, begin = spans.load(number * 2 + 1) - low, reach.load(number * 2)
         mine = places.at(low)
         k.call(fit, mine, count, begin, plain)
         runs = k.variable(0, I64)
@@ -182,3 +185,27 @@ def _split(
             runs.value = runs.value + 1
         last.store(runs.value - 1, k.convert(i, I32))
         before.value = place
+
+
+# --- words in memory that begin anywhere
+
+
+def get_word(k: Emitter, place: Pointer) -> Value:
+    """Four bytes as a number that is not negative."""
+    word = Value(k, k.ir.load(place.raw, typ=I32, align=1))
+    return k.convert(word, I64, unsigned=True)
+
+
+def put_word(k: Emitter, place: Pointer, value: Value) -> None:
+    """Write the lowest four bytes of a number."""
+    k.ir.store(k.convert(value, I32).raw, place.raw, align=1)
+
+
+def load_wide(k: Emitter, place: Pointer) -> Value:
+    """Eight bytes."""
+    return Value(k, k.ir.load(place.raw, typ=I64, align=1))
+
+
+def store_wide(k: Emitter, place: Pointer, value: Value) -> None:
+    """Write eight bytes."""
+    k.ir.store(value.raw, place.raw, align=1)

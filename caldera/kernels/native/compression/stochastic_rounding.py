@@ -12,9 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import F32, I32, Emitter, Value
-from caldera.kernels.native.compression.call import kernel, run
-from caldera.kernels.native.compression.random_draws import ALIGNED, Draws, draws_of, with_draws
+from caldera.kernels.native.codegen.emitter import F32, I32, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import run_now
+from caldera.kernels.native.compression.random_draws import (
+    ALIGNED,
+    Draws,
+    DrawsArgument,
+    with_draws,
+)
 
 _WORTH_SPLITTING = 1 << 13
 _INFINITY = 0x7F800000
@@ -50,16 +56,19 @@ def round_stochastically(values: np.ndarray, name: str, draws: Draws) -> np.ndar
     ([1.0, 1.0078125], np.True_)
     """
     rounded = np.empty(values.shape, np.float32)
-    work = (values, rounded, values.size)
-    run(kernel(_build, name=name), *work, *draws, size=values.size, worth=_WORTH_SPLITTING)
+    run_now(
+        _round, values=values, rounded=rounded, size=values.size, draws=draws._asdict(), name=name,
+        elements=values.size, worth=_WORTH_SPLITTING,
+    )  # fmt: skip
     return rounded
 
 
-def _build(k: Emitter, name: str) -> None:
-    """Slots: values, rounded, size, then the draws."""
+@native_kernel
+def _round(
+    k: Emitter, values: Pointer, rounded: Pointer, size: Integer, draws: DrawsArgument, name: str
+) -> None:
     form = FORMATS[name]
     dropped = 23 - form.fraction
-    draws = draws_of(k, 3)
 
     def element(value: Value, word: Value) -> Value:
         bits = k.bitcast(value, word.type)
@@ -76,8 +85,7 @@ def _build(k: Emitter, name: str) -> None:
         found = k.select(magnitude < _INFINITY, finite, magnitude)
         return k.bitcast(found | (bits & -(1 << 31)), value.type)
 
-    reach = k.share(k.integer(2), ALIGNED)
-    with_draws(k, draws, reach, k.pointer(0, F32), k.pointer(1, F32), element)
+    with_draws(k, draws.generator(k), k.share(size, ALIGNED), values, rounded, element)
 
 
 def _subnormal(k: Emitter, form: Format, magnitude: Value, word: Value) -> Value:

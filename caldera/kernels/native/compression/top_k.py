@@ -31,7 +31,8 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.compression.call import addresses_of, kernel, run
+from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
+from caldera.kernels.native.codegen.program import run_now
 
 _MAGNITUDE = 0x7FFFFFFF
 _AT_ONCE = 64
@@ -91,11 +92,11 @@ def _largest_of(
     ends = np.zeros((parts, len(sizes) + 1), np.int64)
     room = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
     edges = np.array([0, *accumulate(sizes)], np.int64)
-    address = kernel(_build, groups=_groups(count, padded), takes=taken is not None)
-    also = [] if taken is None else [addresses_of(added or []), taken]
-    run(
-        address, values, edges, len(sizes), count, block, padded, found, most, ends, room,
-        room[0].size, *also, size=values.size, worth=_WORTH_SPLITTING,
+    run_now(
+        _select, values=values, edges=edges, vectors=len(sizes), count=count, block=block,
+        padded=padded, found=found, most=most, ends=ends, room=room, room_of_part=room[0].size,
+        added=None if added is None else addresses_of(added), taken=taken,
+        groups=_groups(count, padded), elements=values.size, worth=_WORTH_SPLITTING,
     )  # fmt: skip
     reach = [
         (part, slice(*span))
@@ -120,15 +121,21 @@ def _groups(count: int, padded: int) -> int:
     return groups if groups <= 128 and 4 * groups <= padded and padded % groups == 0 else 0
 
 
-def _build(k: Emitter, groups: int, takes: bool) -> None:
-    """Slots: values, edges, vectors, count, block, padded, found, how many of a part, ends, room,
-    room of a part; with `takes` also what is added, and where those go that are taken out."""
-    values, edges = k.pointer(0, I32), k.pointer(1, I64)
-    vectors, count, block, padded = (k.integer(slot) for slot in (2, 3, 4, 5))
-    found = k.pointer(6, I32).at(k.integer(7) * k.part)
-    taken_out = k.pointer(12, I32).at(k.integer(7) * k.part) if takes else None
-    ends = k.pointer(8, I64).at((vectors + 1) * k.part)
-    room = k.pointer(9, I32).at(k.integer(10) * k.part)
+@native_kernel
+def _select(
+    k: Emitter, values: Pointer, edges: Pointer, vectors: Integer, count: Integer, block: Integer,
+    padded: Integer, found: Pointer, most: Integer, ends: Pointer, room: Pointer,
+    room_of_part: Integer, added: Pointer | None, taken: Pointer | None, groups: int,
+) -> None:  # fmt: skip
+    """The largest of the blocks of vectors, which begin at `edges`. Each part has `most` elements
+    of `found` (and `taken`) to write to, and some of the room; where its elements of each vector
+    end is written to `ends`. With `added`, which has addresses of vectors, these are added first,
+    and those that are selected are taken out."""
+    values = values.cast(I32)
+    found = found.at(most * k.part)
+    taken_out = None if taken is None else taken.cast(I32).at(most * k.part)
+    ends = ends.at((vectors + 1) * k.part)
+    room = room.at(room_of_part * k.part)
     whole = padded + _AT_ONCE
     aside, places, magnitudes = room, room.at(whole), room.at(whole * 2)
     maxima = k.stack(I32, max(groups, 1))
@@ -143,17 +150,17 @@ def _build(k: Emitter, groups: int, takes: bool) -> None:
         # Equal to `count` for a whole block.
         wanted = (count * length + block - 1) // block
         mine = values.at(first)
-        added = None
-        if takes:
-            added = k.at_address(k.pointer(11, I64).load(vector), F32).at(number * block)
+        more = None
+        if added is not None:
+            more = k.at_address(added.load(vector), F32).at(number * block)
         at = k.variable(k.address(mine))
         with k.either(length.equals(padded)) as (whole_block, short_block):
             with whole_block:
-                _look(k, mine, padded, maxima, groups, added)
+                _look(k, mine, padded, maxima, groups, more)
             with short_block:
                 # It is not as long as its vectors: it is put aside, with zeros behind it.
-                if added is not None:
-                    _add(k, mine.cast(F32), added, length)
+                if more is not None:
+                    _add(k, mine.cast(F32), more, length)
                 k.clear_bytes(aside, padded * 4)
                 k.copy_bytes(aside, mine, length * 4)
                 at.value = k.address(aside)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from caldera.kernels.common.geometry import Pair
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
-from caldera.kernels.native.convolution.slots import Integers
-from caldera.kernels.native.convolution.strip_mining import Strips, between
+from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.convolution.strip_mining import Strips, between, image_at
 
 
 @dataclass(frozen=True)
@@ -51,58 +51,67 @@ class Blocks:
         return -(-self.groups * self.count * self.block_step // 16) * 16
 
 
-NAMES = (
-    "groups", "channels", "count", "rows", "columns", "block_step", "height", "width", "image_step",
-    "row_step", "pixel_step", "start_row", "start_column",
-)  # fmt: skip
-"""What filling goes by: the blocks, then the size and steps of the images, and where in them the
-strip of the first output begins."""
+@dataclass(frozen=True)
+class BlockedFilling:
+    """What filling goes by: the blocks, the size and steps of the images, and where in them the
+    strip of the first output begins."""
+
+    groups: Integer
+    channels: Integer
+    count: Integer
+    rows: Integer
+    columns: Integer
+    block_step: Integer
+    height: Integer
+    width: Integer
+    image_step: Integer
+    row_step: Integer
+    pixel_step: Integer
+    start_row: Integer
+    start_column: Integer
+
+    def fill(
+        self,
+        k: Emitter,
+        width: int,
+        strip: Pointer,
+        images: Pointer,
+        first_image: Value,
+        image_count: Value,
+        first_row: Value,
+        row_count: Value,
+    ) -> None:
+        """Copy `row_count` padded rows of some images into a strip, from row `first_row` on."""
+        left = between(k, -self.start_column, self.columns)
+        inside = k.maximum(between(k, self.width - self.start_column, self.columns), left)
+        with k.loop(0, image_count) as i, k.loop(0, row_count) as j:
+            row = first_row + j + self.start_row
+            outside = (row < 0) | (row >= self.height)
+            begin = k.select(outside, self.columns, left)
+            end = k.select(outside, self.columns, inside)
+            start = (first_image + i) * self.image_step + row * self.row_step
+            pixels = images.at(start + (begin + self.start_column) * self.pixel_step)
+            line = strip.at((i * self.rows + j) * self.columns * width)
+            with k.loop(0, self.groups) as group, k.loop(0, self.count) as block:
+                to = line.at((group * self.count + block) * self.block_step)
+                source = pixels.at(group * self.channels + block * width)
+                valid = k.minimum(self.channels - block * width, width)
+                _clear(k, to, begin * width)
+                with k.either(valid.equals(width)) as (whole, part):
+                    with whole, k.loop(0, end - begin) as x:
+                        _copy(to.at((begin + x) * width), source.at(x * self.pixel_step), width)
+                    with part, k.loop(0, end - begin) as x, k.loop(0, valid) as c:
+                        to.store((begin + x) * width + c, source.load(x * self.pixel_step + c))
+                _clear(k, to.at(end * width), (self.columns - end) * width)
 
 
-def values(blocks: Blocks, image: Pair, steps: tuple[int, ...], start: Pair) -> dict[str, int]:
-    """The integers named in NAMES."""
+def filling(blocks: Blocks, image: Pair, steps: tuple[int, ...], start: Pair) -> dict[str, int]:
+    """A `BlockedFilling` as a kernel is given it."""
     return {
         "groups": blocks.groups, "channels": blocks.channels, "count": blocks.count,
         "rows": blocks.strips.source_rows, "columns": blocks.strips.source_columns,
-        "block_step": blocks.block_step, "height": image[0], "width": image[1],
-        "image_step": steps[0], "row_step": steps[1], "pixel_step": steps[2],
-        "start_row": start[0], "start_column": start[1],
+        "block_step": blocks.block_step, **image_at(image, steps, start),
     }  # fmt: skip
-
-
-def fill(
-    k: Emitter,
-    n: Integers,
-    width: int,
-    strip: Pointer,
-    images: Pointer,
-    first_image: Value,
-    image_count: Value,
-    first_row: Value,
-    row_count: Value,
-) -> None:
-    """Copy `row_count` padded rows of some images into a strip, from row `first_row` on."""
-    left = between(k, -n.start_column, n.columns)
-    inside = k.maximum(between(k, n.width - n.start_column, n.columns), left)
-    with k.loop(0, image_count) as i, k.loop(0, row_count) as j:
-        row = first_row + j + n.start_row
-        outside = (row < 0) | (row >= n.height)
-        begin = k.select(outside, n.columns, left)
-        end = k.select(outside, n.columns, inside)
-        start = (first_image + i) * n.image_step + row * n.row_step
-        pixels = images.at(start + (begin + n.start_column) * n.pixel_step)
-        line = strip.at((i * n.rows + j) * n.columns * width)
-        with k.loop(0, n.groups) as group, k.loop(0, n.count) as block:
-            to = line.at((group * n.count + block) * n.block_step)
-            source = pixels.at(group * n.channels + block * width)
-            valid = k.minimum(n.channels - block * width, width)
-            _clear(k, to, begin * width)
-            with k.either(valid.equals(width)) as (whole, part):
-                with whole, k.loop(0, end - begin) as x:
-                    _copy(to.at((begin + x) * width), source.at(x * n.pixel_step), width)
-                with part, k.loop(0, end - begin) as x, k.loop(0, valid) as c:
-                    to.store((begin + x) * width + c, source.load(x * n.pixel_step + c))
-            _clear(k, to.at(end * width), (n.columns - end) * width)
 
 
 def _clear(k: Emitter, place: Pointer, count: Value) -> None:

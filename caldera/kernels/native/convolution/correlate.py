@@ -13,19 +13,16 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.kernels.common.geometry import Correlation, steps
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import Tile, best_shape, depthwise_shape
 from caldera.kernels.native.convolution.packing import Loop, gather
-from caldera.kernels.native.convolution.slots import Integers, in_order
 from caldera.kernels.native.convolution.strip_mining import (
-    FILL,
+    Filling,
     Strips,
     cut,
-    fill,
-    fill_values,
+    filling,
     pixel_table,
 )
 from caldera.tensor.dtype import DType
@@ -152,12 +149,35 @@ def pack_filters(
     )  # fmt: skip
 
 
-_NAMES = (
-    *FILL, "copied", "items", "chunks", "images", "rows", "a_image", "batch", "target_rows",
-    "target_columns", "target_image_step", "target_row_step", "stride_rows", "reach_rows",
-    "tap_rows", "tap_columns", "tap_row_step", "tap_column_step", "length", "blocks", "block_count",
-    "panel", "results", "group_inputs", "block_inputs", "strip_length",
-)  # fmt: skip
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the target, the taps and the blocks of filters, in numbers and distances."""
+
+    copied: Integer
+    items: Integer
+    chunks: Integer
+    images: Integer
+    rows: Integer
+    a_image: Integer
+    batch: Integer
+    target_rows: Integer
+    target_columns: Integer
+    target_image_step: Integer
+    target_row_step: Integer
+    stride_rows: Integer
+    reach_rows: Integer
+    tap_rows: Integer
+    tap_columns: Integer
+    tap_row_step: Integer
+    tap_column_step: Integer
+    length: Integer
+    blocks: Integer
+    block_count: Integer
+    panel: Integer
+    results: Integer
+    group_inputs: Integer
+    block_inputs: Integer
+    strip_length: Integer
 
 
 def correlate(
@@ -182,9 +202,7 @@ def correlate(
     outputs = (of_target[0], of_target[2], of_target[3])
     table = (strips.images, strips.rows, work.target[1])
     blocks = packing.groups * packing.blocks
-    values = fill_values(
-        strips, work.source, channels, (of_source[0], of_source[2], of_source[3]), work.start
-    ) | {
+    values = {
         "copied": not in_place, "items": strips.items, "chunks": packing.chunks,
         "images": strips.images, "rows": strips.rows, "a_image": strips.a_image,
         "batch": work.batch, "target_rows": work.target[0], "target_columns": work.target[1],
@@ -201,23 +219,25 @@ def correlate(
     }  # fmt: skip
     pixels, vectors = packing.tile
     length = values["length"]
-    address = compiled(
-        _correlate, kind=packing.dtype.name, pixels=pixels, vectors=vectors,
-        depthwise=packing.is_depthwise, length=length if length <= FEW else 0,
-    )  # fmt: skip
-    return native_call(
-        address, source, filters, target, scratch, pixel_table(*table, by_output),
-        pixel_table(*table, outputs), *in_order(values, _NAMES), parts=packing.parts,
+    return _correlate.call(
+        source=source, filters=filters, target=target, scratch=scratch,
+        source_places=pixel_table(*table, by_output), target_places=pixel_table(*table, outputs),
+        filling=filling(
+            strips, work.source, channels, (of_source[0], of_source[2], of_source[3]), work.start
+        ),
+        n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
+        length=length if length <= FEW else 0, parts=packing.parts,
     )  # fmt: skip
 
 
+@native_kernel
 def _correlate(
-    k: Emitter, kind: str, pixels: int, vectors: int, depthwise: bool, length: int
-) -> None:
-    wide = computed_type(kind)
-    source, filters, target, scratch = (k.pointer(slot, wide) for slot in range(4))
-    source_places, target_places = k.pointer(4, I64), k.pointer(5, I64)
-    n = Integers(k, 6, _NAMES)
+    k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
+    source_places: Pointer, target_places: Pointer, filling: Filling, n: _Numbers, pixels: int,
+    vectors: int, depthwise: bool, length: int,
+) -> None:  # fmt: skip
+    """`length` is that of a run of inputs if the kernel is made for it, else 0."""
+    wide = source.type
     width = vectors * natural_lanes(wide)
     aside = k.stack(wide, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
@@ -230,9 +250,10 @@ def _correlate(
         count = images * rows * n.target_columns
         with k.when(n.copied.differs(0)):
             reached = (rows - 1) * n.stride_rows + n.reach_rows
-            fill(k, n, strip, source, image, images, row * n.stride_rows, reached)
-        first = image * n.image_step + (row * n.stride_rows + n.start_row) * n.row_step
-        in_place = source.at(first + n.start_column * n.pixel_step)
+            filling.fill(k, strip, source, image, images, row * n.stride_rows, reached)
+        top = row * n.stride_rows + filling.start_row
+        first = image * filling.image_step + top * filling.row_step
+        in_place = source.at(first + filling.start_column * filling.pixel_step)
         start = _pick(k, n.copied.differs(0), strip, in_place)
         place = target.at(image * n.target_image_step + row * n.target_row_step)
         first_block = n.block_count * chunk // n.chunks
@@ -266,7 +287,7 @@ def _pick(k: Emitter, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
 
 
 def _taps(
-    k: Emitter, n: Integers, tile: Tile, panel: Pointer, depthwise: bool, length: int
+    k: Emitter, n: _Numbers, tile: Tile, panel: Pointer, depthwise: bool, length: int
 ) -> None:
     if depthwise or length:
         with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:

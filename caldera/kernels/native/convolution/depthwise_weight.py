@@ -13,22 +13,18 @@ from functools import cached_property
 import numpy as np
 
 from caldera.kernels.common.geometry import Correlation, steps
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
-    I64,
     Emitter,
     Pointer,
     Value,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.target import machine
-from caldera.kernels.native.convolution import blocked_strips
-from caldera.kernels.native.convolution.blocked_strips import Blocks
+from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, Blocks, filling
 from caldera.kernels.native.convolution.packing import ONCE, Loop, scatter
-from caldera.kernels.native.convolution.slots import Integers, in_order
 from caldera.kernels.native.convolution.strip_mining import Strips, cut, pixel_table
 from caldera.kernels.native.convolution.weight_blocking import strips_wanted
 from caldera.tensor.dtype import DType
@@ -113,12 +109,23 @@ class DepthwiseGradient:
         return np.pad(places, (0, self.taps - len(places)), mode="edge")
 
 
-_NAMES = (
-    *(f"x_{name}" for name in blocked_strips.NAMES),
-    *(f"y_{name}" for name in blocked_strips.NAMES), "items",
-    "images", "rows", "a_image", "batch", "target_rows", "target_columns", "stride_rows",
-    "reach_rows", "taps", "size", "sums", "x_length", "y_length",
-)  # fmt: skip
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the target and the partial sums, in numbers and distances."""
+
+    items: Integer
+    images: Integer
+    rows: Integer
+    a_image: Integer
+    batch: Integer
+    target_rows: Integer
+    target_columns: Integer
+    stride_rows: Integer
+    reach_rows: Integer
+    taps: Integer
+    size: Integer
+    x_length: Integer
+    y_length: Integer
 
 
 def gradient_calls(
@@ -138,37 +145,35 @@ def _sum_call(
     work, strips = gradient.work, gradient.strips
     of_x, of_y = (tuple(steps(each)[axis] for axis in (0, 2, 3)) for each in (x, y))
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
-    from_x = blocked_strips.values(x_blocks, work.source, of_x, work.start)
-    from_y = blocked_strips.values(y_blocks, work.target, of_y, (0, 0))
-    values = (
-        {f"x_{name}": value for name, value in from_x.items()}
-        | {f"y_{name}": value for name, value in from_y.items()}
-        | {
-            "items": strips.items, "images": strips.images, "rows": strips.rows,
-            "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
-            "target_columns": work.target[1], "stride_rows": work.stride[0],
-            "reach_rows": work.reach[0], "taps": gradient.taps, "size": gradient.size,
-            "sums": gradient.sums, "x_length": x_blocks.length, "y_length": y_blocks.length,
-        }
-    )  # fmt: skip
+    values = {
+        "items": strips.items, "images": strips.images, "rows": strips.rows,
+        "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
+        "target_columns": work.target[1], "stride_rows": work.stride[0],
+        "reach_rows": work.reach[0], "taps": gradient.taps, "size": gradient.size,
+        "x_length": x_blocks.length, "y_length": y_blocks.length,
+    }  # fmt: skip
     by_output = (
         x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
     )  # fmt: skip
     table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
     together, vectors = gradient.tile
-    address = compiled(_sum, kind=gradient.dtype.name, together=together, vectors=vectors)
-    return native_call(
-        address, x, y, *scratch, table, gradient.tap_table(), *in_order(values, _NAMES),
-        parts=max(1, gradient.sums),
+    partial, input_scratch, output_scratch = scratch
+    return _sum.call(
+        x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
+        places=table, taps=gradient.tap_table(),
+        x_blocks=filling(x_blocks, work.source, of_x, work.start),
+        y_blocks=filling(y_blocks, work.target, of_y, (0, 0)), n=values, together=together,
+        vectors=vectors, parts=max(1, gradient.sums),
     )  # fmt: skip
 
 
-def _sum(k: Emitter, kind: str, together: int, vectors: int) -> None:
-    wide = computed_type(kind)
-    x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
-    places, taps = k.pointer(5, I64), k.pointer(6, I64)
-    n = Integers(k, 7, _NAMES)
-    from_x, from_y = Integers(k, 7, _NAMES, "x_"), Integers(k, 7, _NAMES, "y_")
+@native_kernel
+def _sum(
+    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
+    output_scratch: Pointer, places: Pointer, taps: Pointer, x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling, n: _Numbers, together: int, vectors: int,
+) -> None:  # fmt: skip
+    wide = x.type
     width = vectors * natural_lanes(wide)
     own_x = input_scratch.at(k.part * n.x_length)
     own_y = output_scratch.at(k.part * n.y_length)
@@ -179,13 +184,13 @@ def _sum(k: Emitter, kind: str, together: int, vectors: int) -> None:
         images = k.minimum(n.images, n.batch - image)
         rows = k.minimum(n.rows, n.target_rows - row)
         reached = (rows - 1) * n.stride_rows + n.reach_rows
-        blocked_strips.fill(k, from_x, width, own_x, x, image, images, row * n.stride_rows, reached)
-        blocked_strips.fill(k, from_y, width, own_y, y, image, images, row, rows)
+        x_blocks.fill(k, width, own_x, x, image, images, row * n.stride_rows, reached)
+        y_blocks.fill(k, width, own_y, y, image, images, row, rows)
         adds = item.differs(first_item)
-        with k.loop(0, n.x_count) as block, k.loop(0, n.taps, together) as tap:
-            seen = own_x.at(block * n.x_block_step)
+        with k.loop(0, x_blocks.count) as block, k.loop(0, n.taps, together) as tap:
+            seen = own_x.at(block * x_blocks.block_step)
             inputs = [seen.at(taps.load(tap + i)) for i in range(together)]
-            given = own_y.at(block * n.y_block_step)
+            given = own_y.at(block * y_blocks.block_step)
             place = sums.at((block * n.taps + tap) * width)
             count = images * rows * n.target_columns
             _tile(k, vectors, inputs, given, places, count, place, adds)

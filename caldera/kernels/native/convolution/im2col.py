@@ -15,10 +15,9 @@ from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, steps
 from caldera.kernels.native.codegen.blas import blas, gemm
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel, native_kernel
 from caldera.kernels.native.convolution.packing import ONCE, Loop, gather, scatter
 from caldera.kernels.native.convolution.reorder import (
     Room,
@@ -27,7 +26,6 @@ from caldera.kernels.native.convolution.reorder import (
     room_of,
     staging_bytes,
 )
-from caldera.kernels.native.convolution.slots import Integers, in_order
 from caldera.kernels.native.convolution.strip_mining import between
 from caldera.kernels.table import Call, Runner
 
@@ -119,18 +117,45 @@ class Columns:
         return [self.filters, columns, 0]
 
 
-_NAMES = (
-    "batch", "height", "width", "channels", "image_step", "row_step", "pixel_step", "target_rows",
-    "target_columns", "results", "target_step", "groups", "stride_rows", "stride_columns",
-    "start_row", "start_column", "dilation_rows", "dilation_columns", "tap_rows", "runs",
-    "run_taps", "tap_length", "terms", "rows", "blocks", "pixels", "sums", "splits", "filters",
-)  # fmt: skip
-"""A row of taps is `runs` runs of `run_taps` taps, whose inputs lie side by side."""
+@dataclass(frozen=True)
+class _Numbers:
+    """The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
+    `run_taps` taps, whose inputs lie side by side."""
+
+    batch: Integer
+    height: Integer
+    width: Integer
+    channels: Integer
+    image_step: Integer
+    row_step: Integer
+    pixel_step: Integer
+    target_rows: Integer
+    target_columns: Integer
+    results: Integer
+    target_step: Integer
+    groups: Integer
+    stride_rows: Integer
+    stride_columns: Integer
+    start_row: Integer
+    start_column: Integer
+    dilation_rows: Integer
+    dilation_columns: Integer
+    tap_rows: Integer
+    runs: Integer
+    run_taps: Integer
+    tap_length: Integer
+    terms: Integer
+    rows: Integer
+    blocks: Integer
+    pixels: Integer
+    sums: Integer
+    splits: Integer
+    filters: Integer
 
 
 def _call(
     columns: Columns,
-    build: Callable[..., None],
+    kernel: NativeKernel,
     image: np.ndarray,
     filters: np.ndarray,
     output: np.ndarray,
@@ -142,7 +167,6 @@ def _call(
     joined = joined and of_image[3] == geometry.channels
     known = blas()
     assert known is not None
-    kind = geometry.dtype.name
     values = {
         "batch": geometry.batch, "height": geometry.image[2], "width": geometry.image[3],
         "channels": geometry.channels, "image_step": of_image[0], "row_step": of_image[2],
@@ -158,10 +182,10 @@ def _call(
         "pixels": columns.unit or geometry.pixels, "sums": columns.sums,
         "splits": columns.splits, "filters": columns.filters,
     }  # fmt: skip
-    address = compiled(build, kind=kind, in_place=columns.in_place)
-    return native_call(
-        address, image, filters, output, scratch, known.gemm(computed_type(kind)),
-        *in_order(values, _NAMES), parts=columns.parts,
+    return kernel.call(
+        image=image, filters=filters, output=output, scratch=scratch,
+        address=known.gemm(computed_type(geometry.dtype.name)), n=values,
+        in_place=columns.in_place, parts=columns.parts,
     )  # fmt: skip
 
 
@@ -176,16 +200,14 @@ def _distance(images: np.ndarray) -> int:
     return max(own[0], lengths[1]) if lengths[0] > 1 else lengths[1]
 
 
-class _Kernel:
-    """What the three kernels below share."""
+@dataclass(frozen=True)
+class _Rows:
+    """Makes rows of the matrix from an image, and adds them to it."""
 
-    def __init__(self, k: Emitter, kind: str) -> None:
-        wide = computed_type(kind)
-        self.k = k
-        self.image, self.filters, self.output, scratch = (k.pointer(i, wide) for i in range(4))
-        self.gemm = k.integer(4)
-        self.n = n = Integers(k, 5, _NAMES)
-        self.columns = scratch.at(k.part * n.rows * n.terms)
+    k: Emitter
+    n: _Numbers
+    image: Pointer
+    columns: Pointer
 
     def place(self, pixel: Value) -> tuple[Value, Value, Value]:
         """Image, row and column of an output pixel."""
@@ -260,33 +282,39 @@ class _Kernel:
         return self.columns, n.terms
 
 
-def _forward(k: Emitter, kind: str, in_place: bool) -> None:
-    own = _Kernel(k, kind)
-    n = own.n
+@native_kernel
+def _forward(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
     begin, end = k.share(n.blocks)
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
         first = block * n.rows
         count = k.minimum(n.rows, n.pixels - first)
         if not in_place:
             own.fill(first, count, group)
-        filters = own.filters.at(group * n.results * n.terms)
-        output = own.output.at(first * n.target_step + group * n.results)
+        right = filters.at(group * n.results * n.terms)
+        goal = output.at(first * n.target_step + group * n.results)
         gemm(
-            k, own.gemm, (count, n.results, n.terms), own.matrix(in_place, first, group),
-            (filters, n.terms), (output, n.target_step), tb=True,
+            k, address, (count, n.results, n.terms), own.matrix(in_place, first, group),
+            (right, n.terms), (goal, n.target_step), tb=True,
         )  # fmt: skip
 
 
-def _for_input(k: Emitter, kind: str, in_place: bool) -> None:
-    own = _Kernel(k, kind)
-    n = own.n
+@native_kernel
+def _for_input(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
 
     def product(first: Value, count: Value, group: Value) -> None:
-        filters = own.filters.at(group * n.results * n.terms)
-        output = own.output.at(first * n.target_step + group * n.results)
+        right = filters.at(group * n.results * n.terms)
+        goal = output.at(first * n.target_step + group * n.results)
         gemm(
-            k, own.gemm, (count, n.terms, n.results), (output, n.target_step),
-            (filters, n.terms), own.matrix(in_place, first, group),
+            k, address, (count, n.terms, n.results), (goal, n.target_step),
+            (right, n.terms), own.matrix(in_place, first, group),
         )  # fmt: skip
 
     if in_place:
@@ -296,34 +324,37 @@ def _for_input(k: Emitter, kind: str, in_place: bool) -> None:
             product(first, k.minimum(n.rows, n.pixels - first), group)
         return
     begin, end = k.share(n.batch)
-    with k.loop(begin, end) as image:
+    with k.loop(begin, end) as number:
         pixels = n.height * n.width * n.channels * n.groups
-        k.clear_bytes(own.image.at(image * n.image_step), pixels * itemsize(own.image.type))
+        k.clear_bytes(image.at(number * n.image_step), pixels * itemsize(image.type))
         with k.loop(0, n.blocks) as block, k.loop(0, n.groups) as group:
             inside = block * n.rows
-            first = image * n.pixels + inside
+            first = number * n.pixels + inside
             count = k.minimum(n.rows, n.pixels - inside)
             product(first, count, group)
             own.add(first, count, group)
 
 
-def _for_weight(k: Emitter, kind: str, in_place: bool) -> None:
-    own = _Kernel(k, kind)
-    n = own.n
+@native_kernel
+def _for_weight(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: _Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
     number, split = k.part // n.splits, k.part % n.splits
     top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits
-    partial = own.filters.at(number * n.filters)
+    partial = filters.at(number * n.filters)
     begin, end = n.blocks * number // n.sums, n.blocks * (number + 1) // n.sums
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
         first = block * n.rows
         count = k.minimum(n.rows, n.pixels - first)
         if not in_place:
             own.fill(first, count, group)
-        output = own.output.at(first * n.target_step + group * n.results + top)
+        given = output.at(first * n.target_step + group * n.results + top)
         sums = partial.at((group * n.results + top) * n.terms)
         one = k.constant(1.0, sums.type)
         gemm(
-            k, own.gemm, (bottom - top, n.terms, count), (output, n.target_step),
+            k, address, (bottom - top, n.terms, count), (given, n.target_step),
             own.matrix(in_place, first, group), (sums, n.terms), ta=True,
             beta=k.select(block.equals(begin), one * 0.0, one),
         )  # fmt: skip

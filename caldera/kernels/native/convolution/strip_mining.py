@@ -13,7 +13,7 @@ import numpy as np
 
 from caldera.kernels.common.geometry import Correlation, Pair
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
-from caldera.kernels.native.convolution.slots import Integers
+from caldera.kernels.native.codegen.kernel import Integer
 
 STRIP_BYTES = 1 << 18
 """What a strip may take: it should stay in the second-level cache, beside a block of filters."""
@@ -95,64 +95,79 @@ def pixel_table(images: int, rows: int, columns: int, steps: tuple[int, int, int
     return np.ascontiguousarray(places.reshape(-1), np.int64)
 
 
-FILL = (
-    "fill_rows", "fill_columns", "fill_pitch", "fill_channels", "height", "width", "image_step",
-    "row_step", "pixel_step", "start_row", "start_column",
-)  # fmt: skip
-"""What filling a strip goes by: its own columns and pitch, the image's size and steps, and where
-the strip of the first output begins. `fill_rows` is the distance of images in the strip."""
+@dataclass(frozen=True)
+class Filling:
+    """What filling a strip goes by: its rows from image to image, its columns and pitch, the size
+    and steps of the images, and where in them the strip of the first output begins."""
+
+    rows: Integer
+    columns: Integer
+    pitch: Integer
+    channels: Integer
+    height: Integer
+    width: Integer
+    image_step: Integer
+    row_step: Integer
+    pixel_step: Integer
+    start_row: Integer
+    start_column: Integer
+
+    def fill(
+        self,
+        k: Emitter,
+        strip: Pointer,
+        images: Pointer,
+        first_image: Value,
+        count: Value,
+        first_row: Value,
+        rows: Value,
+    ) -> None:
+        """Copy `rows` padded rows of `count` images into a strip, from `first_row` on."""
+        size = itemsize(strip.type)
+        left = between(k, -self.start_column, self.columns)
+        inside = between(k, self.width - self.start_column, self.columns)
+        inside = k.maximum(inside, left)
+        dense = self.pixel_step.equals(self.channels) & self.pitch.equals(self.channels)
+        with k.loop(0, count) as i, k.loop(0, rows) as j:
+            target = strip.at((i * self.rows + j) * self.columns * self.pitch)
+            row = first_row + j + self.start_row
+            is_inside = (row >= 0) & (row < self.height)
+            with k.either(is_inside) as (copied, empty):
+                with empty:
+                    k.clear_bytes(target, self.columns * self.pitch * size)
+                with copied:
+                    k.clear_bytes(target, left * self.pitch * size)
+                    source = images.at((first_image + i) * self.image_step + row * self.row_step)
+                    source = source.at((left + self.start_column) * self.pixel_step)
+                    to = target.at(left * self.pitch)
+                    with k.either(dense) as (at_once, one_by_one):
+                        with at_once:
+                            k.copy_bytes(to, source, (inside - left) * self.channels * size)
+                        with one_by_one, k.loop(0, inside - left) as x:
+                            k.copy_bytes(
+                                to.at(x * self.pitch), source.at(x * self.pixel_step),
+                                self.channels * size,
+                            )  # fmt: skip
+                    rest = (self.columns - inside) * self.pitch
+                    k.clear_bytes(target.at(inside * self.pitch), rest * size)
 
 
-def fill_values(
+def filling(
     strips: Strips, image: Pair, channels: int, steps: tuple[int, int, int], start: Pair
 ) -> dict[str, int]:
-    """The integers named in FILL."""
+    """A `Filling` as a kernel is given it."""
     return {
-        "fill_rows": strips.source_rows, "fill_columns": strips.source_columns,
-        "fill_pitch": strips.pitch, "fill_channels": channels, "height": image[0],
-        "width": image[1], "image_step": steps[0], "row_step": steps[1], "pixel_step": steps[2],
-        "start_row": start[0], "start_column": start[1],
+        "rows": strips.source_rows, "columns": strips.source_columns, "pitch": strips.pitch,
+        "channels": channels, **image_at(image, steps, start),
     }  # fmt: skip
 
 
-def fill(
-    k: Emitter,
-    n: Integers,
-    strip: Pointer,
-    images: Pointer,
-    first_image: Value,
-    count: Value,
-    first_row: Value,
-    rows: Value,
-) -> None:
-    """Copy `rows` padded rows of `count` images into a strip, from padded row `first_row` on."""
-    size = itemsize(strip.type)
-    left = between(k, -n.start_column, n.fill_columns)
-    inside = between(k, n.width - n.start_column, n.fill_columns)
-    inside = k.maximum(inside, left)
-    dense = n.pixel_step.equals(n.fill_channels) & n.fill_pitch.equals(n.fill_channels)
-    with k.loop(0, count) as i, k.loop(0, rows) as j:
-        target = strip.at((i * n.fill_rows + j) * n.fill_columns * n.fill_pitch)
-        row = first_row + j + n.start_row
-        is_inside = (row >= 0) & (row < n.height)
-        with k.either(is_inside) as (copied, empty):
-            with empty:
-                k.clear_bytes(target, n.fill_columns * n.fill_pitch * size)
-            with copied:
-                k.clear_bytes(target, left * n.fill_pitch * size)
-                source = images.at((first_image + i) * n.image_step + row * n.row_step)
-                source = source.at((left + n.start_column) * n.pixel_step)
-                to = target.at(left * n.fill_pitch)
-                with k.either(dense) as (at_once, one_by_one):
-                    with at_once:
-                        k.copy_bytes(to, source, (inside - left) * n.fill_channels * size)
-                    with one_by_one, k.loop(0, inside - left) as x:
-                        k.copy_bytes(
-                            to.at(x * n.fill_pitch), source.at(x * n.pixel_step),
-                            n.fill_channels * size,
-                        )  # fmt: skip
-                rest = (n.fill_columns - inside) * n.fill_pitch
-                k.clear_bytes(target.at(inside * n.fill_pitch), rest * size)
+def image_at(image: Pair, steps: tuple[int, ...], start: Pair) -> dict[str, int]:
+    """The size and steps of images, and where in them the strip of the first output begins."""
+    return {
+        "height": image[0], "width": image[1], "image_step": steps[0], "row_step": steps[1],
+        "pixel_step": steps[2], "start_row": start[0], "start_column": start[1],
+    }  # fmt: skip
 
 
 def between(k: Emitter, value: Value, most: Number) -> Value:

@@ -14,32 +14,50 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
-    I64,
     Emitter,
     Pointer,
     Value,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.program import NativeCall, native_call
-from caldera.kernels.native.convolution import blocked_strips
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, filling
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.packing import Loop, scatter
-from caldera.kernels.native.convolution.slots import Integers, in_order
 from caldera.kernels.native.convolution.strip_mining import pixel_table
 from caldera.kernels.native.convolution.weight_blocking import Gradient
 
-_X_NAMES = tuple(f"x_{name}" for name in blocked_strips.NAMES)
-_Y_NAMES = tuple(f"y_{name}" for name in blocked_strips.NAMES)
-_NAMES = (
-    *_X_NAMES, *_Y_NAMES, "items", "images", "rows", "a_image", "batch", "target_rows",
-    "target_columns", "stride_rows", "reach_rows", "groups", "tap_rows", "tap_columns",
-    "tap_row_step", "tap_column_step", "length", "padded", "block", "size", "sums", "splits",
-    "x_group", "x_tile", "y_group", "x_length", "y_length",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the target, the taps and the partial sums, in numbers and distances."""
+
+    items: Integer
+    images: Integer
+    rows: Integer
+    a_image: Integer
+    batch: Integer
+    target_rows: Integer
+    target_columns: Integer
+    stride_rows: Integer
+    reach_rows: Integer
+    groups: Integer
+    tap_rows: Integer
+    tap_columns: Integer
+    tap_row_step: Integer
+    tap_column_step: Integer
+    length: Integer
+    padded: Integer
+    block: Integer
+    size: Integer
+    sums: Integer
+    splits: Integer
+    x_group: Integer
+    x_tile: Integer
+    y_group: Integer
+    x_length: Integer
+    y_length: Integer
 
 
 def gradient_calls(
@@ -85,56 +103,43 @@ def _sum_call(
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
     neighbours, vectors = gradient.tile
     joined = gradient.joined
-    from_x = blocked_strips.values(x_blocks, work.source, of_x, work.start)
-    from_y = blocked_strips.values(y_blocks, work.target, of_y, (0, 0))
-    values = (
-        {f"x_{name}": value for name, value in from_x.items()}
-        | {f"y_{name}": value for name, value in from_y.items()}
-        | {
-            "items": strips.items, "images": strips.images, "rows": strips.rows,
-            "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
-            "target_columns": work.target[1], "stride_rows": work.stride[0],
-            "reach_rows": work.reach[0], "groups": work.groups, "tap_rows": work.taps[0],
-            "tap_columns": 1 if joined else work.taps[1],
-            "tap_row_step": x_blocks.row_step * work.dilation[0],
-            "tap_column_step": x_blocks.width * work.dilation[1], "length": gradient.length,
-            "padded": gradient.width, "block": gradient.block, "size": gradient.size,
-            "sums": gradient.sums, "splits": gradient.splits,
-            "x_group": x_blocks.count * x_blocks.block_step,
-            "x_tile": neighbours if joined else x_blocks.block_step,
-            "y_group": y_blocks.count * y_blocks.block_step,
-            "x_length": x_blocks.length, "y_length": y_blocks.length,
-        }
-    )  # fmt: skip
+    values = {
+        "items": strips.items, "images": strips.images, "rows": strips.rows,
+        "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
+        "target_columns": work.target[1], "stride_rows": work.stride[0],
+        "reach_rows": work.reach[0], "groups": work.groups, "tap_rows": work.taps[0],
+        "tap_columns": 1 if joined else work.taps[1],
+        "tap_row_step": x_blocks.row_step * work.dilation[0],
+        "tap_column_step": x_blocks.width * work.dilation[1], "length": gradient.length,
+        "padded": gradient.width, "block": gradient.block, "size": gradient.size,
+        "sums": gradient.sums, "splits": gradient.splits,
+        "x_group": x_blocks.count * x_blocks.block_step,
+        "x_tile": neighbours if joined else x_blocks.block_step,
+        "y_group": y_blocks.count * y_blocks.block_step,
+        "x_length": x_blocks.length, "y_length": y_blocks.length,
+    }  # fmt: skip
     by_output = (
         x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
     )  # fmt: skip
     table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
-    address = compiled(
-        _sum, kind=gradient.dtype.name, neighbours=neighbours, vectors=vectors,
-        neighbours_left=gradient.length % neighbours,
+    return _sum.call(
+        x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
+        places=table, x_blocks=filling(x_blocks, work.source, of_x, work.start),
+        y_blocks=filling(y_blocks, work.target, of_y, (0, 0)), n=values, neighbours=neighbours,
+        vectors=vectors, neighbours_left=gradient.length % neighbours,
         vectors_left=gradient.width // gradient.lanes % vectors,
-        joined=x_blocks.width if joined else 0,
-    )  # fmt: skip
-    return native_call(
-        address, x, y, partial, input_scratch, output_scratch, table, *in_order(values, _NAMES),
-        parts=gradient.parts,
+        joined=x_blocks.width if joined else 0, parts=gradient.parts,
     )  # fmt: skip
 
 
+@native_kernel
 def _sum(
-    k: Emitter,
-    kind: str,
-    neighbours: int,
-    vectors: int,
-    neighbours_left: int,
-    vectors_left: int,
+    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
+    output_scratch: Pointer, places: Pointer, x_blocks: BlockedFilling, y_blocks: BlockedFilling,
+    n: _Numbers, neighbours: int, vectors: int, neighbours_left: int, vectors_left: int,
     joined: int,
-) -> None:
-    wide = computed_type(kind)
-    x, y, partial, input_scratch, output_scratch = (k.pointer(slot, wide) for slot in range(5))
-    places = k.pointer(5, I64)
-    n = Integers(k, 6, _NAMES)
+) -> None:  # fmt: skip
+    wide = x.type
     step = vectors * natural_lanes(wide)
     number, split = k.part // n.splits, k.part % n.splits
     own_x = input_scratch.at(k.part * n.x_length)
@@ -149,13 +154,9 @@ def _sum(
         images = k.minimum(n.images, n.batch - image)
         rows = k.minimum(n.rows, n.target_rows - row)
         reached = (rows - 1) * n.stride_rows + n.reach_rows
-        from_x = Integers(k, 6, _NAMES, "x_")
-        from_y = Integers(k, 6, _NAMES, "y_")
         x_width = joined or neighbours
-        blocked_strips.fill(
-            k, from_x, x_width, own_x, x, image, images, row * n.stride_rows, reached
-        )
-        blocked_strips.fill(k, from_y, step, own_y, y, image, images, row, rows)
+        x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
+        y_blocks.fill(k, step, own_y, y, image, images, row, rows)
         with (
             k.loop(0, n.groups) as group,
             k.loop(0, n.tap_rows) as tap_row,
@@ -164,8 +165,9 @@ def _sum(
             taps = tap_row * n.tap_row_step + tap_column * n.tap_column_step
             tap = (tap_row * n.tap_columns + tap_column) * n.length * step
             at_tap = _Tap(
-                k, n, (neighbours, neighbours_left), step, own_x.at(group * n.x_group + taps),
-                own_y.at(group * n.y_group), sums.at(group * tiles * n.block + tap), places,
+                k, n, y_blocks.block_step, (neighbours, neighbours_left), step,
+                own_x.at(group * n.x_group + taps), own_y.at(group * n.y_group),
+                sums.at(group * tiles * n.block + tap), places,
                 images * rows * n.target_columns, item.differs(first_item),
             )  # fmt: skip
             with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
@@ -180,7 +182,9 @@ class _Tap:
     """What a strip adds to the gradient of a tap, or a row of taps, of a group."""
 
     k: Emitter
-    n: Integers
+    n: _Numbers
+    y_tile: Value
+    """From the gradients of a tile's output channels to those of the next."""
     neighbours: tuple[int, int]
     """Of a tile, and how many are left over at the end."""
     step: int
@@ -201,7 +205,7 @@ class _Tap:
 
     def _block(self, tile: Value, vectors: int, index: Value, count: int) -> None:
         n = self.n
-        seen, given = self.seen.at(index * n.x_tile), self.given.at(tile * n.y_block_step)
+        seen, given = self.seen.at(index * n.x_tile), self.given.at(tile * self.y_tile)
         total = _Sums(self.k, count, vectors, seen, given)
         total.run(self.places, self.step, self.pixels)
         place = self.sums.at(tile * n.block + index * self.neighbours[0] * self.step)

@@ -6,12 +6,12 @@ import numpy as np
 
 from caldera.graph.body import Body
 from caldera.graph.node import Node
-from caldera.kernels.common.loop_body import loop_body_of, loop_shape, without_outputs
-from caldera.kernels.common.reduction import ReductionTask
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, in_sequence
-from caldera.kernels.native.elementwise.body import is_known
+from caldera.kernels.common.loop_body import loop_body_of, loop_shape
+from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.elementwise.loop import loop_calls
-from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls, with_axes
+from caldera.kernels.native.elementwise.operations import is_known
+from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
@@ -22,30 +22,11 @@ def _bind(call: Call) -> Runner:
     shape = loop_shape(call.node)
     if not size(shape):
         return _of_nothing(call, body)
-    outputs = [
-        array
-        for array, part in zip(call.outputs, body.outputs, strict=True)
-        if part.op.kind != "reduction"
-    ]
-    by_axes: dict[tuple[int, ...], list[int]] = {}
-    for index, part in enumerate(body.outputs):
-        if part.op.kind == "reduction":
-            by_axes.setdefault(part.attrs["axis"], []).append(index)
-    if not by_axes:
-        return NativeRunner(loop_calls(loop_body_of(call.node), shape, call.inputs, outputs))
-    calls: list[NativeCall] = []
-    groups = list(by_axes.items())
-    for position, (axes, indices) in enumerate(groups):
-        loop_body = loop_body_of(call.node, tuple(indices))
-        written = outputs
-        # One loop has one kind of reduction; the last of them also writes the other outputs.
-        if position < len(groups) - 1:
-            loop_body, written = without_outputs(loop_body), []
-        results = [with_axes(call.outputs[index], axes, len(shape)) for index in indices]
-        calls += reduction_calls(
-            ReductionTask(loop_body, shape, axes, call.inputs, written, results)
-        )
-    return NativeRunner(calls)
+    tasks = fused_tasks(call)
+    if not tasks:
+        body_of_loop = loop_body_of(call.node)
+        return NativeRunner(loop_calls(body_of_loop, shape, call.inputs, elementwise_outputs(call)))
+    return NativeRunner([each for task in tasks for each in reduction_calls(task)])
 
 
 def _of_nothing(call: Call, body: Body) -> Runner:

@@ -6,25 +6,101 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from caldera.config import settings
 from caldera.graph.opdef import OPS
 from caldera.kernels.common.axes import axes_of
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
-from caldera.kernels.native.elementwise import kernel
-from caldera.kernels.native.elementwise.body import is_known
-from caldera.kernels.native.elementwise.widths import widths, workers
+from caldera.kernels.native.codegen.dtypes import computed_type
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, itemsize
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.elementwise.operands import (
+    Operand,
+    OuterAxis,
+    StridedArray,
+    at_row,
+    outer_axes,
+    strided_arrays,
+)
+from caldera.kernels.native.elementwise.operations import computed_values, is_known
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
+LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
+"""Elements that are worth a worker of their own."""
+MANY_STEPS = 24
+"""Beyond so many steps a loop handles one vector at a time."""
 GRAIN = 64
 """Elements in multiples of which a flat loop is shared: workers write no cache line together."""
+
+
+def vector_lanes(loop_body: LoopBody) -> int:
+    """Elements in a register of the widest type that is computed with."""
+    kinds = [computed_type(dtype) for dtype in loop_body.inputs]
+    kinds += [computed_type(dtype) for _, dtype, *_ in loop_body.steps]
+    widest = max((itemsize(kind) for kind in kinds), default=4)
+    return machine().lanes(max(widest, 4))
+
+
+def widths(loop_body: LoopBody) -> tuple[int, ...]:
+    """How many elements are handled at once: first several vectors, so that short chains of
+    instructions overlap and whole cache lines are written; then one vector; then single ones."""
+    lanes = vector_lanes(loop_body)
+    if loop_body.heavy or len(loop_body.steps) > MANY_STEPS:
+        # Long chains overlap by themselves, and take long to compile.
+        return lanes, 1
+    return 4 * lanes, lanes, 1
+
+
+def workers(loop_body: LoopBody, elements: int) -> int:
+    """How many workers a loop over so many elements is worth."""
+    share = HEAVY_SHARE if loop_body.heavy else LIGHT_SHARE
+    if len(loop_body.steps) > MANY_STEPS // 2:
+        share = HEAVY_SHARE
+    return max(1, min(settings.threads, elements // share))
+
+
+# --- the kernel
+
+
+@native_kernel
+def _loop(
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], total: Integer,
+    inner: Integer, grain: Integer, loop_body: LoopBody, modes: str, widths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """All elements, in rows of a length; workers share them in multiples of the grain."""
+    arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
+    shares = (total + (grain - 1)) // grain
+    begin = shares * k.part // k.parts * grain
+    end = k.minimum(shares * (k.part + 1) // k.parts * grain, total)
+
+    def row(here: Sequence[Operand], begin: Value, end: Value) -> None:
+        inputs = [each.settled() for each in here[: len(loop_body.inputs)]]
+        outputs = here[len(loop_body.inputs) :]
+
+        def compute(index: Value, lanes: int) -> None:
+            written, _ = computed_values(
+                loop_body, k, [each.load(index, lanes) for each in inputs], lanes
+            )
+            for operand, value in zip(outputs, written, strict=True):
+                operand.store(index, value)
+
+        k.in_widths(begin, end, widths, compute)
+
+    if not outer:
+        row(arrays, begin, end)
+        return
+    with k.loop(begin // inner, (end + (inner - 1)) // inner) as number:
+        start = number * inner
+        first = k.maximum(begin - start, k.constant(0, I64))
+        row(at_row(outer, arrays, number), first, k.minimum(end - start, inner))
 
 
 def loop_calls(
     loop_body: LoopBody, shape: Shape, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
 ) -> list[NativeCall]:
-    """The calls that compute a recipe without reductions."""
+    """The calls that compute a loop body without reductions."""
     total = size(shape)
     if not total or not outputs:
         return []
@@ -40,18 +116,15 @@ def loop_calls(
         else "1" if each[-1] == array.itemsize or inner == 1 else "s"
         for index, (each, array) in enumerate(zip(strides, arrays, strict=True))
     )  # fmt: skip
-    outer = len(axes.lengths) - 1
-    address = compiled(
-        kernel.build, parts=loop_body.parts, modes=modes, outer=outer, widths=widths(loop_body)
-    )
-    around: list[int] = []
-    for axis in range(outer):
-        around += [axes.lengths[axis], *[each[axis] for each in strides]]
     parts = workers(loop_body, total)
-    rows = total // inner
-    grain = inner if rows >= 4 * parts else GRAIN
-    inner_steps = [each[-1] for each in strides]
-    return [native_call(address, *arrays, *inner_steps, total, inner, grain, *around, parts=parts)]
+    return [
+        _loop.call(
+            operands=strided_arrays(arrays, strides),
+            outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, strides), total=total,
+            inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
+            loop_body=loop_body, modes=modes, widths=widths(loop_body), parts=parts,
+        )
+    ]  # fmt: skip
 
 
 def _bind(call: Call) -> Runner:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, from_memory, to_memory
+from caldera.kernels.native.codegen.dtypes import ElementPointer, from_memory, to_memory
 from caldera.kernels.native.codegen.emitter import I32, Emitter, Number, Pointer, Value, vector
+from caldera.kernels.native.codegen.kernel import Integer
 
 
 @dataclass(frozen=True)
@@ -63,74 +66,61 @@ class Operand:
             self.element(index + lane).store(0, single)
 
 
-class Slots:
-    """Reads a kernel's slots one after the other."""
-
-    def __init__(self, k: Emitter) -> None:
-        self.k = k
-        self.next = 0
-
-    def integer(self) -> Value:
-        """The next slot as an integer."""
-        self.next += 1
-        return self.k.integer(self.next - 1)
-
-    def integers(self, count: int) -> list[Value]:
-        """The next slots as integers."""
-        return [self.integer() for _ in range(count)]
-
-    def operands(self, dtypes: Sequence[str], modes: str) -> list[Operand]:
-        """Operands: their addresses, then their steps along the innermost axis."""
-        places = []
-        for dtype in dtypes:
-            places.append(self.k.pointer(self.next, MEMORY_TYPES[dtype]))
-            self.next += 1
-        steps = self.integers(len(dtypes))
-        return [Operand(self.k, *each) for each in zip(places, dtypes, modes, steps, strict=True)]
+# --- as kernels are given them
 
 
-class Outer:
-    """The axes around the innermost one: where each operand is for a row of given number."""
+@dataclass(frozen=True)
+class StridedArray:
+    """An array, and the bytes between its elements along the innermost axis."""
 
-    def __init__(self, slots: Slots, axes: int, operands: int) -> None:
-        self.lengths = []
-        self.strides: list[list[Value]] = []
-        for _ in range(axes):
-            self.lengths.append(slots.integer())
-            self.strides.append(slots.integers(operands))
+    base: ElementPointer
+    step: Integer
 
-    def at(self, operands: Sequence[Operand], row: Value) -> list[Operand]:
-        """The operands at the row with this number."""
-        if not self.lengths:
-            return list(operands)
-        offsets: list[Value | None] = [None] * len(operands)
-        rest = row
-        for position in reversed(range(len(self.lengths))):
-            index = rest
-            if position:
-                length = self.lengths[position]
-                quotient = rest // length
-                index = rest - quotient * length
-                rest = quotient
-            for which, stride in enumerate(self.strides[position]):
-                part = index * stride
-                before = offsets[which]
-                offsets[which] = part if before is None else before + part
-        return [
-            operand if offset is None else operand.moved(offset)
-            for operand, offset in zip(operands, offsets, strict=True)
-        ]
+    def operand(self, mode: str) -> Operand:
+        """The array at the first row."""
+        return Operand(self.base.k, self.base.place, self.base.name, mode, self.step)
 
 
-def in_widths(
-    k: Emitter, begin: Value, end: Value, widths: Sequence[int], body: Callable[[Value, int], None]
-) -> None:
-    """`body(index, lanes)` for as many elements as go into the first width, then the next, ...
+@dataclass(frozen=True)
+class OuterAxis:
+    """An axis around the innermost one: its length, and each operand's stride in bytes."""
 
-    The last width is 1.
-    """
-    for lanes in widths:
-        middle = end if lanes == 1 else begin + (end - begin) // lanes * lanes
-        with k.loop(begin, middle, lanes) as index:
-            body(index, lanes)
-        begin = middle
+    length: Integer
+    strides: list[Integer]
+
+
+def strided_arrays(
+    arrays: Sequence[np.ndarray], strides: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Arrays as a kernel is given them, with their strides from the outermost axis inwards."""
+    return [{"base": array, "step": each[-1]} for array, each in zip(arrays, strides, strict=True)]
+
+
+def outer_axes(
+    axes: Iterable[int], lengths: Sequence[int], strides: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Some axes as a kernel is given them."""
+    return [{"length": lengths[axis], "strides": [each[axis] for each in strides]} for axis in axes]
+
+
+def at_row(axes: Sequence[OuterAxis], operands: Sequence[Operand], row: Value) -> list[Operand]:
+    """The operands at the row with this number."""
+    if not axes:
+        return list(operands)
+    offsets: list[Value | None] = [None] * len(operands)
+    rest = row
+    for position in reversed(range(len(axes))):
+        index = rest
+        if position:
+            length = axes[position].length
+            quotient = rest // length
+            index = rest - quotient * length
+            rest = quotient
+        for which, stride in enumerate(axes[position].strides):
+            part = index * stride
+            before = offsets[which]
+            offsets[which] = part if before is None else before + part
+    return [
+        operand if offset is None else operand.moved(offset)
+        for operand, offset in zip(operands, offsets, strict=True)
+    ]

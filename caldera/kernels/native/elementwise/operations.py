@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from caldera.graph.node import Node
+from caldera.kernels.common.loop_body import LoopBody, Reference, is_computable
 from caldera.kernels.native.codegen import math as numeric
-from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, rounded
+from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
 from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
 from caldera.kernels.native.codegen.libm import by_library, has_library
 from caldera.kernels.native.codegen.power import power
@@ -196,3 +198,31 @@ def combine(k: Emitter, op: str, dtype: str, a: Value, b: Value) -> Value:
     name = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[op]
     operation = _UNSIGNED.get(name) if dtype in UNSIGNED else None
     return (operation or _OPERATIONS[name])(k, a, b)
+
+
+# --- loop bodies
+
+
+def computed_values(
+    loop_body: LoopBody, k: Emitter, values: list[Value], lanes: int
+) -> tuple[list[Value], list[Value]]:
+    """What is written and what is reduced, for these values of the operands."""
+    done: list[Value] = []
+
+    def find(reference: Reference) -> Value:
+        if reference[0] == "in":
+            return values[int(reference[1])]
+        if reference[0] == "step":
+            return done[int(reference[1])]
+        _, value, dtype = reference  # type: ignore[misc]
+        return constant(k, value, dtype, lanes)
+
+    for op, dtype, sources, operands in loop_body.steps:
+        done.append(apply(k, op, dtype, sources, *[find(each) for each in operands]))
+    written = [find(each) for _, each in loop_body.outputs]
+    return written, [find(each) for *_, each in loop_body.reductions]
+
+
+def is_known(node: Node) -> bool:
+    """Whether a node's loop can be compiled."""
+    return is_computable(node, can_apply)

@@ -7,142 +7,59 @@ computes again where that let something through.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
-from caldera.kernels.native.codegen.strides import (
-    Strides,
-    any_layout,
-    collapse_axes,
-    parts_for,
-    stride_of,
-)
-from caldera.kernels.native.normalisation.batchnorm_nchw import (
-    build_given_planes,
-    build_gradient_planes,
-    build_planes,
-)
-from caldera.kernels.native.normalisation.batchnorm_nhwc import (
-    FACTORS,
-    build_given_statistics,
-    build_gradient_rows,
-    build_gradient_statistics,
-    build_gradient_sums,
-    build_rows,
-    build_statistics,
-    build_sums,
-)
+from caldera.kernels.native.codegen.kernel import NativeCall
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.strides import any_layout, parts_for
+from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
+from caldera.kernels.native.normalisation.apply import FACTORS
+from caldera.kernels.native.normalisation.layout import Layout, batch_layout, vector
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import float64
-from caldera.tensor.shape import size
-
-# --- how images lie
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Channels last (one row a pixel: `outer` rows) or first (one plane a channel of an image).
-
-    `strides` are those of rows, or of images and channels.
-    """
-
-    last: bool
-    outer: int
-    channels: int
-    inner: int
-    strides: list[Strides]
-
-    @property
-    def size(self) -> int:
-        return self.outer * self.channels * self.inner
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.outer, self.channels) if self.last else (self.outer, self.channels, self.inner)
-
-    def slots(self, index: int, array: Array) -> tuple[Array | int, ...]:
-        """An array with its strides."""
-        return (array, *self.strides[index])
-
-
-def _layout(arrays: list[Array], axis: int) -> _Layout | None:
-    """The layout that all of these arrays share; None if it is not one of the two."""
-    shape, strides = arrays[0].shape, arrays[0].strides
-    others = tuple(a for a in range(len(shape)) if a != axis)
-    rows = collapse_axes(arrays, [others, (axis,)])
-    if rows is not None and all(channel == 1 or shape[axis] == 1 for _, channel in rows):
-        count = size(tuple(shape[a] for a in others))
-        return _Layout(True, count, shape[axis], 1, [each[:1] for each in rows])
-    outer = tuple(a for a in others if abs(strides[a]) > abs(strides[axis]))
-    inner = tuple(a for a in others if a not in outer)
-    planes = collapse_axes(arrays, [outer, (axis,), inner])
-    pixels = size(tuple(shape[a] for a in inner))
-    if planes is None or any(pixel != 1 and pixels > 1 for _, _, pixel in planes):
-        return None
-    images = size(tuple(shape[a] for a in outer))
-    return _Layout(False, images, shape[axis], pixels, [each[:2] for each in planes])
-
-
-def _with_strides(*vectors: Array) -> list[Array | int]:
-    return [part for each in vectors for part in (each, stride_of(each))]
 
 
 class _Work:
-    """What the three ways to bind share: layout, workspace, and calls over all elements."""
+    """What the three ways to bind share: layout, workspace, and arguments of kernels."""
 
-    def __init__(self, call: Call, layout: _Layout, scale: Array) -> None:
-        self.node = call.node
+    def __init__(self, call: Call, layout: Layout) -> None:
         self.layout = layout
         self.relu = call.node.op.name.endswith(("relu", "relu_grad"))
-        self.eps = float(call.node.attrs["eps"])
-        self.name = call.outputs[0].dtype.name
-        self.names = {"name": self.name, "parameters": scale.dtype.name}
+        self.eps = call.node.attrs["eps"]
         scratch = Scratch(call.workspace)
         self.partial, self.totals, self.factors, self.given = (
             scratch.array(spec.shape, spec.dtype) for spec in _specs(call.node)
         )
         self.parts = parts_for(layout.size)
+        self.rows = {"rows": layout.pixels, "channels": layout.channels}
+        self.planes = {
+            "images": layout.images, "channels": layout.channels, "pixels": layout.pixels
+        }  # fmt: skip
 
-    def given_statistics(self, target: Array, *vectors: Array) -> NativeCall:
+    def given_statistics(
+        self, target: Array, scale: Array, shift: Array, mean: Array, variance: Array
+    ) -> NativeCall:
         """From scale, shift, mean and variance to factors."""
-        address = compiled(build_given_statistics, **self.names, statistics=vectors[2].dtype.name)
-        slots = _with_strides(*vectors)
-        return native_call(address, self.layout.channels, self.eps, target, *slots)
-
-    def rows(self, x: Array, y: Array, more: tuple[Array, ...]) -> NativeCall:
-        """All rows, by factors."""
-        address = compiled(build_rows, name=self.name, added=bool(more), relu=self.relu)
-        return native_call(
-            address, *self.layout.slots(0, x), *self.layout.slots(1, y), *self.layout.sizes,
-            self.factors, *self._more(more), parts=self.parts,
+        return kernels.given_statistics.call(
+            channels=self.layout.channels, eps=self.eps, factors=target, scale=vector(scale),
+            shift=vector(shift), mean=vector(mean), variance=vector(variance),
         )  # fmt: skip
 
-    def _more(self, more: tuple[Array, ...]) -> list[Array | int]:
-        return [part for each in more for part in self.layout.slots(2, each)]
+    def applied(self, x: Array, y: Array, more: list[Array]) -> dict[str, Any]:
+        """The arrays of a forward pass, and what follows it."""
+        given = self.layout.rows if self.layout.last else self.layout.images_of
+        added = given(2, more[0]) if more else None
+        return {"x": given(0, x), "y": given(1, y), "more": added, "relu": self.relu}
 
-    def given_planes(self, x: Array, y: Array, more: tuple[Array, ...]) -> NativeCall:
-        """All planes, by factors."""
-        address = compiled(build_given_planes, name=self.name, added=bool(more), relu=self.relu)
-        return native_call(
-            address, *self.layout.slots(0, x), *self.layout.slots(1, y), *self.layout.sizes,
-            self.factors, *self._more(more), parts=self.parts,
-        )  # fmt: skip
-
-    def planes(
-        self, x: Array, y: Array, more: tuple[Array, ...], affine: list[Array | int],
-        statistics: tuple[Array, Array],
-    ) -> NativeCall:  # fmt: skip
-        """Statistics and all planes."""
-        address = compiled(build_planes, **self.names, added=bool(more), relu=self.relu)
-        return native_call(
-            address, *self.layout.slots(0, x), *self.layout.slots(1, y), *self.layout.sizes,
-            self.eps, *affine, *statistics, *self._more(more),
-            parts=min(self.parts, self.layout.channels),
-        )  # fmt: skip
+    def normalise(self, x: Array, y: Array, more: list[Array]) -> NativeCall:
+        """All elements, by factors."""
+        given = {**self.applied(x, y, more), "factors": self.factors, "parts": self.parts}
+        if self.layout.last:
+            return kernels.normalise_rows.call(**given, **self.rows)
+        return kernels.normalise_given_planes.call(**given, **self.planes)
 
 
 # --- tying kernels to arrays
@@ -151,72 +68,79 @@ class _Work:
 def _bind(call: Call) -> Runner | None:
     x, scale, shift, *more = call.inputs
     y, mean, variance = call.outputs
-    layout = _layout([x, y, *more], call.node.attrs["axis"])
+    layout = batch_layout([x, y, *more], call.node.attrs["axis"])
     if layout is None or not all(each.flags.c_contiguous for each in (mean, variance)):
         return None
-    work = _Work(call, layout, scale)
-    affine = _with_strides(scale, shift)
+    work = _Work(call, layout)
+    given: dict[str, Any] = {
+        "eps": work.eps, "scale": vector(scale), "shift": vector(shift), "means": mean,
+        "variances": variance,
+    }  # fmt: skip
     if not layout.last:
-        return NativeRunner([work.planes(x, y, tuple(more), affine, (mean, variance))])
-    sums = native_call(
-        compiled(build_sums, name=work.name), *layout.slots(0, x), *layout.sizes, work.partial,
-        parts=work.parts,
+        parts = min(work.parts, layout.channels)
+        applied = work.applied(x, y, more)
+        return NativeRunner([
+            kernels.normalise_planes.call(**applied, **given, **work.planes, parts=parts)
+        ])  # fmt: skip
+    sums = kernels.sums_of_rows.call(
+        x=layout.rows(0, x), partial=work.partial, **work.rows, parts=work.parts
+    )
+    statistics = kernels.statistics.call(
+        x=x, partial=work.partial, totals=work.totals, factors=work.factors, **given, **work.rows,
+        parts=parts_for(work.partial.size),
     )  # fmt: skip
-    statistics = native_call(
-        compiled(build_statistics, **work.names), x, *layout.sizes, work.partial, work.totals,
-        work.eps, *affine, mean, variance, work.factors, parts=parts_for(work.partial.size),
-    )  # fmt: skip
-    return NativeRunner([sums, statistics, work.rows(x, y, tuple(more))])
+    return NativeRunner([sums, statistics, work.normalise(x, y, more)])
 
 
 def _bind_given(call: Call) -> Runner | None:
     x, scale, shift, mean, variance, *more = call.inputs
     (y,) = call.outputs
-    layout = _layout([x, y, *more], call.node.attrs["axis"])
+    layout = batch_layout([x, y, *more], call.node.attrs["axis"])
     if layout is None:
         return None
-    work = _Work(call, layout, scale)
+    work = _Work(call, layout)
     prepare = work.given_statistics(work.factors, scale, shift, mean, variance)
-    apply = work.rows if layout.last else work.given_planes
-    return NativeRunner([prepare, apply(x, y, tuple(more))])
+    return NativeRunner([prepare, work.normalise(x, y, more)])
 
 
 def _bind_gradient(call: Call) -> Runner | None:
     g, x, scale, *shift, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
-    layout = _layout([x, g, dx], call.node.attrs["axis"])
+    layout = batch_layout([x, g, dx], call.node.attrs["axis"])
     vectors = (mean, variance, for_scale, for_shift)
     if layout is None or not all(each.flags.c_contiguous for each in vectors):
         return None
-    work = _Work(call, layout, scale)
-    prepare = []
-    given = []
+    work = _Work(call, layout)
+    calls = []
     if work.relu:
-        prepare = [work.given_statistics(work.given, scale, *shift, mean, variance)]
-        given = [work.given]
-    operands = (*layout.slots(1, g), *layout.slots(0, x))
-    result = layout.slots(2, dx)
+        calls.append(work.given_statistics(work.given, scale, shift[0], mean, variance))
+    given = work.given if work.relu else None
+    statistics: dict[str, Any] = {
+        "eps": work.eps, "scale": vector(scale), "means": mean, "variances": variance,
+        "for_scale": for_scale, "for_shift": for_shift,
+    }  # fmt: skip
     if not layout.last:
-        main = native_call(
-            compiled(build_gradient_planes, **work.names, relu=work.relu), *operands, *result,
-            *layout.sizes, work.eps, *_with_strides(scale), mean, variance, for_scale, for_shift,
-            *given, parts=min(work.parts, layout.channels),
-        )  # fmt: skip
-        return NativeRunner([*prepare, main])
-    sums = native_call(
-        compiled(build_gradient_sums, name=work.name, relu=work.relu), *operands, *layout.sizes,
-        work.partial, mean, *given, parts=work.parts,
-    )  # fmt: skip
-    statistics = native_call(
-        compiled(build_gradient_statistics, **work.names), *layout.sizes, work.partial, work.totals,
-        work.eps, *_with_strides(scale), variance, mean, for_scale, for_shift, work.factors,
-        parts=parts_for(work.partial.size),
-    )  # fmt: skip
-    rows = native_call(
-        compiled(build_gradient_rows, name=work.name, relu=work.relu), *operands, *result,
-        *layout.sizes, work.factors, *given, parts=work.parts,
-    )  # fmt: skip
-    return NativeRunner([*prepare, sums, statistics, rows])
+        calls.append(kernels.differentiate_planes.call(
+            g=layout.images_of(1, g), x=layout.images_of(0, x), dx=layout.images_of(2, dx),
+            **statistics, **work.planes, given=given, parts=min(work.parts, layout.channels),
+        ))  # fmt: skip
+        return NativeRunner(calls)
+    operands: dict[str, Any] = {
+        "g": layout.rows(1, g), "x": layout.rows(0, x), **work.rows, "given": given
+    }  # fmt: skip
+    calls += [
+        kernels.gradient_sums_of_rows.call(
+            **operands, partial=work.partial, means=mean, parts=work.parts
+        ),
+        kernels.gradient_statistics.call(
+            **statistics, **work.rows, partial=work.partial, totals=work.totals,
+            factors=work.factors, parts=parts_for(work.partial.size),
+        ),
+        kernels.differentiate_rows.call(
+            **operands, dx=layout.rows(2, dx), factors=work.factors, parts=work.parts
+        ),
+    ]  # fmt: skip
+    return NativeRunner(calls)
 
 
 # --- workspace

@@ -11,30 +11,32 @@ from llvmlite import ir
 from caldera.graph.memory_format import Order
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
     Emitter,
     Pointer,
     Value,
     itemsize,
+    line_lanes,
     natural_lanes,
+    shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
+from caldera.kernels.native.normalisation.apply import over_plane
+from caldera.kernels.native.normalisation.layout import Rows
 from caldera.kernels.native.normalisation.statistics import (
-    Terms,
-    build_column_totals,
+    column_totals,
     finite_or_zero,
-    in_powers,
+    gradient_factors,
     inverse_deviation,
-    line,
     moments,
-    over_plane,
     pairwise,
-    plane_sums,
+    pivoted_sums,
+    share_of,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
@@ -45,23 +47,17 @@ _BLOCK = 64
 """Rows whose gradients of scale and shift are added up in float32."""
 
 
-def _build(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed_type(name)
-    x, x_stride = stored(k, 0, name), k.integer(1)
-    y, y_stride = stored(k, 2, name), k.integer(3)
-    rows, length, eps = k.integer(4), k.integer(5), k.number(6)
-    scale, shift = stored(k, 7, parameters), stored(k, 8, parameters)
-    means, variances = k.pointer(9, kind), k.pointer(10, kind)
-    share = k.constant(1.0, F64) / k.convert(length, F64)
+@native_kernel
+def _normalise(
+    k: Emitter, x: Rows, y: Rows, rows: Integer, length: Integer, eps: Real, scale: ElementPointer,
+    shift: ElementPointer, means: Pointer, variances: Pointer,
+) -> None:  # fmt: skip
+    kind = means.type
+    share = share_of(k, length)
     with k.loop(*k.share(rows)) as row:
-        source, target = x.at(row * x_stride), y.at(row * y_stride)
+        source, target = x.base.at(row * x.stride), y.base.at(row * y.stride)
         pivot = finite_or_zero(k, source.load())
-
-        def terms(index: Value, count: int) -> Terms:
-            difference = source.load(index, count) - pivot
-            return difference, difference, difference
-
-        one, two = plane_sums(k, length, kind, terms)
+        one, two = pivoted_sums(k, (0, 1), lambda _: source, length, pivot)
         mean, variance = moments(k, one, two, k.convert(pivot, F64), share)
         centre = k.convert(mean, kind)
         inverse = k.convert(inverse_deviation(k, variance, eps), kind)
@@ -75,22 +71,21 @@ def _build(k: Emitter, name: str, parameters: str) -> None:
         variances.store(row, k.convert(variance, kind))
 
 
-def _build_gradient(k: Emitter, name: str, parameters: str) -> None:
-    kind = computed_type(name)
-    g, g_stride = stored(k, 0, name), k.integer(1)
-    x, x_stride = stored(k, 2, name), k.integer(3)
-    dx, dx_stride = stored(k, 4, name), k.integer(5)
-    rows, length, eps = k.integer(6), k.integer(7), k.number(8)
-    scale, means, variances = stored(k, 9, parameters), k.pointer(10, kind), k.pointer(11, kind)
-    partial = k.pointer(12, kind)
-    share = k.constant(1.0, F64) / k.convert(length, F64)
+@native_kernel
+def _differentiate(
+    k: Emitter, g: Rows, x: Rows, dx: Rows, rows: Integer, length: Integer, eps: Real,
+    scale: ElementPointer, means: Pointer, variances: Pointer, partial: Pointer,
+) -> None:  # fmt: skip
+    kind = means.type
+    share = share_of(k, length)
 
     def gradient_of_row(row: Value, inverse: Value, one: Value, two: Value) -> None:
-        slopes, values = g.at(row * g_stride), x.at(row * x_stride)
-        target, mean = dx.at(row * dx_stride), means.load(row)
-        factor = k.convert(inverse, kind)
-        level = k.convert(inverse * one * share, kind)
-        slant = k.convert(inverse * inverse * inverse * two * share, kind)
+        slopes, values = g.base.at(row * g.stride), x.base.at(row * x.stride)
+        target, mean = dx.base.at(row * dx.stride), means.load(row)
+        unit = k.constant(1.0, F64)
+        factor, level, slant = (
+            k.convert(each, kind) for each in gradient_factors(one, two, unit, inverse, share)
+        )
 
         def body(index: Value, count: int) -> None:
             scaled = slopes.load(index, count) * scale.load(index, count)
@@ -109,15 +104,15 @@ def _build_gradient(k: Emitter, name: str, parameters: str) -> None:
             slopes, products = [], []
             gain = scale.load(index, lanes)
             for i, row in enumerate(rows):
-                slope = g.load((first + i) * g_stride + index, lanes)
-                centred = x.load((first + i) * x_stride + index, lanes) - centres[i]
+                slope = g.load(first + i, index, lanes)
+                centred = x.load(first + i, index, lanes) - centres[i]
                 row.add(slope * gain, centred)
                 slopes.append(slope)
                 products.append(slope * (centred * k.convert(inverses[i], kind)))
             for place, terms in ((index, slopes), (index + length, products)):
                 sums.store(place, sums.load(place, lanes) + pairwise(terms))
 
-        in_powers(k, 0, length, line(kind), visit)
+        k.in_widths(0, length, shrinking(line_lanes(kind)), visit)
         for i, row in enumerate(rows):
             gradient_of_row(first + i, inverses[i], *row.totals())
 
@@ -197,11 +192,10 @@ def _bind(call: Call) -> Runner | None:
     if found is None:
         return None
     (x_stride, _), (y_stride, _) = found
-    address = compiled(_build, name=x.dtype.name, parameters=scale.dtype.name)
-    eps = float(call.node.attrs["eps"])
-    return NativeRunner([native_call(
-        address, x, x_stride, y, y_stride, mean.size, scale.size, eps, scale, shift, mean, variance,
-        parts=min(parts_for(x.size), mean.size),
+    return NativeRunner([_normalise.call(
+        x={"base": x, "stride": x_stride}, y={"base": y, "stride": y_stride}, rows=mean.size,
+        length=scale.size, eps=call.node.attrs["eps"], scale=scale, shift=shift, means=mean,
+        variances=variance, parts=min(parts_for(x.size), mean.size),
     )])  # fmt: skip
 
 
@@ -216,15 +210,15 @@ def _bind_gradient(call: Call) -> Runner | None:
     rows, length = mean.size, scale.size
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    names = {"name": x.dtype.name, "parameters": scale.dtype.name}
-    main = native_call(
-        compiled(_build_gradient, **names), g, g_stride, x, x_stride, dx, dx_stride, rows, length,
-        float(call.node.attrs["eps"]), scale, mean, variance, partial,
+    main = _differentiate.call(
+        g={"base": g, "stride": g_stride}, x={"base": x, "stride": x_stride},
+        dx={"base": dx, "stride": dx_stride}, rows=rows, length=length,
+        eps=call.node.attrs["eps"], scale=scale, means=mean, variances=variance, partial=partial,
         parts=min(parts_for(x.size), len(partial)),
     )  # fmt: skip
-    totals = native_call(
-        compiled(build_column_totals, name=mean.dtype.name, parameters=scale.dtype.name), partial,
-        len(partial), length, for_scale, for_shift, parts=parts_for(partial.size),
+    totals = column_totals.call(
+        partial=partial, blocks=len(partial), channels=length, products=for_scale,
+        plain=for_shift, parts=parts_for(partial.size),
     )  # fmt: skip
     return NativeRunner([main, totals])
 

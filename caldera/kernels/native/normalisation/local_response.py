@@ -9,21 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from llvmlite import ir
+from typing import Any
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import FloatPointer, computed_type, stored
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.dtypes import computed_type
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    Value,
+    itemsize,
+    line_lanes,
+    shrinking,
+)
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.math import exp, log, sqrt
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
-from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
-from caldera.kernels.native.normalisation.statistics import in_powers, line, pairwise
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.strides import any_layout, collapse_axes, parts_for
+from caldera.kernels.native.normalisation.layout import Images, Rows
+from caldera.kernels.native.normalisation.statistics import pairwise
 from caldera.kernels.native.softmax.operands import Operand
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
 _BUFFERS = 3
@@ -74,16 +81,28 @@ Each = Callable[[Callable[[Value, int], None]], None]
 """Runs a body for all channels: (channel, lanes)."""
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What both kernels are given: the channels, numbers of the op, and buffers."""
+
+    channels: Integer
+    alpha: Real
+    bias: Real
+    buffers: Pointer
+
+
 class _Writer:
     """Writes the kernel for the channels of one pixel, or of several in the lanes."""
 
-    def __init__(self, k: Emitter, kind: ir.Type, unit: int, window: int, beta: float) -> None:
+    def __init__(self, k: Emitter, given: _Given, unit: int, window: int, beta: float) -> None:
         self.k = k
         self.window = window
         self.beta = beta
-        self.channels, self.alpha, self.bias = k.integer(0), k.number(1, kind), k.number(2, kind)
+        kind = given.buffers.type
+        self.channels = given.channels
+        self.alpha, self.bias = (k.convert(each, kind) for each in (given.alpha, given.bias))
         room = (self.channels + window) * unit
-        place = k.pointer(3, kind).at(room * _BUFFERS * k.part)
+        place = given.buffers.at(room * _BUFFERS * k.part)
         before, after = window // 2, (window - 1) // 2
         self.squares = _Buffer(k, place, unit, before)
         # The channels whose windows hold this one lie mirrored.
@@ -137,27 +156,30 @@ class _Writer:
             self.backward(each, *operands)
 
 
-def _build_last(k: Emitter, name: str, operands: int, window: int, beta: float) -> None:
-    kind = computed_type(name)
-    writer = _Writer(k, kind, 1, window, beta)
-    places = [(stored(k, 5 + 2 * i, name), k.integer(6 + 2 * i)) for i in range(operands)]
+@native_kernel
+def _over_rows(
+    k: Emitter, given: _Given, operands: list[Rows], rows: Integer, window: int, beta: float
+) -> None:
+    """Channels last."""
+    writer = _Writer(k, given, 1, window, beta)
+    widths = shrinking(line_lanes(given.buffers.type))
 
     def each(body: Callable[[Value, int], None]) -> None:
-        in_powers(k, 0, writer.channels, line(kind), body)
+        k.in_widths(0, writer.channels, widths, body)
 
-    with k.loop(*k.share(k.integer(4))) as row:
-        writer.run(each, [Operand(k, base.at(row * step), None, None) for base, step in places])
+    with k.loop(*k.share(rows)) as row:
+        places = [operand.base.at(row * operand.stride) for operand in operands]
+        writer.run(each, [Operand(k, place, None, None) for place in places])
 
 
-def _build_first(k: Emitter, name: str, operands: int, window: int, beta: float) -> None:
-    kind = computed_type(name)
-    unit = line(kind)
-    writer = _Writer(k, kind, unit, window, beta)
-    images, pixels = k.integer(4), k.integer(5)
-    places = [
-        (stored(k, 6 + 3 * i, name), k.integer(7 + 3 * i), k.integer(8 + 3 * i))
-        for i in range(operands)
-    ]
+@native_kernel
+def _over_planes(
+    k: Emitter, given: _Given, operands: list[Images], images: Integer, pixels: Integer,
+    window: int, beta: float,
+) -> None:  # fmt: skip
+    """Channels first."""
+    unit = line_lanes(given.buffers.type)
+    writer = _Writer(k, given, unit, window, beta)
     blocks = (pixels + (unit - 1)) // unit
 
     def write(image: Value, pixel: Value, count: int) -> None:
@@ -165,22 +187,20 @@ def _build_first(k: Emitter, name: str, operands: int, window: int, beta: float)
             with k.loop(0, writer.channels) as channel:
                 body(channel, count)
 
-        def operand(base: FloatPointer, far: Number, step: Value) -> Operand:
-            return Operand(k, base.at(image * far + pixel), step, None)
-
-        writer.run(each, [operand(*place) for place in places])
+        places = [(each.base.at(image * each.image + pixel), each.inner) for each in operands]
+        writer.run(each, [Operand(k, base, step, None) for base, step in places])
 
     with k.loop(*k.share(images * blocks)) as which:
         image, first = which // blocks, which % blocks * unit
         end = k.minimum(first + unit, pixels)
-        in_powers(k, first, end, unit, lambda pixel, count: write(image, pixel, count))
+        k.in_widths(first, end, shrinking(unit), lambda pixel, n: write(image, pixel, n))
 
 
 # --- tying them to arrays
 
 
 def _unit(node: Node) -> int:
-    return line(computed_type(node.outputs[0].dtype.name))
+    return line_lanes(computed_type(node.outputs[0].dtype.name))
 
 
 def _buffer(node: Node, unit: int) -> Spec:
@@ -200,37 +220,37 @@ def _bind(call: Call) -> Runner | None:
     arrays = [*call.inputs, *call.outputs]
     images, channels, *rest = arrays[-1].shape
     space = tuple(range(2, 2 + len(rest)))
-    pixels = size(tuple(rest))
     rows = collapse_axes(arrays, [(0, *space), (1,)])
-    build, unit = _build_last, 1
-    slots: list[Array | int]
-    if rows is not None and all(step == 1 or channels == 1 for _, step in rows):
-        slots = [images * pixels, *_with(arrays, [each[:1] for each in rows])]
-    else:
-        planes = collapse_axes(arrays, [(0,), (1,), space])
-        if planes is None or any(step != 1 for _, _, step in planes):
-            return None
-        build, unit = _build_first, _unit(node)
-        slots = [images, pixels, *_with(arrays, [each[:2] for each in planes])]
+    by_rows = rows is not None and all(step == 1 or channels == 1 for _, step in rows)
+    planes = collapse_axes(arrays, [(0,), (1,), space])
+    if not by_rows and (planes is None or any(step != 1 for _, _, step in planes)):
+        return None
+    spec = _buffer(node, 1 if by_rows else _unit(node))
+    scratch = Scratch(call.workspace).rest
+    count = scratch.nbytes // spec.nbytes
     attrs = node.attrs
-    address = compiled(
-        build, name=arrays[-1].dtype.name, operands=len(arrays), window=attrs["window"],
-        beta=float(attrs["beta"]),
-    )  # fmt: skip
-    spec = _buffer(node, unit)
-    buffers = Scratch(call.workspace).rest
-    parts = min(parts_for(arrays[-1].size, costly=True), buffers.nbytes // spec.nbytes)
-    alpha = attrs["alpha"] / attrs["window"]
-    return NativeRunner([native_call(
-        address, channels, float(alpha), float(attrs["k"]), buffers, *slots, parts=parts,
-    )])  # fmt: skip
-
-
-def _with(arrays: list[Array], strides: list[Strides]) -> list[Array | int]:
-    slots: list[Array | int] = []
-    for array, steps in zip(arrays, strides, strict=True):
-        slots += [array, *steps]
-    return slots
+    given: dict[str, Any] = {
+        "given": {
+            "channels": channels, "alpha": attrs["alpha"] / attrs["window"], "bias": attrs["k"],
+            "buffers": scratch[: count * spec.nbytes].view(spec.dtype),
+        },
+        "window": attrs["window"], "beta": float(attrs["beta"]),
+        "parts": min(parts_for(arrays[-1].size, costly=True), count),
+    }  # fmt: skip
+    pixels = size(tuple(rest))
+    if by_rows:
+        assert rows is not None
+        pairs = zip(arrays, rows, strict=True)
+        operands = [{"base": array, "stride": step} for array, (step, _) in pairs]
+        return NativeRunner([_over_rows.call(operands=operands, rows=images * pixels, **given)])
+    assert planes is not None
+    operands = [
+        {"base": array, "image": image, "inner": inner}
+        for array, (image, inner, _) in zip(arrays, planes, strict=True)
+    ]
+    return NativeRunner([
+        _over_planes.call(operands=operands, images=images, pixels=pixels, **given)
+    ])  # fmt: skip
 
 
 for _op in ("local_response_norm", "local_response_norm_grad"):

@@ -1,7 +1,9 @@
-"""Loops that normalisation, softmax and losses share: over rows of channels, and over planes.
+"""Statistics of normalisation: sums over rows of channels and over planes, and what they give.
 
-Sums are taken in blocks of a fixed size, float32 inside a block and float64 between blocks, so
-they are accurate, and the same for any number of threads.
+Forward, the sums are those of x less a pivot and of its square, so a mean that is large against the
+deviation costs no accuracy; backward, those of the gradient and of its product with x less the
+mean. They are taken in blocks of a fixed size, float32 inside a block and float64 between blocks,
+so they are accurate, and the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I64,
@@ -19,18 +21,22 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     Value,
     itemsize,
+    line_lanes,
     natural_lanes,
+    shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.target import CACHE_LINE
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.normalisation.layout import Rows
 
 BLOCK_ROWS = 256
 """Rows that are added up in float32."""
 BLOCK_ELEMENTS = 2048
 """Elements of a plane that are added up in float32."""
+VECTORS_TOGETHER = 4
+"""Vectors of a plane that are handled at once."""
 _ROWS_TOGETHER = 4
 """Rows that are added up before a sum in memory is touched."""
-_VECTORS_TOGETHER = 4
 
 Terms = tuple[Value, Value, Value]
 """a, b, c: to the first sum goes a, to the second b * c."""
@@ -38,46 +44,107 @@ OfRow = Callable[[Value], Terms]
 """What a row adds to both sums."""
 Prepare = Callable[[Value, int], OfRow]
 """For a channel and a number of lanes, what all rows share is prepared once."""
+Load = Callable[[Value, int], Value]
+"""From an index and a number of lanes to the values there."""
+Mask = Callable[[Value, int], tuple[Value, Value]]
+"""The same for the factor and shift that gave what a relu was given."""
 
 
-def in_powers(
-    k: Emitter, begin: Number, end: Number, widest: int, body: Callable[[Value, int], None]
-) -> None:
-    """`body(index, lanes)` for vectors of `widest` elements, then for ones of a quarter as many,
-    and so on to single elements.
+# --- what is added up
 
-    Every width is code of its own, which takes time to compile; a few turns of a loop do not.
+
+def pivoted_rows(k: Emitter, x: Rows) -> Prepare:
+    """x less its first row, and the square of that."""
+
+    def terms(channel: Value, count: int) -> OfRow:
+        pivot = finite_or_zero(k, x.base.load(channel, count))
+
+        def of_row(row: Value) -> Terms:
+            difference = x.load(row, channel, count) - pivot
+            return difference, difference, difference
+
+        return of_row
+
+    return terms
+
+
+def gradient_rows(k: Emitter, g: Rows, x: Rows, means: Load, mask: Mask | None = None) -> Prepare:
+    """The gradient, and its product with x less the mean."""
+
+    def terms(channel: Value, count: int) -> OfRow:
+        mean = means(channel, count)
+        factors = None if mask is None else mask(channel, count)
+
+        def of_row(row: Value) -> Terms:
+            centred = x.load(row, channel, count) - mean
+            slope = masked(k, g.load(row, channel, count), centred, factors)
+            return slope, slope, centred
+
+        return of_row
+
+    return terms
+
+
+def pivoted_sums(
+    k: Emitter, planes: tuple[Number, Number], plane: Callable[[Value], ElementPointer],
+    pixels: Value, pivot: Value,
+) -> tuple[Value, Value]:  # fmt: skip
+    """The sums over several planes of x less the pivot, and of the square of that."""
+
+    def sums(index: Value) -> tuple[Value, Value]:
+        x = plane(index)
+
+        def terms(index: Value, count: int) -> Terms:
+            difference = x.load(index, count) - pivot
+            return difference, difference, difference
+
+        return plane_sums(k, pixels, x.computed, terms)
+
+    return _over_planes(k, planes, sums)
+
+
+def gradient_sums(
+    k: Emitter, planes: tuple[Number, Number],
+    pair: Callable[[Value], tuple[ElementPointer, ElementPointer]], pixels: Value, mean: Value,
+    mask: tuple[Value, Value] | None = None,
+) -> tuple[Value, Value]:  # fmt: skip
+    """The sums over several planes of the gradient, and of its product with x less the mean."""
+
+    def sums(index: Value) -> tuple[Value, Value]:
+        g, x = pair(index)
+
+        def terms(index: Value, count: int) -> Terms:
+            centred = x.load(index, count) - mean
+            slope = masked(k, g.load(index, count), centred, mask)
+            return slope, slope, centred
+
+        return plane_sums(k, pixels, x.computed, terms)
+
+    return _over_planes(k, planes, sums)
+
+
+def _over_planes(
+    k: Emitter, planes: tuple[Number, Number], sums: Callable[[Value], tuple[Value, Value]]
+) -> tuple[Value, Value]:
+    one, two = k.variable(0.0, F64), k.variable(0.0, F64)
+    with k.loop(*planes) as index:
+        a, b = sums(index)
+        one.value = one.value + a
+        two.value = two.value + b
+    return one.value, two.value
+
+
+def masked(k: Emitter, slope: Value, centred: Value, factors: tuple[Value, Value] | None) -> Value:
+    """The gradient before a relu: 0 where what the relu was given was not positive.
+
+    That is computed again, from the factor and shift that made it.
     """
-    first, last = k.constant(begin, I64), k.constant(end, I64)
-    count = widest
-    while True:
-        middle = first + (last - first) // count * count if count > 1 else last
-        with k.loop(first, middle, count) as index:
-            body(index, count)
-        if count == 1:
-            return
-        first = middle
-        count = max(1, count // 4)
+    if factors is None:
+        return slope
+    return k.select(k.fma(centred, *factors) > 0.0, slope, 0.0)
 
 
-def line(kind: ir.Type) -> int:
-    """Elements that are handled at once: at least a cache line.
-
-    Processors are slow to write lines in pieces.
-    """
-    return max(natural_lanes(kind), CACHE_LINE // itemsize(kind))
-
-
-def over_rows(
-    k: Emitter,
-    rows: tuple[Number, Number],
-    channels: Value,
-    kind: ir.Type,
-    visit: Callable[[Value, Value, int], None],
-) -> None:
-    """`visit(row, channel, lanes)` for all channels of all rows."""
-    with k.loop(*rows) as row:
-        in_powers(k, 0, channels, line(kind), lambda c, n: visit(row, c, n))
+# --- sums over rows
 
 
 def column_sums(
@@ -103,7 +170,7 @@ def column_sums(
 
     def together(row: Value, count: int) -> None:
         several = [row + i for i in range(count)]
-        in_powers(k, 0, channels, line(kind), lambda c, n: visit(several, c, n))
+        k.in_widths(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
 
     first, last = (k.constant(each, I64) for each in rows)
     middle = first + (last - first) // _ROWS_TOGETHER * _ROWS_TOGETHER
@@ -113,19 +180,62 @@ def column_sums(
         together(row, 1)
 
 
-def build_column_totals(k: Emitter, name: str, parameters: str) -> None:
-    """The sums of `column_sums` over all blocks: those of products first, then the plain ones."""
-    partial, blocks, channels = k.pointer(0, computed_type(name)), k.integer(1), k.integer(2)
-    products, plain = stored(k, 3, parameters), stored(k, 4, parameters)
-    widest = line(partial.type)
+def sum_blocks(k: Emitter, partial: Pointer, rows: Value, channels: Value, terms: Prepare) -> None:
+    """The sums of this worker's blocks of rows."""
+    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    with k.loop(*k.share(blocks)) as block:
+        first = block * BLOCK_ROWS
+        last = k.minimum(first + BLOCK_ROWS, rows)
+        column_sums(k, partial.at(block * channels * 2), (first, last), channels, terms)
+
+
+def total_blocks(
+    k: Emitter, partial: Pointer, rows: Value, channels: Value, totals: Pointer
+) -> tuple[Value, Value]:
+    """This worker's channels; their sums over all blocks go to `totals`, in float64."""
+    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    lanes = 4 * natural_lanes(partial.type)
+    begin, end = k.share(channels, lanes)
+
+    def add_up(channel: Value, count: int) -> None:
+        for place in (channel, channel + channels):
+            totals.store(place, block_total(k, partial, place, count, blocks, channels))
+
+    k.in_widths(begin, end, shrinking(lanes), add_up)
+    return begin, end
+
+
+def image_sums(
+    k: Emitter, totals: Pointer, block: Pointer, pixels: Value, channels: Value, terms: Prepare
+) -> None:
+    """The two sums of each channel over all rows of an image, in float64."""
+    k.clear_bytes(totals, channels * 16)
+    with k.loop(0, pixels, BLOCK_ROWS) as begin:
+        end = k.minimum(begin + BLOCK_ROWS, pixels)
+        column_sums(k, block, (begin, end), channels, terms)
+
+        def add(index: Value, count: int) -> None:
+            more = k.convert(block.load(index, count), F64)
+            totals.store(index, totals.load(index, count) + more)
+
+        k.in_widths(0, channels * 2, shrinking(line_lanes(F64)), add)
+
+
+@native_kernel
+def column_totals(
+    k: Emitter, partial: Pointer, blocks: Integer, channels: Integer, products: ElementPointer,
+    plain: ElementPointer,
+) -> None:  # fmt: skip
+    """The sums of `column_sums` over all blocks: those of products, and the plain ones."""
+    widest = line_lanes(partial.type)
     begin, end = k.share(channels, widest)
 
     def add_up(channel: Value, count: int) -> None:
         for output, place in ((plain, channel), (products, channel + channels)):
             total = block_total(k, partial, place, count, blocks, channels)
-            output.store(channel, k.convert(total, computed_type(parameters)))
+            output.store(channel, k.convert(total, output.computed))
 
-    in_powers(k, begin, end, widest, add_up)
+    k.in_widths(begin, end, shrinking(widest), add_up)
 
 
 def block_total(
@@ -156,15 +266,18 @@ def pairwise(values: Sequence[Value]) -> Value:
     return several[0]
 
 
+# --- sums over planes
+
+
 def plane_sums(
     k: Emitter, count: Value, kind: ir.Type, terms: Callable[[Value, int], Terms]
 ) -> tuple[Value, Value]:
     """Two sums over the elements of a plane, in float64; `terms(index, lanes)` is what to add."""
     lanes = natural_lanes(kind)
     wide = vector(kind, lanes)
-    step = lanes * _VECTORS_TOGETHER
+    step = lanes * VECTORS_TOGETHER
     totals = [k.variable(0.0, F64) for _ in range(2)]
-    partial = [[k.variable(0.0, wide) for _ in range(_VECTORS_TOGETHER)] for _ in range(2)]
+    partial = [[k.variable(0.0, wide) for _ in range(VECTORS_TOGETHER)] for _ in range(2)]
 
     def add_up(index: Value, n: int) -> None:
         a, b, c = terms(index, n)
@@ -179,7 +292,7 @@ def plane_sums(
         for each in (*partial[0], *partial[1]):
             each.value = 0.0
         with k.loop(begin, end, step) as index:
-            for i in range(_VECTORS_TOGETHER):
+            for i in range(VECTORS_TOGETHER):
                 a, b, c = terms(index + i * lanes, lanes)
                 one, two = partial[0][i], partial[1][i]
                 one.value = one.value + a
@@ -187,19 +300,11 @@ def plane_sums(
         for total, several in zip(totals, partial, strict=True):
             joined = k.total(pairwise([each.value for each in several]), lambda x, y: x + y)
             total.value = total.value + k.convert(joined, F64)
-    in_powers(k, whole, count, lanes, add_up)
+    k.in_widths(whole, count, shrinking(lanes), add_up)
     return totals[0].value, totals[1].value
 
 
-def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, int], None]) -> None:
-    """`body(index, lanes)` over the elements of a plane, several vectors at a time."""
-    lanes = natural_lanes(kind)
-    step = lanes * _VECTORS_TOGETHER
-    whole = count // step * step
-    with k.loop(0, whole, step) as index:
-        for i in range(_VECTORS_TOGETHER):
-            body(index + i * lanes, lanes)
-    in_powers(k, whole, count, lanes, body)
+# --- from sums to statistics
 
 
 def finite_or_zero(k: Emitter, value: Value) -> Value:
@@ -219,3 +324,16 @@ def inverse_deviation(k: Emitter, variance: Value, eps: Value) -> Value:
     """1 / sqrt(variance + eps), in float64."""
     root = k.intrinsic("llvm.sqrt", k.convert(variance, F64) + eps)
     return k.constant(1.0, F64) / root
+
+
+def gradient_factors(
+    one: Value, two: Value, gain: Value, inverse: Value, share: Value
+) -> tuple[Value, Value, Value]:
+    """f, a, b of dx = f * g - a - (x - mean) * b."""
+    factor = gain * inverse
+    return factor, factor * one * share, factor * two * inverse * inverse * share
+
+
+def share_of(k: Emitter, count: Value) -> Value:
+    """1 / count, in float64."""
+    return k.constant(1.0, F64) / k.convert(count, F64)

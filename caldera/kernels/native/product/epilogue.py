@@ -9,16 +9,18 @@ from typing import Any
 from caldera.graph.ops.activation import SELU_ALPHA, SELU_SCALE
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.native.codegen import math
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Value
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
 
 
-def finished(k: Emitter, finish: Epilogue, x: Value, column: Number, slot: int) -> Value:
-    """`x`, from this column on, with what follows the product; `slot` has the bias."""
-    if finish.bias:
-        x = x + k.pointer(slot, x.type.element if x.lanes > 1 else x.type).load(column, x.lanes)
-    if finish.activation is None:
+def apply_epilogue(
+    k: Emitter, epilogue: Epilogue, bias: Pointer | None, x: Value, column: Number
+) -> Value:
+    """`x`, from this column on, with what follows the product."""
+    if bias is not None:
+        x = x + bias.load(column, x.lanes)
+    if epilogue.activation is None:
         return x
-    return ACTIVATIONS[finish.activation](k, x, **dict(finish.attributes))
+    return ACTIVATIONS[epilogue.activation](k, x, **dict(epilogue.attributes))
 
 
 # --- the activations; `graph/ops/activation.py` says what they are and why they are clipped

@@ -14,16 +14,16 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of
 from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.blas import blas, gemm
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
-from caldera.kernels.native.product.epilogue import finished
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,
     blocks,
@@ -40,21 +40,19 @@ from caldera.tensor.shape import size
 
 # --- the kernel
 
-_PRODUCT_SLOTS = 15
-"""The slots that all kinds of products have; those of what follows the product come after them."""
 
-
-def _multiply(k: Emitter, dtype: str, finish: Epilogue, scaled: bool) -> None:
-    """The blocks that are this part's. Each row of the table is one product: where its matrices
-    begin, and how long the sum is."""
-    kind = MEMORY_TYPES[dtype]
-    address, table = k.integer(0), k.pointer(1, I64)
-    a, b, c = (k.pointer(slot, kind) for slot in (2, 3, 4))
-    leading_a, leading_b, leading_c, ta, tb = (k.integer(slot) for slot in range(5, 10))
-    count, rows, columns, height, width = (k.integer(slot) for slot in range(10, 15))
-    alpha, beta = k.constant(1.0, kind), k.constant(0.0, kind)
-    if scaled:
-        alpha, beta = (k.pointer(_PRODUCT_SLOTS + i, kind).load(0) for i in (0, 1))
+@native_kernel
+def _multiply(
+    k: Emitter, address: Integer, table: Pointer, a: Pointer, b: Pointer, c: Pointer,
+    leading_a: Integer, leading_b: Integer, leading_c: Integer, ta: Integer, tb: Integer,
+    count: Integer, rows: Integer, columns: Integer, height: Integer, width: Integer,
+    scales: list[Pointer], bias: Pointer | None, epilogue: Epilogue,
+) -> None:  # fmt: skip
+    """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
+    is one product: where its matrices begin, and how long the sum is."""
+    alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
+    if scales:
+        alpha, beta = (each.load(0) for each in scales)
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     begin, end = k.share(count * across * down)
     with k.loop(begin, end) as task:
@@ -63,34 +61,22 @@ def _multiply(k: Emitter, dtype: str, finish: Epilogue, scaled: bool) -> None:
         lines, span = k.minimum(height, rows - top), k.minimum(width, columns - left)
         block = c.at(product.load(2) + top * leading_c + left)
         # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
-        counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scaled else product.load(3)
+        counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scales else product.load(3)
         gemm(
             k, address, (lines, span, counted),
             (a.at(product.load(0) + k.select(ta.differs(0), top, top * leading_a)), leading_a),
             (b.at(product.load(1) + k.select(tb.differs(0), left * leading_b, left)), leading_b),
             (block, leading_c), ta=ta, tb=tb, alpha=alpha, beta=beta,
         )  # fmt: skip
-        if finish.changes:
-            _finish_block(k, finish, (block, leading_c), (lines, span), left)
+        if epilogue.changes:
+            with k.loop(0, lines) as line:
+                row = block.at(line * leading_c)
 
+                def finish(column: Value, lanes: int) -> None:
+                    value = row.load(column, lanes)
+                    row.store(column, apply_epilogue(k, epilogue, bias, value, left + column))
 
-def _finish_block(
-    k: Emitter,
-    finish: Epilogue,
-    block: tuple[Pointer, Value],
-    shape: tuple[Value, Value],
-    left: Value,
-) -> None:
-    pointer, leading = block
-    lines, span = shape
-    with k.loop(0, lines) as line:
-        row = pointer.at(line * leading)
-
-        def finish_some(column: Value, lanes: int) -> None:
-            done = finished(k, finish, row.load(column, lanes), left + column, _PRODUCT_SLOTS)
-            row.store(column, done)
-
-        in_wide_vectors(k, span, natural_lanes(pointer.type), finish_some)
+                in_wide_vectors(k, span, natural_lanes(c.type), finish)
 
 
 def in_wide_vectors(
@@ -106,14 +92,13 @@ def in_wide_vectors(
 
 # --- cut sums
 
-_SUM_SLOTS = 6
 
-
-def _add_up(k: Emitter, dtype: str, finish: Epilogue) -> None:
+@native_kernel
+def _add_up(
+    k: Emitter, pieces: Pointer, out: Pointer, count: Integer, rows: Integer, columns: Integer,
+    leading: Integer, bias: Pointer | None, epilogue: Epilogue,
+) -> None:  # fmt: skip
     """The sum of what the parts found, row by row, finished."""
-    kind = MEMORY_TYPES[dtype]
-    pieces, out = k.pointer(0, kind), k.pointer(1, kind)
-    count, rows, columns, leading = (k.integer(slot) for slot in range(2, _SUM_SLOTS))
     begin, end = k.share(rows)
     with k.loop(begin, end) as row:
 
@@ -122,10 +107,10 @@ def _add_up(k: Emitter, dtype: str, finish: Epilogue) -> None:
             total = k.variable(pieces.load(start, lanes))
             with k.loop(1, count) as piece:
                 total.value = total.value + pieces.load(piece * rows * columns + start, lanes)
-            done = finished(k, finish, total.value, column, _SUM_SLOTS)
+            done = apply_epilogue(k, epilogue, bias, total.value, column)
             out.store(row * leading + column, done)
 
-        in_wide_vectors(k, columns, natural_lanes(kind), add_some)
+        in_wide_vectors(k, columns, natural_lanes(out.type), add_some)
 
 
 # --- binding
@@ -151,11 +136,12 @@ class Binder:
         self.calls: list[NativeCall] = []
         self.left = self._prepared(self.product.left)
         self.right = self._prepared(self.product.right)
-        self.finish = Epilogue()
-        self.bias: tuple[Array, ...] = ()
+        self.epilogue = NOTHING
+        self.bias: Array = None
         if call.node.op.name == "matmul_epilogue":
-            self.finish = Epilogue.of(call.node)
-            self.bias = tuple(self.in_a_row(array) for array in call.inputs[2:])
+            self.epilogue = Epilogue.of(call.node)
+            for array in call.inputs[2:]:
+                self.bias = self.in_a_row(array)
         # A result that lies otherwise is computed elsewhere and copied.
         out = self.product.out
         place = None if out.dtype in HALVES else as_matrices(out)
@@ -193,8 +179,8 @@ class Binder:
             axis=1,
         )
         parts = parts_for(self.product.work)
-        shape = blocks(len(table), rows, columns, parts, finish=self.finish.changes)
-        self._add(table, self.place, self.finish, shape, parts, [*scales, *self.bias])
+        shape = blocks(len(table), rows, columns, parts, finish=self.epilogue.changes)
+        self._add(table, self.place, shape, parts, scales, self.bias, self.epilogue)
 
     def multiply_in_pieces(self) -> None:
         """The product of two matrices with its sum cut into pieces, one a thread."""
@@ -213,35 +199,33 @@ class Binder:
         )
         goal = as_matrices(found)
         assert goal is not None
-        self._add(table, goal, Epilogue(), (rows, columns), pieces, [])
-        address = compiled(_add_up, dtype=found.dtype.name, finish=self.finish)
-        parts = settings.threads if found.size >= WORTH_SPLITTING_COPIES else 1
+        self._add(table, goal, (rows, columns), pieces)
         self.calls.append(
-            native_call(
-                address, found, self.place.array, pieces, rows, columns, self.place.leading,
-                *self.bias, parts=parts,
+            _add_up.call(
+                pieces=found, out=self.place.array, count=pieces, rows=rows, columns=columns,
+                leading=self.place.leading, bias=self.bias, epilogue=self.epilogue,
+                parts=settings.threads if found.size >= WORTH_SPLITTING_COPIES else 1,
             )
         )  # fmt: skip
 
     def _add(
-        self, table: np.ndarray, goal: Matrices, finish: Epilogue, shape: tuple[int, int],
-        parts: int, rest: list[Array],
+        self, table: np.ndarray, goal: Matrices, shape: tuple[int, int], parts: int,
+        scales: tuple[Array, ...] = (), bias: Array = None, epilogue: Epilogue = NOTHING,
     ) -> None:  # fmt: skip
         rows, columns, _ = self.product.extent
-        dtype = goal.array.dtype
+        height, width = shape
         known = blas()
         assert known is not None
-        scaled = self.call.node.op.name == "matmul_accumulate"
-        address = compiled(_multiply, dtype=dtype.name, finish=finish, scaled=scaled)
-        tasks = len(table) * -(-rows // shape[0]) * -(-columns // shape[1])
+        tasks = len(table) * -(-rows // height) * -(-columns // width)
         self.calls.append(
-            native_call(
-                address, known.gemm(MEMORY_TYPES[dtype.name]),
-                np.ascontiguousarray(table, np.int64),
-                self.left.array, self.right.array, goal.array,
-                self.left.leading, self.right.leading, goal.leading,
-                self.left.transposed, self.right.transposed,
-                len(table), rows, columns, *shape, *rest, parts=min(parts, tasks),
+            _multiply.call(
+                address=known.gemm(MEMORY_TYPES[goal.array.dtype.name]),
+                table=np.ascontiguousarray(table, np.int64),
+                a=self.left.array, b=self.right.array, c=goal.array,
+                leading_a=self.left.leading, leading_b=self.right.leading, leading_c=goal.leading,
+                ta=self.left.transposed, tb=self.right.transposed,
+                count=len(table), rows=rows, columns=columns, height=height, width=width,
+                scales=scales, bias=bias, epilogue=epilogue, parts=min(parts, tasks),
             )
         )  # fmt: skip
 

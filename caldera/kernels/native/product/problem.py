@@ -12,11 +12,9 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes
-from caldera.kernels.native.codegen.half import load_wide, store_narrow
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
 from caldera.tensor.dtype import HALVES
@@ -131,38 +129,39 @@ def copied(source: Array, target: Array) -> list[NativeCall]:
         source, target = source.swapaxes(-1, -2), target.swapaxes(-1, -2)
     batch = source.shape[:-2]
     offsets = np.stack([offsets_of(source, batch), offsets_of(target, batch)], axis=1)
-    address = compiled(_copy, source=source.dtype.name, target=target.dtype.name)
-    parts = settings.threads if source.size >= WORTH_SPLITTING_COPIES else 1
+    rows, columns = source.shape[-2:]
+    (down, right), (target_down, target_right) = steps(source), steps(target)
     return [
-        native_call(
-            address, source, target, offsets, len(offsets), *source.shape[-2:],
-            *steps(source), *steps(target), parts=parts,
+        _copy.call(
+            source=source, target=target, offsets=offsets, count=len(offsets), rows=rows,
+            columns=columns, down=down, right=right, target_down=target_down,
+            target_right=target_right,
+            parts=settings.threads if source.size >= WORTH_SPLITTING_COPIES else 1,
         )
     ]  # fmt: skip
 
 
-def _copy(k: Emitter, source: str, target: str) -> None:
-    read, written = k.pointer(0, MEMORY_TYPES[source]), k.pointer(1, MEMORY_TYPES[target])
-    offsets = k.pointer(2, I64)
-    count, rows, columns, down, right, target_down, target_right = (
-        k.integer(slot) for slot in range(3, 10)
-    )
+@native_kernel
+def _copy(
+    k: Emitter, source: ElementPointer, target: ElementPointer, offsets: Pointer, count: Integer,
+    rows: Integer, columns: Integer, down: Integer, right: Integer, target_down: Integer,
+    target_right: Integer,
+) -> None:  # fmt: skip
     begin, end = k.share(count * rows)
     with k.loop(begin, end) as line:
         which, row = line // rows, line % rows
-        origin = read.at(offsets.load(which * 2) + row * down)
-        goal = written.at(offsets.load(which * 2 + 1) + row * target_down)
+        origin = source.at(offsets.load(which * 2) + row * down)
+        goal = target.at(offsets.load(which * 2 + 1) + row * target_down)
 
         def move(from_index: Value, to_index: Value, lanes: int) -> None:
-            value = load_wide(k, origin, from_index, lanes, source)
-            store_narrow(k, goal, to_index, value, target)
+            goal.store(to_index, origin.load(from_index, lanes))
 
         with k.either(right.equals(1) & target_right.equals(1)) as (both, neither):
             with both:
                 k.in_vectors(
                     0,
                     columns,
-                    natural_lanes(MEMORY_TYPES[target]),
+                    natural_lanes(target.place.type),
                     lambda i, lanes: move(i, i, lanes),
                 )
             with neither, k.loop(0, columns) as i:

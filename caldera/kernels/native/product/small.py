@@ -9,17 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import offsets_of, steps
 from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
-from caldera.kernels.native.codegen.emitter import I64, Emitter, natural_lanes, vector
-from caldera.kernels.native.codegen.half import store_narrow
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import machine
-from caldera.kernels.native.product.epilogue import finished
+from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import dense_bias
 from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
 from caldera.kernels.native.product.problem import copied, copy_room, dense, extent_of, parts_for
@@ -28,7 +27,6 @@ from caldera.tensor.shape import size
 
 MOST_WORK = 1 << 22
 """Operations of one product from which on rearranging the operands is sure to pay."""
-_SLOTS = 12
 _HEIGHTS = (8, 6, 4, 2, 1)
 
 
@@ -44,15 +42,15 @@ def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
     return lanes, vectors, min(heights, key=lambda height: (-(-rows // height) * height, -height))
 
 
+@native_kernel
 def _multiply(
-    k: Emitter, dtype: str, lanes: int, vectors: int, height: int, finish: Epilogue
-) -> None:
-    kind = computed_type(dtype)
-    table = k.pointer(0, I64)
-    a, b, c = (k.pointer(slot, MEMORY_TYPES[dtype]) for slot in (1, 2, 3))
-    a_down, a_right, b_down, c_down, count, rows, columns, length = (
-        k.integer(slot) for slot in range(4, _SLOTS)
-    )
+    k: Emitter, table: Pointer, a: Pointer, b: Pointer, c: ElementPointer, a_down: Integer,
+    a_right: Integer, b_down: Integer, c_down: Integer, count: Integer, rows: Integer,
+    columns: Integer, length: Integer, bias: Pointer | None, epilogue: Epilogue, lanes: int,
+    vectors: int, height: int,
+) -> None:  # fmt: skip
+    """Each row of the table is one product: where its matrices begin."""
+    kind = computed_type(c.name)
     width = lanes * vectors
     across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height
     begin, end = k.share(count * across * down)
@@ -67,12 +65,11 @@ def _multiply(
         ]
         left_matrix = Matrix(a.at(product.load(0)), a_down, a_right)
         right_matrix = Matrix(b.at(product.load(1)), b_down)
-        add_products(k, sums, left_matrix, lines, right_matrix, places, length, dtype)
+        add_products(k, sums, left_matrix, lines, right_matrix, places, length, c.name)
         for line, row in zip(lines, sums, strict=True):
             goal = c.at(product.load(2) + line * c_down)
             for place, total in zip(places, row, strict=True):
-                done = finished(k, finish, total.value, place, _SLOTS)
-                store_narrow(k, goal, place, done, dtype)
+                goal.store(place, apply_epilogue(k, epilogue, bias, total.value, place))
 
 
 def _with_dense_rows(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]:
@@ -90,27 +87,24 @@ def _bind(call: Call) -> Runner:
     right, calls = _with_dense_rows(product.right, scratch)
     out = product.out
     place = out if steps(out)[1] == 1 or out.shape[-1] == 1 else np.empty(out.shape, out.dtype)
-    finish, bias = Epilogue(), []
+    epilogue, bias = NOTHING, None
     if call.node.op.name == "matmul_epilogue":
-        finish = Epilogue.of(call.node)
+        epilogue = Epilogue.of(call.node)
         for array in call.inputs[2:]:
-            ready, more = dense_bias(array, scratch)
-            bias.append(ready)
+            bias, more = dense_bias(array, scratch)
             calls += more
     rows, columns, length = product.extent
-    dtype = out.dtype.name
-    lanes, vectors, height = tile_for(rows, columns, dtype)
+    lanes, vectors, height = tile_for(rows, columns, out.dtype.name)
     batch = product.batch
     table = np.stack([offsets_of(each, batch) for each in (product.left, right, place)], axis=1)
-    address = compiled(
-        _multiply, dtype=dtype, lanes=lanes, vectors=vectors, height=height, finish=finish
-    )
     tiles = len(table) * -(-rows // height) * -(-columns // (lanes * vectors))
+    a_down, a_right = steps(product.left)
     calls.append(
-        native_call(
-            address, table, product.left, right, place, *steps(product.left), steps(right)[0],
-            steps(place)[0], size(batch), rows, columns, length, *bias,
-            parts=min(parts_for(product.work), tiles),
+        _multiply.call(
+            table=table, a=product.left, b=right, c=place, a_down=a_down, a_right=a_right,
+            b_down=steps(right)[0], c_down=steps(place)[0], count=size(batch), rows=rows,
+            columns=columns, length=length, bias=bias, epilogue=epilogue, lanes=lanes,
+            vectors=vectors, height=height, parts=min(parts_for(product.work), tiles),
         )
     )  # fmt: skip
     if place is not out:

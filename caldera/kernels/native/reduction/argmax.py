@@ -12,7 +12,6 @@ from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import neutral
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
     UNSIGNED,
@@ -21,10 +20,18 @@ from caldera.kernels.native.codegen.dtypes import (
     to_memory,
 )
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Value, is_floating
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
-from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.elementwise.loop import vector_lanes, workers
+from caldera.kernels.native.elementwise.operands import (
+    Operand,
+    OuterAxis,
+    StridedArray,
+    at_row,
+    outer_axes,
+    strided_arrays,
+)
 from caldera.kernels.native.elementwise.operations import combine
-from caldera.kernels.native.elementwise.widths import vector_lanes, workers
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -57,19 +64,17 @@ class _Search:
         return same
 
 
-def along(k: Emitter, dtype: str, sign: str, mode: str, outer: int, lanes: int) -> None:
-    """Search the innermost axis: for the best value first, then for where it is.
-
-    Slots: both addresses, inner strides, rows, length, outer axes.
-    """
-    slots = Slots(k)
-    operands = slots.operands([dtype, "int64"], mode + "1")
-    rows, inner = slots.integers(2)
-    around = Outer(slots, outer, 2)
-    search = _Search(k, dtype, sign)
+@native_kernel
+def along(
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer, inner: Integer,
+    sign: str, modes: str, lanes: int,
+) -> None:  # fmt: skip
+    """Search the innermost axis: for the best value first, then for where it is."""
+    arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
+    search = _Search(k, operands[0].base.name, sign)
     begin, end = k.share(rows)
     with k.loop(begin, end) as row:
-        x, result = around.at(operands, row)
+        x, result = at_row(outer, arrays, row)
         x = x.settled()
         winner = _best_of_row(search, x, inner, lanes)
         middle = inner // lanes * lanes
@@ -121,17 +126,15 @@ def _is_absent(
     return ~k.total(found, lambda a, b: a | b)
 
 
-def across(k: Emitter, dtype: str, sign: str, modes: str, outer: int, lanes: int) -> None:
-    """Search another axis, row by row for a group of columns.
-
-    Slots: both addresses, inner strides, rows, columns, the length of the axis and the stride
-    along it, outer axes.
-    """
-    slots = Slots(k)
-    operands = slots.operands([dtype, "int64"], modes)
-    rows, columns, length, stride = slots.integers(4)
-    around = Outer(slots, outer, 2)
-    search = _Search(k, dtype, sign)
+@native_kernel
+def across(
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer,
+    columns: Integer, length: Integer, stride: Integer, sign: str, modes: str, lanes: int,
+) -> None:  # fmt: skip
+    """Search another axis, with a length and a stride, row by row for a group of columns."""
+    arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
+    dtype = operands[0].base.name
+    search = _Search(k, operands[0].base.name, sign)
     groups = (columns + (COLUMNS - 1)) // COLUMNS
     begin, end = k.share(rows * groups)
     best, place = k.stack(MEMORY_TYPES[dtype], COLUMNS), k.stack(I32, COLUMNS)
@@ -139,7 +142,7 @@ def across(k: Emitter, dtype: str, sign: str, modes: str, outer: int, lanes: int
         row = task // groups
         left = (task - row * groups) * COLUMNS
         right = k.minimum(left + COLUMNS, columns)
-        x, result = around.at(operands, row)
+        x, result = at_row(outer, arrays, row)
         with k.loop(0, length) as index:
             here = x.moved(stride * index).settled()
             number = k.convert(index, I32)
@@ -153,7 +156,7 @@ def across(k: Emitter, dtype: str, sign: str, modes: str, outer: int, lanes: int
                 where = place.load(column - left, count)
                 place.store(column - left, k.select(better, k.splat(number, count), where))
 
-            in_widths(k, left, right, (lanes, 1), take_in)
+            k.in_widths(left, right, (lanes, 1), take_in)
         with k.loop(left, right) as column:
             result.store(column, k.convert(place.load(column - left), I64))
 
@@ -166,43 +169,30 @@ def _bind(call: Call) -> Runner:
     result = out if out.ndim == x.ndim else np.expand_dims(out, axis)
     loop = axes_of(x.shape, [x, result], (axis,))
     sign = ">" if call.node.op.name == "argmax" else "<"
-    dtype = x.dtype.name
-    loop_body = LoopBody((dtype,), (), ())
+    loop_body = LoopBody((x.dtype.name,), (), ())
     lanes = vector_lanes(loop_body)
     parts = workers(loop_body, x.size)
     sizes = (x.itemsize, 8)
     if not any(loop.reduced):
         loop = Axes((*loop.lengths, 1), (*loop.reduced, True), tuple((*s, 0) for s in loop.strides))
+    operands = strided_arrays([x, result], loop.strides)
     if loop.reduced[-1]:
         *outer, inner = loop.lengths
         mode = loop.modes(sizes)[0] if inner > 1 else "1"
-        address = compiled(along, dtype=dtype, sign=sign, mode=mode, outer=len(outer), lanes=lanes)
         rows = size(tuple(outer))
-        around = _around(loop, list(range(len(outer))))
-        steps = [each[-1] for each in loop.strides]
-        return NativeRunner([
-            native_call(address, x, result, *steps, rows, inner, *around, parts=min(parts, rows))
-        ])  # fmt: skip
+        return NativeRunner([along.call(
+            operands=operands, outer=outer_axes(range(len(outer)), loop.lengths, loop.strides),
+            rows=rows, inner=inner, sign=sign, modes=mode + "1", lanes=lanes,
+            parts=min(parts, rows),
+        )])  # fmt: skip
     chosen = loop.reduced.index(True)
     others = [each for each in range(len(loop.lengths) - 1) if each != chosen]
-    address = compiled(
-        across, dtype=dtype, sign=sign, modes=loop.modes(sizes), outer=len(others), lanes=lanes
-    )
-    rows, columns = size(tuple(loop.lengths[each] for each in others)), loop.lengths[-1]
-    steps = [each[-1] for each in loop.strides]
-    return NativeRunner([
-        native_call(
-            address, x, result, *steps, rows, columns, loop.lengths[chosen],
-            loop.strides[0][chosen], *_around(loop, others), parts=parts,
-        )
-    ])  # fmt: skip
-
-
-def _around(loop: Axes, which: list[int]) -> list[int]:
-    found: list[int] = []
-    for axis in which:
-        found += [loop.lengths[axis], *[each[axis] for each in loop.strides]]
-    return found
+    return NativeRunner([across.call(
+        operands=operands, outer=outer_axes(others, loop.lengths, loop.strides),
+        rows=size(tuple(loop.lengths[each] for each in others)), columns=loop.lengths[-1],
+        length=loop.lengths[chosen], stride=loop.strides[0][chosen], sign=sign,
+        modes=loop.modes(sizes), lanes=lanes, parts=parts,
+    )])  # fmt: skip
 
 
 def _is_short(node: Node) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.kernels.common.loop_body import LoopBody, Parts, Reduction
+from caldera.kernels.common.loop_body import LoopBody, Reduction
 from caldera.kernels.common.reduction import accumulated, neutral
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
@@ -25,9 +25,9 @@ from caldera.kernels.native.codegen.dtypes import (
 )
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes, vector
 from caldera.kernels.native.codegen.half import HALF_NAMES
-from caldera.kernels.native.elementwise.body import computed_values
-from caldera.kernels.native.elementwise.operands import Operand, Outer, Slots, in_widths
-from caldera.kernels.native.elementwise.operations import combine
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.elementwise.operands import Operand, OuterAxis, StridedArray, at_row
+from caldera.kernels.native.elementwise.operations import combine, computed_values
 
 DEPTH = 16
 """Vectors that are added up in the computed type before float64 takes over."""
@@ -85,39 +85,26 @@ def _split(loop_body: LoopBody, operands: Sequence[Operand]) -> tuple[list[Opera
     return list(operands[:first]), list(operands[first:second]), list(operands[second:])
 
 
-def _dtypes(loop_body: LoopBody, results: Sequence[str]) -> list[str]:
-    return [*loop_body.inputs, *[dtype for dtype, _ in loop_body.outputs], *results]
-
-
+@native_kernel
 def along(
-    k: Emitter,
-    parts: Parts,
-    results: tuple[str, ...],
-    modes: str,
-    outer: int,
-    widths: tuple[int, ...],
-) -> None:
-    """Slots: addresses, inner strides, rows, length of a row, stretch, outer axes.
-
-    The results' inner stride is that from one stretch of a row to the next.
-    """
-    loop_body = LoopBody(*parts)
-    slots = Slots(k)
-    operands = slots.operands(_dtypes(loop_body, results), modes)
-    rows, inner, stretch = slots.integers(3)
-    around = Outer(slots, outer, len(operands))
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer, inner: Integer,
+    stretch: Integer, loop_body: LoopBody, modes: str, widths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Rows of a length, in stretches. The results' inner stride is that from one stretch of a row
+    to the next."""
+    arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (inner + (stretch - 1)) // stretch
     begin, end = k.share(rows * stretches)
     with k.loop(begin, end) as task:
         row = task // stretches
         number = task - row * stretches
-        inputs, outputs, places = _split(loop_body, around.at(operands, row))
+        inputs, outputs, places = _split(loop_body, at_row(outer, arrays, row))
         first = number * stretch
         last = k.minimum(first + stretch, inner)
         totals = _row_totals(k, loop_body, inputs, outputs, (first, last), widths)
-        for total, place, dtype in zip(totals, places, results, strict=True):
+        for total, place in zip(totals, places, strict=True):
             target = place.moved(place.step * number)
-            target.store(k.constant(0, I64), total.result(dtype))
+            target.store(k.constant(0, I64), total.result(place.dtype))
 
 
 def _row_totals(
@@ -163,25 +150,16 @@ def _compute(
         each.add(value)
 
 
+@native_kernel
 def across(
-    k: Emitter,
-    parts: Parts,
-    results: tuple[str, ...],
-    modes: str,
-    outer: int,
-    widths: tuple[int, ...],
-) -> None:
-    """Slots: addresses, inner strides, outer rows, columns, length of the reduced axis, stretch,
-    columns of a group (at most COLUMNS), the operands' strides along that axis, outer axes.
-
-    The results' stride along the reduced axis is that from one stretch to the next.
-    """
-    loop_body = LoopBody(*parts)
-    slots = Slots(k)
-    operands = slots.operands(_dtypes(loop_body, results), modes)
-    rows, columns, length, stretch, width = slots.integers(5)
-    strides = slots.integers(len(operands))
-    around = Outer(slots, outer, len(operands))
+    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer,
+    columns: Integer, length: Integer, stretch: Integer, width: Integer, strides: list[Integer],
+    loop_body: LoopBody, modes: str, widths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Rows of a length along the reduced axis, in stretches, and groups of columns of a width (at
+    most COLUMNS); `strides` are the operands' along that axis. The results' is that from one
+    stretch to the next."""
+    arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (length + (stretch - 1)) // stretch
     groups = (columns + (width - 1)) // width
     begin, end = k.share(rows * stretches * groups)
@@ -194,7 +172,7 @@ def across(
         number = place - row * stretches
         first = number * stretch
         last = k.minimum(first + stretch, length)
-        here = around.at(operands, row)
+        here = at_row(outer, arrays, row)
         for each in places:
             each.clear()
         # A few rows at a time, so that memory is read along the rows.
@@ -208,12 +186,10 @@ def across(
                 for buffer, each in zip(places, gathered, strict=True):
                     buffer.add(column - left, each)
 
-            in_widths(k, left, right, widths, columns_at)
-        count = len(results)
-        for buffer, operand, stride, dtype in zip(
-            places, here[-count:], strides[-count:], results, strict=True
-        ):
-            buffer.write(operand.moved(stride * number), left, right, dtype, widths)
+            k.in_widths(left, right, widths, columns_at)
+        count = len(loop_body.reductions)
+        for buffer, operand, stride in zip(places, here[-count:], strides[-count:], strict=True):
+            buffer.write(operand.moved(stride * number), left, right, widths)
 
 
 class _Buffer:
@@ -239,16 +215,14 @@ class _Buffer:
         after = combine(self.k, self.op, self.dtype, before, value)
         self.place.store(column, to_memory(self.k, after, self.dtype))
 
-    def write(
-        self, target: Operand, left: Value, right: Value, dtype: str, widths: tuple[int, ...]
-    ) -> None:
+    def write(self, target: Operand, left: Value, right: Value, widths: tuple[int, ...]) -> None:
         """Write the results of the columns from `left` to `right`."""
 
         def convert(column: Value, lanes: int) -> None:
             value = from_memory(self.k, self.place.load(column - left, lanes), self.dtype)
-            target.store(column, cast(self.k, value, self.dtype, dtype))
+            target.store(column, cast(self.k, value, self.dtype, target.dtype))
 
-        in_widths(self.k, left, right, widths[-2:], convert)
+        self.k.in_widths(left, right, widths[-2:], convert)
 
 
 def _column_totals(

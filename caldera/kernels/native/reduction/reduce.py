@@ -9,11 +9,12 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.program import NativeCall, NativeRunner, native_call
-from caldera.kernels.native.elementwise.body import is_known
-from caldera.kernels.native.elementwise.widths import widths, workers
+from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral, with_axes
+from caldera.kernels.native.codegen.kernel import NativeCall
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.elementwise.loop import widths, workers
+from caldera.kernels.native.elementwise.operands import outer_axes, strided_arrays
+from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction import kernels
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import BY_NAME
@@ -90,20 +91,13 @@ def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[Na
         results = _partial_results(task, shape)
         strides[first:] = [list(each.strides) for each in results]
     modes = _modes(task, loop, arrays, "1" * len(results))
-    names = tuple(each.dtype.name for each in results)
-    address = compiled(
-        kernels.along, parts=task.loop_body.parts, results=names, modes=modes, outer=len(outer),
-        widths=widths(task.loop_body),
-    )  # fmt: skip
     rows = size(outer)
-    around: list[int] = []
-    for axis, length in enumerate(outer):
-        around += [length, *[each[axis] for each in strides]]
-    steps = [each[-1] for each in strides]
-    parts = min(workers(task.loop_body, rows * inner), rows * stretches)
-    call = native_call(
-        address, *arrays[:first], *results, *steps, rows, inner, stretch, *around, parts=parts
-    )
+    call = kernels.along.call(
+        operands=strided_arrays([*arrays[:first], *results], strides),
+        outer=outer_axes(range(len(outer)), outer, strides), rows=rows, inner=inner,
+        stretch=stretch, loop_body=task.loop_body, modes=modes, widths=widths(task.loop_body),
+        parts=min(workers(task.loop_body, rows * inner), rows * stretches),
+    )  # fmt: skip
     if direct:
         return [call]
     return [call, *_finish(task, results, shape, loop)]
@@ -134,22 +128,15 @@ def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[N
         for each, array in zip(strides[first:], results, strict=True)
     )
     modes = _modes(task, loop, arrays, result_modes)
-    names = tuple(each.dtype.name for each in results)
-    address = compiled(
-        kernels.across, parts=task.loop_body.parts, results=names, modes=modes, outer=len(outer),
-        widths=widths(task.loop_body),
-    )  # fmt: skip
     rows = size(tuple(outer))
-    around: list[int] = []
-    for axis, each_length in enumerate(outer):
-        around += [each_length, *[each[axis] for each in strides]]
-    steps = [each[-1] for each in strides]
-    row_steps = [each[-2] for each in strides]
     parts = workers(task.loop_body, rows * length * columns)
-    width = _group_width(columns, -(-parts // (rows * stretches)))
-    call = native_call(
-        address, *arrays[:first], *results, *steps, rows, columns, length, stretch, width,
-        *row_steps, *around, parts=parts,
+    call = kernels.across.call(
+        operands=strided_arrays([*arrays[:first], *results], strides),
+        outer=outer_axes(range(len(outer)), outer, strides), rows=rows, columns=columns,
+        length=length, stretch=stretch,
+        width=_group_width(columns, -(-parts // (rows * stretches))),
+        strides=[each[-2] for each in strides], loop_body=task.loop_body, modes=modes,
+        widths=widths(task.loop_body), parts=parts,
     )  # fmt: skip
     if direct:
         return [call]
@@ -175,11 +162,6 @@ def _moved(loop: Axes, axis: int) -> Axes:
         sort(loop.lengths), tuple(loop.reduced[each] for each in order),
         tuple(sort(each) for each in loop.strides),
     )  # fmt: skip
-
-
-def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:
-    """A result with axes of length 1 where the loop has axes that are reduced."""
-    return result if result.ndim == rank else np.expand_dims(result, axes)
 
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:

@@ -1,14 +1,14 @@
 """Arrays of ops along one axis, the classes: those with a number for each class, or one a sample.
 
-See `classes.py` for how samples and classes share the lanes of vectors.
+See `sample.py` for how samples and classes share the lanes of vectors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.dtypes import FloatPointer
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Value
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Operand:
     """
 
     k: Emitter
-    base: FloatPointer
+    base: ElementPointer
     step: Value | None
     apart: Value | None
 
@@ -75,9 +75,8 @@ class Single:
     """Where the one number of each sample lies: a label, a loss, a loss's gradient."""
 
     k: Emitter
-    base: FloatPointer | Pointer
+    base: ElementPointer
     apart: Value
-    unsigned: bool = False
 
     def load(self, count: int) -> Value:
         """That of this sample, or of the `count` samples in the lanes."""
@@ -85,7 +84,7 @@ class Single:
 
     def load_index(self, count: int) -> Value:
         """The same as int64."""
-        return self.k.convert(self.load(count), I64, unsigned=self.unsigned)
+        return self.k.convert(self.load(count), I64, unsigned=self.base.name.startswith("u"))
 
     def store(self, value: Value) -> None:
         """Write it."""

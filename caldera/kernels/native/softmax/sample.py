@@ -9,29 +9,28 @@ distance from each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import computed_type, stored
+from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
     F64,
-    I8,
-    I16,
-    I32,
     I64,
     Emitter,
     Number,
     Value,
+    line_lanes,
     natural_lanes,
+    shrinking,
     vector,
 )
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import at_least, exp_of_negative
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
-from caldera.kernels.native.codegen.strides import Strides, collapse_axes, parts_for
-from caldera.kernels.native.normalisation.statistics import in_powers, line
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
 from caldera.kernels.native.softmax.operands import Operand, Single
 from caldera.kernels.table import Array, Runner
 from caldera.tensor.shape import size
@@ -40,7 +39,6 @@ _BLOCK = 1024
 """Classes that are added up in the type of computation; between blocks, float64 is used."""
 _FEW = 64
 """Classes of several samples that are kept on the stack."""
-_INTEGERS = {f"{sign}int{kind.width}": kind for sign in ("", "u") for kind in (I8, I16, I32, I64)}
 
 Place = Callable[[Value, int], Value]
 """From (class, lanes) to the values there."""
@@ -92,7 +90,7 @@ class Sample:
             with self.k.loop(begin, end) as index:
                 body(index, self.together)
         else:
-            in_powers(self.k, begin, end, self.together, body)
+            self.k.in_widths(begin, end, shrinking(self.together), body)
 
     def largest(self, value: Place) -> Value:
         """The maximum over the classes; a nan among them is the maximum."""
@@ -186,74 +184,74 @@ Write = Callable[[Sample, list[Operand], list[Single]], None]
 """Writes an op for one sample, from the operands that have classes and those that have not."""
 WRITERS: dict[str, Write] = {}
 """By the name of the op. If the output has classes, it is the last of those that have."""
-_SLOTS, _SINGLE_SLOTS, _FIRST = 4, 3, 3
-"""Slots of an operand (address, strides of blocks, classes and samples), of one without classes
-(address, strides of blocks and samples), and those before them (blocks, classes, samples)."""
 
 
-def _build_along(k: Emitter, op: str, dtypes: tuple[str, ...], singles: tuple[str, ...]) -> None:
+@dataclass(frozen=True)
+class _Full:
+    """An array with classes: its strides from block to block, class to class, sample to sample."""
+
+    base: ElementPointer
+    far: Integer
+    step: Integer
+    apart: Integer
+
+    def at(self, k: Emitter, block: Value, sample: Value, dense: bool | None) -> Operand:
+        """The operand of a sample; `dense` is None where vectors hold classes."""
+        base = self.base.at(block * self.far + sample * self.apart)
+        if dense is None:
+            return Operand(k, base, None, None)
+        return Operand(k, base, self.step, None if dense else self.apart)
+
+
+@dataclass(frozen=True)
+class _Single:
+    """An array with one number a sample."""
+
+    base: ElementPointer
+    far: Integer
+    apart: Integer
+
+    def at(self, k: Emitter, block: Value, sample: Value) -> Single:
+        """Where the number of a sample lies."""
+        return Single(k, self.base.at(block * self.far + sample * self.apart), self.apart)
+
+
+@native_kernel
+def _along(
+    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
+    inner: Integer, op: str,
+) -> None:  # fmt: skip
     """Vectors hold classes of one sample."""
-    kind = computed_type(dtypes[0])
-    classes, samples = k.integer(1), k.integer(2)
-    together = line(kind)
-    with k.loop(*k.share(samples)) as sample:
-        operands, numbers = _operands(k, dtypes, singles, k.constant(0, I64), sample, None)
+    kind = full[0].base.computed
+    with k.loop(*k.share(inner)) as sample:
+        block = k.constant(0, I64)
+        operands = [each.at(k, block, sample, None) for each in full]
         # In the output itself, unless they would be rounded there.
-        is_wide = dtypes[-1] in ("float32", "float64")
-        kept = operands[-1] if is_wide else None
-        writer = Sample(k, kind, classes, together, across=False, kept=kept)
-        WRITERS[op](writer, operands, numbers)
+        kept = None if full[-1].base.is_half else operands[-1]
+        writer = Sample(k, kind, classes, line_lanes(kind), across=False, kept=kept)
+        WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
 
-def _build_across(
-    k: Emitter, op: str, dtypes: tuple[str, ...], singles: tuple[str, ...], dense: bool, few: bool
-) -> None:
+@native_kernel
+def _across(
+    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
+    inner: Integer, op: str, dense: bool, few: bool,
+) -> None:  # fmt: skip
     """Vectors hold one class of several samples: `dense` if these lie side by side."""
-    kind = computed_type(dtypes[0])
-    outer, classes, inner = k.integer(0), k.integer(1), k.integer(2)
-    widest = line(kind) if dense else natural_lanes(kind)
+    kind = full[0].base.computed
+    widest = line_lanes(kind) if dense else natural_lanes(kind)
     room = _Stack(k, kind, widest) if few else None
 
     def write(block: Value, sample: Value, count: int) -> None:
-        operands, numbers = _operands(k, dtypes, singles, block, sample, dense)
+        operands = [each.at(k, block, sample, dense) for each in full]
         writer = Sample(k, kind, classes, count, across=True, kept=room)
-        WRITERS[op](writer, operands, numbers)
+        WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
     blocks = (inner + (widest - 1)) // widest
     with k.loop(*k.share(outer * blocks)) as index:
         block, first = index // blocks, index % blocks * widest
         end = k.minimum(first + widest, inner)
-        in_powers(k, first, end, widest, lambda sample, count: write(block, sample, count))
-
-
-def _operands(
-    k: Emitter,
-    dtypes: tuple[str, ...],
-    singles: tuple[str, ...],
-    block: Value,
-    sample: Value,
-    dense: bool | None,
-) -> tuple[list[Operand], list[Single]]:
-    """The operands of a sample; `dense` is None where vectors hold classes."""
-    operands = []
-    slot = _FIRST
-    for name in dtypes:
-        far, step, apart = (k.integer(slot + i) for i in (1, 2, 3))
-        base = stored(k, slot, name).at(block * far + sample * apart)
-        along = dense is None
-        operands.append(
-            Operand(k, base, None if along else step, None if along or dense else apart)
-        )
-        slot += _SLOTS
-    numbers = []
-    for name in singles:
-        far, apart = k.integer(slot + 1), k.integer(slot + 2)
-        place = block * far + sample * apart
-        of_int = _INTEGERS.get(name)
-        single = k.pointer(slot, of_int) if of_int is not None else stored(k, slot, name)
-        numbers.append(Single(k, single.at(place), apart, unsigned=name.startswith("u")))
-        slot += _SINGLE_SLOTS
-    return operands, numbers
+        k.in_widths(first, end, shrinking(widest), lambda sample, n: write(block, sample, n))
 
 
 # --- tying them to arrays
@@ -279,31 +277,21 @@ def bind_classes(
         found = collapse_axes(arrays, [far, (axis,), near])
     if found is None:
         return None
-    address = _address(op, full, singles, found[: len(full)], (outer, classes, inner))
-    slots: list[Array | int] = [outer, classes, inner]
-    for array, (far_step, step, apart) in zip(full, found[: len(full)], strict=True):
-        slots += [array, far_step, step, apart]
-    for array, (far_step, _, apart) in zip(singles, found[len(full) :], strict=True):
-        slots += [array, far_step, apart]
-    parts = min(parts_for(first.size, costly=True), outer * inner)
-    return NativeRunner([native_call(address, *slots, parts=parts)])
-
-
-def _address(
-    op: str,
-    full: Sequence[Array],
-    singles: Sequence[Array],
-    strides: Sequence[Strides],
-    sizes: tuple[int, int, int],
-) -> int:
-    outer, classes, inner = sizes
-    names = {
-        "op": op,
-        "dtypes": tuple(each.dtype.name for each in full),
-        "singles": tuple(each.dtype.name for each in singles),
-    }
-    many = 4 * natural_lanes(computed_type(full[0].dtype.name))
+    strides = found[: len(full)]
+    given = {
+        "full": [
+            {"base": array, "far": far_step, "step": step, "apart": apart}
+            for array, (far_step, step, apart) in zip(full, strides, strict=True)
+        ],
+        "singles": [
+            {"base": array, "far": far_step, "apart": apart}
+            for array, (far_step, _, apart) in zip(singles, found[len(full) :], strict=True)
+        ],
+        "outer": outer, "classes": classes, "inner": inner, "op": op,
+        "parts": min(parts_for(first.size, costly=True), outer * inner),
+    }  # fmt: skip
+    many = 4 * natural_lanes(computed_type(first.dtype.name))
     if outer == 1 and classes >= many and all(step == 1 for _, step, _ in strides):
-        return compiled(_build_along, **names)
+        return NativeRunner([_along.call(**given)])
     dense = inner > 1 and all(apart == 1 for _, _, apart in strides)
-    return compiled(_build_across, **names, dense=dense, few=classes <= _FEW)
+    return NativeRunner([_across.call(**given, dense=dense, few=classes <= _FEW)])

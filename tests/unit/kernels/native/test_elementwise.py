@@ -18,7 +18,7 @@ from caldera.graph.ops.base import cast, sum_
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.leaf import constant
 from caldera.kernels.common.axes import axes_of
-from caldera.kernels.native.elementwise import widths
+from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.reduction import reduce as native_reduction
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
@@ -73,7 +73,7 @@ def _numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Loops of a few elements are shared, and reduced in several stretches."""
     for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
-        monkeypatch.setattr(widths, name, 4)
+        monkeypatch.setattr(loop, name, 4)
     for name in ("STRETCH", "ROWS"):
         monkeypatch.setattr(native_reduction, name, 3)
     with cd.settings.override(threads=request.param):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
-from caldera.kernels.native.random import _build
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.random import _uniform
 from caldera.tensor.philox import uniform01
 
 _SEED, _STEP, _STREAM = -12345678912345, 77, 9
@@ -21,8 +20,8 @@ def test_any_range_with_any_number_of_workers(dtype: str, offset: int, parts: in
     for count in (0, 1, 3, 15, 16, 17, 1001):
         out = np.full(count + 4, -1, dtype)
         NativeRunner([
-            native_call(
-                compiled(_build, dtype=dtype), out, state, np.array(offset), _STREAM, count, 1,
+            _uniform.call(
+                out=out, state=state, offset=np.array(offset), stream=_STREAM, count=count, apart=1,
                 parts=parts,
             )
         ])()  # fmt: skip

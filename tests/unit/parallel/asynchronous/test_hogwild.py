@@ -115,7 +115,7 @@ def test_one_rank_shares_with_nobody() -> None:
 
 
 class StopAt(cd.Callback):
-    """Ends a run on one rank's wish."""
+    """Ends a run on one rank's vote."""
 
     def batch_ends(self, run: cd.Run) -> None:
         if run.step == 2 and run.communicator.rank == 1:

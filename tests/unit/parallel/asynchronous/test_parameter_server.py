@@ -240,7 +240,7 @@ def test_a_wish_of_one_rank_stops_all_after_the_same_step(options: dict[str, Any
 
 
 class StopAt(cd.Callback):
-    """Ends a run on one rank's wish."""
+    """Ends a run on one rank's vote."""
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -8,7 +8,8 @@ import pytest
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.parallel import Gossip
-from caldera.parallel.averaging.topology import PATTERNS
+from caldera.parallel.averaging.gossip import PATTERNS
+from caldera.train.fit import run_setup
 from tests.unit.parallel.averaging.test_elastic import small
 from tests.unit.parallel.averaging.test_local_sgd import bytes_sent
 from tests.unit.parallel.ranks import samples, strategies_of, trained
@@ -56,7 +57,7 @@ def test_exchanges_are_the_matrix_conserve_the_mean_and_shrink_differences(
     def work(comm: Communicator) -> np.ndarray:
         strategy, model = Gossip(pattern, communicator=comm), models[comm.rank]
         model.fit(samples(ranks), parallel=Gossip(communicator=comm), verbose=0)
-        strategy.begin(model, model.optimizer)
+        strategy.begin(run_setup(model, strategy))
         for parameter, value in zip(model.parameters(), before[comm.rank], strict=True):
             parameter.assign(value)
         for _ in range(turns):

@@ -198,7 +198,7 @@ def test_one_rank_needs_no_others(strategy: Any) -> None:
 
 @pytest.mark.parametrize("strategy", [DataParallel, Sharded, PipelineParallel])
 def test_devices_with_memory_of_their_own(strategy: Any) -> None:
-    """Data lie there, steps are captured and replayed, and wishes are heard a batch later."""
+    """Data lie there, steps are captured and replayed, and votes are counted a batch later."""
     models = [plain(device=f"loopback:{rank}") for rank in range(2)]
     data = samples(25)
 

@@ -14,8 +14,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.parallel import DataParallel, Sharded
-from caldera.strategy import Strategy
-from caldera.train.fit import make_steps
+from caldera.strategy import NO_VOTES, VOTES, Strategy
+from caldera.train.fit import make_steps, run_setup
 from tests.unit.parallel.ranks import (
     Trained,
     alone,
@@ -122,12 +122,12 @@ def _measured(ranks: int, make: Any) -> list[tuple[int, int, int]]:
     def work(comm: Communicator) -> tuple[int, int, int]:
         strategy: Strategy = make(comm)
         model = models[comm.rank]
-        strategy.begin(model, model.optimizer)
+        strategy.begin(run_setup(model, strategy))
         steps = make_steps(model, cd.data.ArrayData(x, x), strategy)
         share = Share.of(0, 8, 8, comm.rank, comm.size)
         plan = steps.training(share)
         strategy.shard()
-        feeds = steps.feeds((x[: len(share)], x[: len(share)]), None) | {"wishes": [0.0, 0.0]}
+        feeds = steps.feeds((x[: len(share)], x[: len(share)]), None) | {VOTES: NO_VOTES}
         plan.run(feeds)
         mark = strategy.plan_communicator.traffic.mark()
         plan.run(feeds)
@@ -152,7 +152,7 @@ def test_bytes_and_memory_are_what_the_formulas_say(ranks: int) -> None:
             for stage in (1, 2, 3)
         },
     }
-    # Beside the gradients, a step sums its loss and what ranks wish: a hundred bytes or so.
+    # Beside the gradients, a step sums its loss and their votes: a hundred bytes or so.
     sent = {name: max(each[0] for each in found) for name, found in rows.items()}
     # The backward pass needs the weights of all four layers but the first.
     for name, times in {"data": 2, "stage 1": 2, "stage 2": 2, "stage 3": 3 - 1 / 4}.items():
@@ -171,7 +171,7 @@ def test_the_forward_pass_begins_before_large_parameters_are_there() -> None:
 
     def work(comm: Communicator) -> list[str]:
         model, strategy = models[comm.rank], Sharded(bucket_bytes=1 << 20, communicator=comm)
-        strategy.begin(model, model.optimizer)
+        strategy.begin(run_setup(model, strategy))
         x, y = np.zeros((8, 64), "float32"), np.zeros((8, 1500), "float32")
         steps = make_steps(model, cd.data.ArrayData(x, y), strategy)
         plan = steps.training(Share.of(0, 8, 8, comm.rank, comm.size))

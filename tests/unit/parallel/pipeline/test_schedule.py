@@ -11,9 +11,16 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.parallel import PipelineParallel
-from caldera.parallel.pipeline.schedule import SCHEDULES, idle, in_flight, recorded, slots
+from caldera.parallel.pipeline.schedule import (
+    SCHEDULES,
+    bubble_fraction,
+    in_flight,
+    recorded,
+    timeline,
+)
 from caldera.plan.plan import Plan
-from caldera.train.fit import make_steps
+from caldera.strategy import NO_VOTES, VOTES
+from caldera.train.fit import make_steps, run_setup
 
 WIDE = 64
 ACTIVATIONS = 4 * WIDE
@@ -35,11 +42,11 @@ def stepped(ranks: int, parts: int, count: int, **options: Any) -> list[tuple[Pl
     def work(comm: Communicator) -> tuple[Plan, int, int]:
         strategy = PipelineParallel(communicator=comm, micro_batches=parts, **options)
         model = models[comm.rank]
-        strategy.begin(model, model.optimizer)
+        strategy.begin(run_setup(model, strategy))
         steps = make_steps(model, cd.data.ArrayData(x, x), strategy)
         plan = steps.training(count)
         strategy.shard()
-        feeds = steps.feeds((x, x), None) | {"wishes": [0.0, 0.0]}
+        feeds = steps.feeds((x, x), None) | {VOTES: NO_VOTES}
         neighbours = strategy.plan_communicator.along("pipeline").traffic
         mark = neighbours.mark()
         plan.run({name: feeds[name] for name in plan.inputs})
@@ -59,7 +66,7 @@ def test_idle_slots_parts_in_flight_and_bytes(schedule: str, ranks: int, parts: 
     found = stepped(ranks, parts, 26, schedule=schedule)
     orders = [recorded(plan) for plan, _, _ in found]
     assert all(len(set(order)) == 2 * parts for order in orders)
-    assert idle(slots(orders)) == (ranks - 1) / (parts + ranks - 1)
+    assert bubble_fraction(timeline(orders)) == (ranks - 1) / (parts + ranks - 1)
     flying = [in_flight(order) for order in orders]
     if schedule == "1f1b":
         assert flying == [min(parts, ranks - stage) for stage in range(ranks)]
@@ -104,4 +111,4 @@ def test_plans_show_where_data_move() -> None:
 def test_stages_that_wait_for_each_other_are_told() -> None:
     orders = [SCHEDULES["1f1b"](stage, 2, 2) for stage in (1, 0)]
     with pytest.raises(ValueError, match="for ever"):
-        slots(orders)
+        timeline(orders)

@@ -114,7 +114,7 @@ def test_blocks_are_put_together_in_their_order() -> None:
     assert split.sizes == (4, 4, 4)
     parts = [split.part_of(whole, rank) for rank in range(3)]
     assert parts[1].tolist() == [[2, 3, 8, 9], [14, 15, 20, 21]]
-    np.testing.assert_array_equal(split.whole_of(parts), whole)
+    np.testing.assert_array_equal(split.whole_of(parts, whole.shape), whole)
 
     def work(comm: Communicator) -> np.ndarray:
         here = op.var("x", (2, 4), fill=parts[comm.rank], dtype="int64")

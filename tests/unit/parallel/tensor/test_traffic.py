@@ -14,7 +14,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.data import Share
 from caldera.parallel import Hybrid, PipelineParallel, TensorParallel
 from caldera.parallel.consistency import messages
-from caldera.train.fit import make_steps
+from caldera.strategy import NO_VOTES, VOTES
+from caldera.train.fit import make_steps, run_setup
 
 SAMPLES, WIDTH, HIDDEN, CLASSES = 8, 16, 64, 4
 
@@ -44,13 +45,13 @@ def _steps(
 
     def work(comm: Communicator) -> Step:
         strategy, model = make(comm), models[comm.rank]
-        strategy.begin(model, model.optimizer)
+        strategy.begin(run_setup(model, strategy))
         steps = make_steps(model, cd.data.ArrayData(x, y), strategy)
         share = Share.of(0, SAMPLES, SAMPLES, *strategy.reader)
         plan = steps.training(share)
         strategy.shard()
         own = slice(share.first, share.first + len(share))
-        feeds = steps.feeds((x[own], y[own]), None) | {"wishes": [0.0, 0.0]}
+        feeds = steps.feeds((x[own], y[own]), None) | {VOTES: NO_VOTES}
         axes = {**strategy.plan_communicator.axes, "all": strategy.plan_communicator}
         before = {name: each.traffic.mark() for name, each in axes.items()}
         plan.run({name: each for name, each in feeds.items() if name in plan.inputs})

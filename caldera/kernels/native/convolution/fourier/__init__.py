@@ -6,7 +6,7 @@ and transformed back. Work hardly grows with the filter, so it pays from 7x7 on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from caldera.graph.memory_format import NHWC, dense_strides, laid_out
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
 from caldera.kernels.native.convolution.fourier.layout import LENGTHS, Layout
@@ -63,8 +62,7 @@ class _Calls:
         known = blas()
         assert known is not None
         self.layout = layout
-        self.kind = geometry.dtype.name
-        self.gemm = known.gemm(computed_type(self.kind))
+        self.gemm = known.gemm(computed_type(geometry.dtype.name))
         self.filters, self.points, self.others, self.room = (
             room.array(length, geometry.dtype) for length in layout.lengths
         )
@@ -72,16 +70,8 @@ class _Calls:
             layout.length, geometry.taps, layout.is_gradient, geometry.dtype
         )
 
-    def call(
-        self, build: Callable[..., None], names: tuple[str, ...], values: dict[str, object],
-        parts: int, **parameters: object,
-    ) -> NativeCall:  # fmt: skip
-        """A call with its arguments by name."""
-        address = compiled(build, kind=self.kind, **parameters)
-        return native_call(address, *(values[name] for name in names), parts=parts)
-
     def transform(
-        self, build: Callable[..., None], image: np.ndarray, block: tuple[int, int], *,
+        self, kernel: NativeKernel, image: np.ndarray, block: tuple[int, int], *,
         padding: tuple[int, int], is_other: bool,
     ) -> NativeCall:  # fmt: skip
         """Tiles of an image to points or back, for the tiles of one block."""
@@ -89,7 +79,7 @@ class _Calls:
         _, channels, height, width = image.shape
         steps_of_tiles = layout.steps(layout.length)
         sides = steps_of_tiles if is_other else (layout.length, layout.length)
-        is_back = build is kernels.collect
+        is_back = kernel is kernels.collect
         values = {
             "image": image, "image_step": steps(image)[0], "row_step": width * channels,
             "channels": channels, "height": height, "width": width,
@@ -105,10 +95,10 @@ class _Calls:
             "step": layout.other_step if is_other else layout.step,
             "room": self.room, "room_step": layout.room,
         }  # fmt: skip
-        return self.call(build, kernels.TRANSFORM, values, layout.workers)
+        return kernel.call(given=values, parts=layout.workers)
 
     def product(
-        self, build: Callable[..., None], block: tuple[int, int], **parameters: object
+        self, kernel: NativeKernel, block: tuple[int, int], **parameters: Any
     ) -> NativeCall:
         """The products of one block."""
         layout = self.layout
@@ -118,20 +108,20 @@ class _Calls:
             "filter_step": layout.filter_step, "points": self.points, "step": layout.step,
             "others": self.others, "other_step": layout.other_step, "is_first": block[0] == 0,
         }  # fmt: skip
-        return self.call(build, kernels.PRODUCT, values, layout.points // 2, **parameters)
+        return kernel.call(given=values, parts=layout.points // 2, **parameters)
 
-    def transform_filters(self, build: Callable[..., None], filters: np.ndarray) -> NativeCall:
+    def transform_filters(self, kernel: NativeKernel, filters: np.ndarray) -> NativeCall:
         """Filters to points, or points to filters."""
         layout, constants = self.layout, self.constants
         taps = layout.geometry.taps
-        is_back = build is kernels.filter_taps
+        is_back = kernel is kernels.filter_taps
         values = {
             "gemm": self.gemm, "filters": filters, "points": self.filters,
             "step": layout.filter_step, "rows": layout.points,
             "matrix": constants.taps if is_back else constants.filters,
             "count": layout.inner * layout.columns, "taps": taps[0] * taps[1],
         }  # fmt: skip
-        return self.call(build, kernels.FILTERS, values, layout.workers)
+        return kernel.call(given=values, parts=layout.workers)
 
     def blocks(self) -> list[tuple[int, int]]:
         """First and last tile of each block."""

@@ -5,145 +5,181 @@ Points of tiles lie point by point; for each a real and an imaginary matrix with
 
 from __future__ import annotations
 
-from llvmlite import ir
+from dataclasses import dataclass
 
 from caldera.kernels.native.codegen.blas import gemm
-from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
-
-IMAGE = (
-    "image", "image_step", "row_step", "channels", "height", "width", "top", "left", "tile_rows",
-    "tile_columns", "side_rows", "side_columns",
-)  # fmt: skip
-"""Images in the arguments of a kernel: where the first tile begins above and left of it, how many
-pixels it is to the next, and how many a tile sees."""
-TRANSFORM = (
-    *IMAGE, "gemm", "down", "across", "first", "end", "matrix", "other_matrix", "length", "half",
-    "points", "step", "room", "room_step",
-)  # fmt: skip
-PRODUCT = (
-    "gemm", "pairs", "tiles", "inner", "columns", "filters", "filter_step", "points", "step",
-    "others", "other_step", "is_first",
-)  # fmt: skip
-FILTERS = ("gemm", "filters", "points", "step", "matrix", "rows", "count", "taps")
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 
 
-class _Slots:
-    """Arguments by name."""
+@dataclass(frozen=True)
+class Transform:
+    """Tiles of an image, the matrices they are multiplied with, and their points.
 
-    def __init__(self, k: Emitter, names: tuple[str, ...], kind: str) -> None:
-        self._k = k
-        self._names = names
-        self._kind: ir.Type = computed_type(kind)
+    The first tile begins `top` and `left` of the image, the next `tile_rows` and `tile_columns`
+    further on; a tile sees `side_rows` and `side_columns`.
+    """
 
-    def number(self, name: str) -> Value:
-        """An integer."""
-        return self._k.integer(self._names.index(name))
+    gemm: Integer
+    image: Pointer
+    image_step: Integer
+    row_step: Integer
+    channels: Integer
+    height: Integer
+    width: Integer
+    top: Integer
+    left: Integer
+    tile_rows: Integer
+    tile_columns: Integer
+    side_rows: Integer
+    side_columns: Integer
+    down: Integer
+    across: Integer
+    first: Integer
+    end: Integer
+    matrix: Pointer
+    other_matrix: Pointer
+    length: Integer
+    half: Integer
+    points: Pointer
+    step: Integer
+    room: Pointer
+    room_step: Integer
 
-    def pointer(self, name: str) -> Pointer:
-        """An array."""
-        return self._k.pointer(self._names.index(name), self._kind)
+
+@dataclass(frozen=True)
+class Product:
+    """Pairs of points of tiles, of others and of filters, each a row of matrices."""
+
+    gemm: Integer
+    pairs: Integer
+    tiles: Integer
+    inner: Integer
+    columns: Integer
+    filters: Pointer
+    filter_step: Integer
+    points: Pointer
+    step: Integer
+    others: Pointer
+    other_step: Integer
+    is_first: Integer
+
+    def parts(self, pair: Value) -> list[tuple[Pointer, Pointer]]:
+        """The real and the imaginary matrix of a frequency: of tiles, filters and others."""
+        return [
+            (pointer.at(step * 2 * pair), pointer.at(step * 2 * pair + step))
+            for pointer, step in (
+                (self.points, self.step),
+                (self.filters, self.filter_step),
+                (self.others, self.other_step),
+            )
+        ]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters (count, taps), their points, and the matrix from the one to the other."""
+
+    gemm: Integer
+    filters: Pointer
+    points: Pointer
+    step: Integer
+    matrix: Pointer
+    rows: Integer
+    count: Integer
+    taps: Integer
 
 
 class _Tile:
     """The part of a tile that lies inside its image."""
 
-    def __init__(self, k: Emitter, given: _Slots, tile: Value) -> None:
-        down, across = given.number("down"), given.number("across")
+    def __init__(self, k: Emitter, given: Transform, tile: Value) -> None:
+        down, across = given.down, given.across
         image = tile // (down * across)
         rest = tile - image * down * across
         row = rest // across
-        top = row * given.number("tile_rows") - given.number("top")
-        left = (rest - row * across) * given.number("tile_columns") - given.number("left")
+        top = row * given.tile_rows - given.top
+        left = (rest - row * across) * given.tile_columns - given.left
         self.first_row, self.first_column = k.maximum(-top, 0), k.maximum(-left, 0)
-        last_row = k.minimum(given.number("side_rows"), given.number("height") - top)
-        last_column = k.minimum(given.number("side_columns"), given.number("width") - left)
+        last_row = k.minimum(given.side_rows, given.height - top)
+        last_column = k.minimum(given.side_columns, given.width - left)
         self.rows = k.maximum(last_row - self.first_row, 0)
         self.columns = k.maximum(last_column - self.first_column, 0)
-        self.memory = given.pointer("image").at(
-            image * given.number("image_step")
-            + (top + self.first_row) * given.number("row_step")
-            + (left + self.first_column) * given.number("channels")
+        self.memory = given.image.at(
+            image * given.image_step
+            + (top + self.first_row) * given.row_step
+            + (left + self.first_column) * given.channels
         )
 
 
-def spread(k: Emitter, kind: str) -> None:
+@native_kernel
+def spread(k: Emitter, given: Transform) -> None:
     """Transform tiles of an image whose pixels lie side by side."""
-    given = _Slots(k, TRANSFORM, kind)
-    address, channels, length = (given.number(n) for n in ("gemm", "channels", "length"))
-    twice = given.number("half") * 2
-    room = given.pointer("room").at(k.part * given.number("room_step"))
-    first = given.number("first")
-    begin, stop = k.share(given.number("end") - first)
+    address, channels, length = given.gemm, given.channels, given.length
+    twice = given.half * 2
+    room = given.room.at(k.part * given.room_step)
+    first = given.first
+    begin, stop = k.share(given.end - first)
     with k.loop(begin, stop) as index:
         tile = _Tile(k, given, first + index)
         line = tile.columns * channels
         gemm(
             k, address, (twice, line, tile.rows),
-            (given.pointer("matrix").at(tile.first_row), length),
-            (tile.memory, given.number("row_step")), (room, k.maximum(line, 1)),
+            (given.matrix.at(tile.first_row), length),
+            (tile.memory, given.row_step), (room, k.maximum(line, 1)),
         )  # fmt: skip
-        matrix = given.pointer("other_matrix").at(tile.first_column)
-        with k.loop(0, given.number("half")) as frequency:
-            place = given.pointer("points").at(
-                frequency * length * 2 * given.number("step") + index * channels
-            )
+        matrix = given.other_matrix.at(tile.first_column)
+        with k.loop(0, given.half) as frequency:
+            place = given.points.at(frequency * length * 2 * given.step + index * channels)
             for part in (0, 1):
                 gemm(
                     k, address, (length * 2, channels, tile.columns),
                     (matrix.at(length * part), length * 2),
                     (room.at((frequency * 2 + part) * line), channels),
-                    (place, given.number("step")), beta=float(part),
+                    (place, given.step), beta=float(part),
                 )  # fmt: skip
 
 
-def collect(k: Emitter, kind: str) -> None:
+@native_kernel
+def collect(k: Emitter, given: Transform) -> None:
     """Transform products back to tiles of an image whose pixels lie side by side."""
-    given = _Slots(k, TRANSFORM, kind)
-    address, channels, length = (given.number(n) for n in ("gemm", "channels", "length"))
-    twice = given.number("half") * 2
-    room = given.pointer("room").at(k.part * given.number("room_step"))
-    first = given.number("first")
-    begin, stop = k.share(given.number("end") - first)
+    address, channels, length = given.gemm, given.channels, given.length
+    twice = given.half * 2
+    room = given.room.at(k.part * given.room_step)
+    first = given.first
+    begin, stop = k.share(given.end - first)
     with k.loop(begin, stop) as index:
         tile = _Tile(k, given, first + index)
         line = tile.columns * channels
-        with k.loop(0, given.number("half")) as frequency:
-            place = given.pointer("points").at(
-                frequency * length * 2 * given.number("step") + index * channels
-            )
+        with k.loop(0, given.half) as frequency:
+            place = given.points.at(frequency * length * 2 * given.step + index * channels)
             for part in (0, 1):
                 gemm(
                     k, address, (tile.columns, channels, length * 2),
-                    (given.pointer("other_matrix").at(length * length * 2 * part), length * 2),
-                    (place, given.number("step")),
+                    (given.other_matrix.at(length * length * 2 * part), length * 2),
+                    (place, given.step),
                     (room.at((frequency * 2 + part) * line), channels),
                 )  # fmt: skip
         gemm(
-            k, address, (tile.rows, line, twice), (given.pointer("matrix"), twice), (room, line),
-            (tile.memory, given.number("row_step")),
+            k, address, (tile.rows, line, twice), (given.matrix, twice), (room, line),
+            (tile.memory, given.row_step),
         )  # fmt: skip
 
 
-def multiply(k: Emitter, kind: str, transposed: bool) -> None:
+@native_kernel
+def multiply(k: Emitter, given: Product, transposed: bool) -> None:
     """Points of tiles times the conjugates of the filters' points.
 
     Filters lie as matrices (K, C); `transposed` reads them as (C, K).
     """
-    given = _Slots(k, PRODUCT, kind)
-    inner, columns = given.number("inner"), given.number("columns")
+    inner, columns = given.inner, given.columns
     distance = inner if transposed else columns
-    with k.loop(*k.share(given.number("pairs"))) as pair:
-        x, w, y = (
-            _parts(given, name, step, pair)
-            for name, step in (
-                ("points", "step"), ("filters", "filter_step"), ("others", "other_step")
-            )
-        )  # fmt: skip
+    with k.loop(*k.share(given.pairs)) as pair:
+        x, w, y = given.parts(pair)
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: float) -> None:
             gemm(
-                k, given.number("gemm"), (given.number("tiles"), columns, inner), (a, inner),
+                k, given.gemm, (given.tiles, columns, inner), (a, inner),
                 (b, distance), (c, columns), tb=transposed, alpha=alpha, beta=beta,
             )  # fmt: skip
 
@@ -153,23 +189,18 @@ def multiply(k: Emitter, kind: str, transposed: bool) -> None:
         product(x[0], w[1], y[1], -1.0, 1.0)
 
 
-def add(k: Emitter, kind: str) -> None:
+@native_kernel
+def add(k: Emitter, given: Product) -> None:
     """Add points of tiles times the conjugates of the gradient's points, over all tiles."""
-    given = _Slots(k, PRODUCT, kind)
-    inner, columns = given.number("inner"), given.number("columns")
-    one = k.constant(1.0, computed_type(kind))
-    keep = k.select(given.number("is_first").differs(0), k.constant(0.0, one.type), one)
-    with k.loop(*k.share(given.number("pairs"))) as pair:
-        x, w, y = (
-            _parts(given, name, step, pair)
-            for name, step in (
-                ("points", "step"), ("filters", "filter_step"), ("others", "other_step")
-            )
-        )  # fmt: skip
+    inner, columns = given.inner, given.columns
+    one = k.constant(1.0, given.points.type)
+    keep = k.select(given.is_first.differs(0), k.constant(0.0, one.type), one)
+    with k.loop(*k.share(given.pairs)) as pair:
+        x, w, y = given.parts(pair)
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: Number) -> None:
             gemm(
-                k, given.number("gemm"), (columns, inner, given.number("tiles")), (a, columns),
+                k, given.gemm, (columns, inner, given.tiles), (a, columns),
                 (b, inner), (c, inner), ta=True, alpha=alpha, beta=beta,
             )  # fmt: skip
 
@@ -179,34 +210,27 @@ def add(k: Emitter, kind: str) -> None:
         product(y[1], x[0], w[1], -1.0, one)
 
 
-def _parts(given: _Slots, name: str, step: str, pair: Value) -> tuple[Pointer, Pointer]:
-    """The real and the imaginary matrix of a frequency."""
-    distance = given.number(step)
-    first = given.pointer(name).at(distance * 2 * pair)
-    return first, first.at(distance)
-
-
-def filter_points(k: Emitter, kind: str) -> None:
+@native_kernel
+def filter_points(k: Emitter, given: Filters) -> None:
     """Transform filters (count, taps)."""
-    given = _Slots(k, FILTERS, kind)
-    taps, step = given.number("taps"), given.number("step")
-    begin, end = k.share(given.number("rows"))
+    taps, step = given.taps, given.step
+    begin, end = k.share(given.rows)
     with k.when(end > begin):
         gemm(
-            k, given.number("gemm"), (end - begin, given.number("count"), taps),
-            (given.pointer("matrix").at(begin * taps), taps), (given.pointer("filters"), taps),
-            (given.pointer("points").at(begin * step), step), tb=True,
+            k, given.gemm, (end - begin, given.count, taps),
+            (given.matrix.at(begin * taps), taps), (given.filters, taps),
+            (given.points.at(begin * step), step), tb=True,
         )  # fmt: skip
 
 
-def filter_taps(k: Emitter, kind: str) -> None:
+@native_kernel
+def filter_taps(k: Emitter, given: Filters) -> None:
     """Transform points back to filters (count, taps)."""
-    given = _Slots(k, FILTERS, kind)
-    taps, step = given.number("taps"), given.number("step")
-    begin, end = k.share(given.number("count"))
+    taps, step = given.taps, given.step
+    begin, end = k.share(given.count)
     with k.when(end > begin):
         gemm(
-            k, given.number("gemm"), (end - begin, taps, given.number("rows")),
-            (given.pointer("points").at(begin), step), (given.pointer("matrix"), taps),
-            (given.pointer("filters").at(begin * taps), taps), ta=True,
+            k, given.gemm, (end - begin, taps, given.rows),
+            (given.points.at(begin), step), (given.matrix, taps),
+            (given.filters.at(begin * taps), taps), ta=True,
         )  # fmt: skip

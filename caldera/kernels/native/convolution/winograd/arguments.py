@@ -6,19 +6,17 @@ memories for the points of two sets of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from caldera.kernels.native.codegen.blas import blas
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Value
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import (
-    IMAGE_SLOTS,
     Image,
     Points,
     Tiles,
@@ -26,34 +24,48 @@ from caldera.kernels.native.convolution.winograd.tiles import (
     spread,
 )
 
-(
-    _DOWN, _ACROSS, _FIRST, _END, BLOCK, _MATRICES, MATRIX_STEP, _POINTS, _STEP, _INNER, _OTHERS,
-    _OTHER_STEP, WIDTH, _BORDER, _BORDER_STEP, GEMM, _AREA, CHUNKS,
-) = range(2 * IMAGE_SLOTS, 2 * IMAGE_SLOTS + 18)  # fmt: skip
 
-
+@dataclass(frozen=True)
 class Arguments:
     """The arguments of a kernel, and what its phases do with them."""
 
-    def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
-        number = computed_type(kind)
-        self.k = k
-        self.lanes = lanes
-        # Read, though it is known: LLVM would write loops over points out if it knew it.
-        self.area = k.integer(_AREA)
-        self.images = Image.read(k, 0, number), Image.read(k, IMAGE_SLOTS, number)
-        self.tiles = Tiles(size, k.integer(_DOWN), k.integer(_ACROSS))
-        self.range = k.integer(_FIRST), k.integer(_END)
-        self.matrices = k.pointer(_MATRICES, number)
-        self.border = k.pointer(_BORDER, number).at(k.part * k.integer(_BORDER_STEP))
+    images: list[Image]
+    down: Integer
+    across: Integer
+    first: Integer
+    end: Integer
+    block: Integer
+    matrices: Points
+    points: Points
+    others: Points
+    borders: Pointer
+    border_step: Integer
+    gemm: Integer
+    area: Integer
+    """Read, though it is known: LLVM would write loops over points out if it knew it."""
+    chunks: Integer
+    size: int
+    lanes: int
+
+    @property
+    def k(self) -> Emitter:
+        """The emitter."""
+        return self.borders.k
+
+    @property
+    def tiles(self) -> Tiles:
+        """How tiles are numbered."""
+        return Tiles(self.size, self.down, self.across)
+
+    @property
+    def border(self) -> Pointer:
+        """This part's room for the channels of a pixel outside the image."""
+        return self.borders.at(self.k.part * self.border_step)
 
     def scratch(self, number: Number) -> tuple[Points, Points]:
         """The points of both sets of tiles in one of the scratch memories."""
-        first, second = (
-            Points.read(self.k, slot, self.border.type, self.area * number)
-            for slot in (_POINTS, _OTHERS)
-        )
-        return first, second
+        passed = self.area * number
+        return self.points.passed(passed), self.others.passed(passed)
 
     def spread(self, name: str, image: Image, points: Points, numbers: tuple[Value, Value]) -> None:
         """Transform tiles of an image."""
@@ -61,7 +73,7 @@ class Arguments:
 
 
 def winograd_call(
-    build: Callable[..., None],
+    kernel: NativeKernel,
     layout: Layout,
     images: tuple[np.ndarray, np.ndarray],
     memory: list[np.ndarray],
@@ -69,15 +81,20 @@ def winograd_call(
     parts: int,
     **parameters: Any,
 ) -> NativeCall:
-    """Call what `build` builds for some of the tiles; `memory` has the lengths the layout says."""
-    kind = images[0].dtype.name
+    """Call a kernel for some of the tiles; `memory` has the lengths the layout says."""
     matrices, points, others, border = memory
     known = blas()
-    return native_call(
-        compiled(build, size=layout.size, kind=kind, lanes=layout.lanes, **parameters),
-        *image_arguments(images[0], *layout.padding), *image_arguments(images[1], 0, 0),
-        *layout.grid, *tiles, layout.block, matrices, layout.filter_step, points, layout.step,
-        layout.inner, others, layout.other_step, layout.width, border, layout.border,
-        0 if known is None else known.gemm(computed_type(kind)), layout.points, layout.chunks,
-        parts=parts,
-    )  # fmt: skip
+    down, across = layout.grid
+    given = {
+        "images": [image_arguments(images[0], *layout.padding), image_arguments(images[1], 0, 0)],
+        "down": down, "across": across, "first": tiles[0], "end": tiles[1],
+        "block": layout.block,
+        "matrices": {"memory": matrices, "step": layout.filter_step, "width": layout.width},
+        "points": {"memory": points, "step": layout.step, "width": layout.inner},
+        "others": {"memory": others, "step": layout.other_step, "width": layout.width},
+        "borders": border, "border_step": layout.border,
+        "gemm": 0 if known is None else known.gemm(computed_type(images[0].dtype.name)),
+        "area": layout.points, "chunks": layout.chunks, "size": layout.size,
+        "lanes": layout.lanes,
+    }  # fmt: skip
+    return kernel.call(given=given, parts=parts, **parameters)

@@ -6,6 +6,8 @@ both are one kernel: points of tiles, times points of filters, back to tiles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from caldera.kernels.native.codegen.blas import gemm
@@ -17,17 +19,9 @@ from caldera.kernels.native.codegen.emitter import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import Tile
-from caldera.kernels.native.convolution.winograd.arguments import (
-    BLOCK,
-    CHUNKS,
-    GEMM,
-    MATRIX_STEP,
-    WIDTH,
-    Arguments,
-    winograd_call,
-)
+from caldera.kernels.native.convolution.winograd.arguments import Arguments, winograd_call
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points, collect
@@ -35,18 +29,21 @@ from caldera.kernels.native.convolution.winograd.tiles import Points, collect
 Rows = tuple[Number, Value]
 
 
+@dataclass(frozen=True)
 class _Arguments(Arguments):
     """The images are the source and the target, the matrices those of the filters."""
-
-    def __init__(self, k: Emitter, size: int, kind: str, lanes: int) -> None:
-        super().__init__(k, size, kind, lanes)
-        self.source, self.target = self.images
-        self.filters = Points(self.matrices, k.integer(MATRIX_STEP), k.integer(WIDTH))
 
     def collect(self, products: Points, numbers: tuple[Value, Value]) -> None:
         """Write tiles of the target."""
         collect(
-            self.k, "outputs", self.tiles, products, self.target, numbers, self.border, self.lanes
+            self.k,
+            "outputs",
+            self.tiles,
+            products,
+            self.images[1],
+            numbers,
+            self.border,
+            self.lanes,
         )
 
     def multiply(
@@ -60,14 +57,14 @@ class _Arguments(Arguments):
         k = self.k
         points, products = scratch
         begin = k.constant(rows[0], I64)
-        left, right = points.at(begin).of(point), self.filters.of(point)
+        left, right = points.at(begin).of(point), self.matrices.of(point)
         target = products.at(begin).of(point)
         count = rows[1] - begin
         if register_tile is not None:
             _by_panels(k, left, points.width, right, target, products.width, count, register_tile)
             return
         gemm(
-            k, k.integer(GEMM), (count, products.width, points.width), (left, points.width),
+            k, self.gemm, (count, products.width, points.width), (left, points.width),
             (right, products.width), (target, products.width),
         )  # fmt: skip
 
@@ -95,37 +92,33 @@ def _by_panels(
         tile.store([target.at(line * width + number * tile.width) for line in lines])
 
 
-def _apart(
-    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
-) -> None:
+@native_kernel
+def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None) -> None:
     """Blocks of tiles, each by one worker from beginning to end."""
-    given = _Arguments(k, size, kind, lanes)
     scratch = given.scratch(k.part)
-    first, end = given.range
-    block = k.integer(BLOCK)
+    first, end, block = given.first, given.end, given.block
     with k.loop(*k.share((end - first + block - 1) // block)) as index:
         begin = first + index * block
         numbers = begin, k.minimum(begin + block, end)
-        given.spread("points", given.source, scratch[0], numbers)
+        given.spread("points", given.images[0], scratch[0], numbers)
         with k.loop(0, given.area) as point:
             given.multiply(scratch, (0, numbers[1] - begin), point, register_tile)
         given.collect(scratch[1], numbers)
 
 
-def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
-    given = _Arguments(k, size, kind, lanes)
-    first, end = given.range
-    begin, stop = k.share(end - first)
+@native_kernel
+def _spread_together(k: Emitter, given: _Arguments) -> None:
+    begin, stop = k.share(given.end - given.first)
     points = given.scratch(0)[0].at(begin)
-    given.spread("points", given.source, points, (first + begin, first + stop))
+    given.spread("points", given.images[0], points, (given.first + begin, given.first + stop))
 
 
+@native_kernel
 def _multiply_together(
-    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None
 ) -> None:
-    given = _Arguments(k, size, kind, lanes)
-    chunks = k.integer(CHUNKS)
-    rows = given.range[1] - given.range[0]
+    chunks = given.chunks
+    rows = given.end - given.first
     with k.loop(*k.share(chunks * given.area)) as index:
         point = index // chunks
         chunk = index - point * chunks
@@ -133,11 +126,11 @@ def _multiply_together(
         given.multiply(given.scratch(0), some, point, register_tile)
 
 
-def _collect_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
-    given = _Arguments(k, size, kind, lanes)
-    first, end = given.range
-    begin, stop = k.share(end - first)
-    given.collect(given.scratch(0)[1].at(begin), (first + begin, first + stop))
+@native_kernel
+def _collect_together(k: Emitter, given: _Arguments) -> None:
+    begin, stop = k.share(given.end - given.first)
+    products = given.scratch(0)[1].at(begin)
+    given.collect(products, (given.first + begin, given.first + stop))
 
 
 def convolution_calls(

@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, computed_type
+from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.half import load_wide, store_narrow
-from caldera.kernels.native.codegen.program import NativeCall, native_call
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import overlapping
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
@@ -26,20 +24,21 @@ def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> Na
 
     A matrix lies in panels of columns, one after the other, each row major.
     """
-    address = compiled(
-        _filter_points, size=layout.size, dtype=filters.dtype.name, kind=points.dtype.name
-    )
-    return native_call(
-        address, filters, points, points.shape[1], layout.panel, *filters.shape[:2],
-        *steps(filters), parts=layout.filter_workers,
+    columns, inner = filters.shape[:2]
+    of_column, of_inner, of_row, of_tap = steps(filters)
+    return _filter_points.call(
+        filters=filters, points=points, step=points.shape[1], width=layout.panel, columns=columns,
+        inner=inner, of_column=of_column, of_inner=of_inner, of_row=of_row, of_tap=of_tap,
+        size=layout.size, parts=layout.filter_workers,
     )  # fmt: skip
 
 
-def _filter_points(k: Emitter, size: int, dtype: str, kind: str) -> None:
-    filters, points = k.pointer(0, MEMORY_TYPES[dtype]), k.pointer(1, computed_type(kind))
-    step, width, columns, inner, of_column, of_inner, of_row, of_tap = (
-        k.integer(slot) for slot in range(2, 10)
-    )
+@native_kernel
+def _filter_points(
+    k: Emitter, filters: ElementPointer, points: Pointer, step: Integer, width: Integer,
+    columns: Integer, inner: Integer, of_column: Integer, of_inner: Integer, of_row: Integer,
+    of_tap: Integer, size: int,
+) -> None:  # fmt: skip
     _, count = lengths("filter", size)
     lanes = natural_lanes(points.type)
     chunk = lanes * _CHUNK
@@ -51,8 +50,7 @@ def _filter_points(k: Emitter, size: int, dtype: str, kind: str) -> None:
 
         def load(i: int, j: int) -> Value:
             tap = first.at(of_row * i + of_tap * j)
-            each = [load_wide(k, tap, of_column * lane, 1, dtype) for lane in range(lanes)]
-            return k.vector_of(each)
+            return k.vector_of([tap.load(of_column * lane) for lane in range(lanes)])
 
         def store(i: int, j: int, value: Value) -> None:
             place.store(step * (i * count + j), value)
@@ -67,27 +65,28 @@ def _filter_points(k: Emitter, size: int, dtype: str, kind: str) -> None:
 
 def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> NativeCall:
     """The gradient (K, C, 3, 3) of filters from sums (workers, points, K * C and some more)."""
-    address = compiled(
-        _filter_gradient, size=layout.size, dtype=gradient.dtype.name, kind=sums.dtype.name,
-        lanes=layout.lanes,
-    )  # fmt: skip
     step = sums.shape[2]
-    return native_call(
-        address, gradient, sums, step, len(sums), step * sums.shape[1], *gradient.shape[:2],
-        *steps(gradient), layout.points, parts=layout.filter_workers,
+    results, channels = gradient.shape[:2]
+    of_result, of_channel, of_row, of_tap = steps(gradient)
+    return _filter_gradient.call(
+        gradient=gradient, sums=sums, step=step, terms=len(sums), term_step=step * sums.shape[1],
+        results=results, channels=channels, of_result=of_result, of_channel=of_channel,
+        of_row=of_row, of_tap=of_tap, points=layout.points, size=layout.size, lanes=layout.lanes,
+        parts=layout.filter_workers,
     )  # fmt: skip
 
 
-def _filter_gradient(k: Emitter, size: int, dtype: str, kind: str, lanes: int) -> None:
-    gradient, sums = k.pointer(0, MEMORY_TYPES[dtype]), k.pointer(1, computed_type(kind))
-    step, terms, term_step, results, channels, of_result, of_channel, of_row, of_tap = (
-        k.integer(slot) for slot in range(2, 11)
-    )
+@native_kernel
+def _filter_gradient(
+    k: Emitter, gradient: ElementPointer, sums: Pointer, step: Integer, terms: Integer,
+    term_step: Integer, results: Integer, channels: Integer, of_result: Integer,
+    of_channel: Integer, of_row: Integer, of_tap: Integer, points: Integer, size: int, lanes: int,
+) -> None:  # fmt: skip
     count, _ = lengths("taps", size)
     with k.loop(*k.share(results)) as result:
         source = sums.at(result * channels)
         # How many points there are is known, but LLVM would write the loop out if it knew it.
-        with k.loop(0, k.integer(11)) as point:
+        with k.loop(0, points) as point:
             _add_terms(k, source.at(step * point), channels, terms, term_step)
         with overlapping(k, channels, lanes) as channel:
             target = gradient.at(result * of_result + channel * of_channel)
@@ -98,7 +97,7 @@ def _filter_gradient(k: Emitter, size: int, dtype: str, kind: str, lanes: int) -
             def store(i: int, j: int, value: Value) -> None:
                 place = target.at(of_row * i + of_tap * j)
                 for lane in range(lanes):
-                    store_narrow(k, place, of_channel * lane, value.lane(lane), dtype)
+                    place.store(of_channel * lane, value.lane(lane))
 
             in_two_dimensions(k, "taps", size, load, store)
 

@@ -11,24 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from llvmlite import ir
 
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
 
-IMAGE_SLOTS = 9
-"""How many slots an image takes in the arguments of a kernel."""
 
-
-def image_arguments(array: np.ndarray, top: int, left: int) -> tuple[np.ndarray | int, ...]:
-    """An image (N, C, H, W) that lies channels last, as arguments of a kernel.
+def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndarray | int]:
+    """An image (N, C, H, W) that lies channels last, as a kernel is given it.
 
     The first tile starts `top` rows above and `left` columns left of the image.
     """
     _, channels, height, width = array.shape
     image_step, _, row_step, pixel_step = steps(array)
-    return array, image_step, row_step, pixel_step, channels, height, width, top, left
+    return {
+        "memory": array, "image_step": image_step, "row_step": row_step, "pixel_step": pixel_step,
+        "channels": channels, "height": height, "width": width, "top": top, "left": left,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,14 @@ class Image:
     """An image in a kernel."""
 
     memory: Pointer
-    image_step: Value
-    row_step: Value
-    pixel_step: Value
-    channels: Value
-    height: Value
-    width: Value
-    top: Value
-    left: Value
-
-    @classmethod
-    def read(cls, k: Emitter, slot: int, kind: ir.Type) -> Image:
-        """The image whose arguments start at this slot."""
-        return cls(k.pointer(slot, kind), *[k.integer(slot + i) for i in range(1, IMAGE_SLOTS)])
+    image_step: Integer
+    row_step: Integer
+    pixel_step: Integer
+    channels: Integer
+    height: Integer
+    width: Integer
+    top: Integer
+    left: Integer
 
 
 @dataclass(frozen=True)
@@ -56,17 +51,14 @@ class Points:
     """Transformed tiles in a kernel: for each point a matrix with a row a tile."""
 
     memory: Pointer
-    step: Value
+    step: Integer
     """From one point to the next, in elements."""
-    width: Value
+    width: Integer
     """From one tile to the next."""
 
-    @classmethod
-    def read(cls, k: Emitter, slot: int, kind: ir.Type, number: Value) -> Points:
-        """Points whose address, step and width are in the slots from this one on; the memory has
-        room for several times as many, of which `number` matrices are passed over."""
-        step = k.integer(slot + 1)
-        return cls(k.pointer(slot, kind).at(step * number), step, k.integer(slot + 2))
+    def passed(self, number: Value) -> Points:
+        """The same behind so many matrices."""
+        return Points(self.memory.at(self.step * number), self.step, self.width)
 
     def at(self, row: Value) -> Points:
         """The same from a row on."""

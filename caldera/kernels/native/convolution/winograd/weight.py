@@ -6,6 +6,8 @@ summed over all tiles; then the taps of the sums.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from caldera.kernels.native.codegen.blas import gemm
@@ -18,22 +20,15 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import by_lanes
-from caldera.kernels.native.convolution.winograd.arguments import (
-    BLOCK,
-    CHUNKS,
-    GEMM,
-    MATRIX_STEP,
-    WIDTH,
-    Arguments,
-    winograd_call,
-)
+from caldera.kernels.native.convolution.winograd.arguments import Arguments, winograd_call
 from caldera.kernels.native.convolution.winograd.filters import filter_gradient
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points
 
 
+@dataclass(frozen=True)
 class _Arguments(Arguments):
     """The images are the image and the output's gradient, the matrices sums of their products."""
 
@@ -57,13 +52,13 @@ class _Arguments(Arguments):
         k = self.k
         image, gradient = scratch
         begin = k.constant(rows[0], I64)
-        sums = self.matrices.at(place * k.integer(MATRIX_STEP))
+        sums = self.matrices.of(place)
         if register_tile is not None:
             _by_registers(k, scratch, point, tiles, sums, is_first, register_tile)
             return
         keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
         gemm(
-            k, k.integer(GEMM), (rows[1] - begin, image.width, tiles),
+            k, self.gemm, (rows[1] - begin, image.width, tiles),
             (gradient.of(point).at(begin), gradient.width), (image.of(point), image.width),
             (sums.at(image.width * begin), image.width), ta=True, beta=keep,
         )  # fmt: skip
@@ -111,14 +106,11 @@ def _spread_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Val
     return [k.spread(loaded[i // lanes], i % lanes) for i in range(height)]
 
 
-def _apart(
-    k: Emitter, size: int, kind: str, lanes: int, register_tile: tuple[int, int] | None
-) -> None:
+@native_kernel
+def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None) -> None:
     """Blocks of tiles; each worker has a sum of its own."""
-    given = _Arguments(k, size, kind, lanes)
     scratch = given.scratch(k.part)
-    first, end = given.range
-    block = k.integer(BLOCK)
+    first, end, block = given.first, given.end, given.block
     start, stop = k.share((end - first + block - 1) // block)
     with k.loop(start, stop) as index:
         begin = first + index * block
@@ -126,24 +118,23 @@ def _apart(
         given.spread_both(scratch, numbers)
         with k.loop(0, given.area) as point:
             given.add(
-                scratch, numbers[1] - begin, (0, k.integer(WIDTH)), k.part * given.area + point,
+                scratch, numbers[1] - begin, (0, given.matrices.width), k.part * given.area + point,
                 point, index.equals(start), register_tile,
             )  # fmt: skip
 
 
-def _spread_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
-    given = _Arguments(k, size, kind, lanes)
-    first, end = given.range
-    begin, stop = k.share(end - first)
+@native_kernel
+def _spread_together(k: Emitter, given: _Arguments) -> None:
+    first = given.first
+    begin, stop = k.share(given.end - first)
     image, gradient = given.scratch(0)
     given.spread_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
 
 
-def _add_together(k: Emitter, size: int, kind: str, lanes: int) -> None:
-    given = _Arguments(k, size, kind, lanes)
-    chunks = k.integer(CHUNKS)
-    first, end = given.range
-    results = k.integer(WIDTH)
+@native_kernel
+def _add_together(k: Emitter, given: _Arguments) -> None:
+    chunks, first, end = given.chunks, given.first, given.end
+    results = given.matrices.width
     with k.loop(*k.share(chunks * given.area)) as index:
         point = index // chunks
         chunk = index - point * chunks

@@ -11,21 +11,22 @@ import pytest
 
 import caldera as cd
 from caldera.kernels.native.codegen import compiler
-from caldera.kernels.native.codegen.emitter import F64, Emitter
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer
+from caldera.kernels.native.codegen.kernel import native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 
 _times_built: list[float] = []
 
 
-def _double(k: Emitter, factor: float) -> None:
+@native_kernel
+def _double(k: Emitter, x: Pointer, factor: float) -> None:
     _times_built.append(factor)
-    x = k.pointer(0, F64)
     x.store(0, x.load(0) * factor)
 
 
 def _result(factor: float) -> float:
     x = np.array([1.0])
-    NativeRunner([native_call(compiler.compiled(_double, factor=factor), x)])()
+    NativeRunner([_double.call(x=x, factor=factor)])()
     return float(x[0])
 
 

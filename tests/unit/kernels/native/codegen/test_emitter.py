@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.emitter import (
     F32,
-    F64,
     I32,
     I64,
     Emitter,
+    Pointer,
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.kernel import Integer, NativeKernel, Real, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 
 
-def _run(build: Callable[..., None], *arguments: object, parts: int = 1, **parameters: object):
-    NativeRunner([native_call(compiled(build, **parameters), *arguments, parts=parts)])()
+def _run(kernel: NativeKernel, parts: int = 1, **given: object) -> None:
+    NativeRunner([kernel.call(parts=parts, **given)])()
 
 
-def _scaled(k: Emitter, lanes: int) -> None:
-    x, y, n, factor = k.pointer(0, F32), k.pointer(1, F32), k.integer(2), k.number(3, F32)
+@native_kernel
+def _scaled(k: Emitter, x: Pointer, y: Pointer, n: Integer, factor: Real, lanes: int) -> None:
+    factor = k.convert(factor, F32)
     begin, end = k.share(n, 8)
     k.in_vectors(begin, end, lanes, lambda i, count: y.store(i, x.load(i, count) * factor))
 
@@ -35,13 +34,13 @@ def _scaled(k: Emitter, lanes: int) -> None:
 def test_every_element_is_computed_once_whatever_the_split(n: int, parts: int) -> None:
     x = np.arange(n + 8, dtype=np.float32)
     y = np.full(n + 8, -1, np.float32)
-    _run(_scaled, x, y, n, 2.5, parts=parts, lanes=natural_lanes(F32))
+    _run(_scaled, parts, x=x, y=y, n=n, factor=2.5, lanes=natural_lanes(F32))
     np.testing.assert_array_equal(y[:n], x[:n] * np.float32(2.5))
     assert (y[n:] == -1).all()
 
 
-def _arithmetic(k: Emitter) -> None:
-    x, out = k.pointer(0, F64), k.pointer(1, F64)
+@native_kernel
+def _arithmetic(k: Emitter, x: Pointer, out: Pointer) -> None:
     a, b = x.load(0, 2), x.load(2, 2)
     results = [
         a + b, a - b, a * b, a / b, -a, 1.0 - a, 2.0 / a, k.fma(a, b, 1.0),
@@ -56,7 +55,7 @@ def _arithmetic(k: Emitter) -> None:
 def test_operators_mean_what_they_mean_in_python() -> None:
     a, b = np.array([3.0, -5.0]), np.array([4.0, 0.5])
     out = np.zeros((15, 2))
-    _run(_arithmetic, np.concatenate([a, b]), out)
+    _run(_arithmetic, x=np.concatenate([a, b]), out=out)
     expected = [
         a + b, a - b, a * b, a / b, -a, 1 - a, 2 / a, a * b + 1, np.minimum(a, b),
         np.maximum(a, b), a * a + 2 * a + 3, abs(a), np.full(2, a.sum()), np.full(2, a[1]),
@@ -65,8 +64,8 @@ def test_operators_mean_what_they_mean_in_python() -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-15)
 
 
-def _comparisons(k: Emitter) -> None:
-    x, out = k.pointer(0, F32), k.pointer(1, I32)
+@native_kernel
+def _comparisons(k: Emitter, x: Pointer, out: Pointer) -> None:
     a, b = x.load(0), x.load(1)
     for place, truth in enumerate([a < b, a <= b, a > b, a >= b, a.equals(b), a.differs(b)]):
         out.store(place, k.convert(truth, I32))
@@ -76,13 +75,13 @@ def _comparisons(k: Emitter) -> None:
 def test_comparisons_with_a_nan_are_all_false_but_unequal(pair: tuple[float, float]) -> None:
     x = np.array(pair, np.float32)
     out = np.zeros(6, np.int32)
-    _run(_comparisons, x, out)
+    _run(_comparisons, x=x, out=out)
     a, b = x
     assert out.tolist() == [a < b, a <= b, a > b, a >= b, a == b, a != b]
 
 
-def _integers(k: Emitter) -> None:
-    x, out = k.pointer(0, I64), k.pointer(1, I64)
+@native_kernel
+def _integers(k: Emitter, x: Pointer, out: Pointer) -> None:
     a, b = x.load(0), x.load(1)
     results = [a // b, a % b, a & b, a | b, a ^ b, a << 2, a >> 1, -a, ~a, k.minimum(a, b)]
     for place, value in enumerate([*results, k.shift_right(-a, 60)]):
@@ -91,14 +90,14 @@ def _integers(k: Emitter) -> None:
 
 def test_integers() -> None:
     out = np.zeros(11, np.int64)
-    _run(_integers, np.array([29, 6]), out)
+    _run(_integers, x=np.array([29, 6]), out=out)
     a, b = 29, 6
     expected = [a // b, a % b, a & b, a | b, a ^ b, a << 2, a >> 1, -a, ~a, b]
     assert out.tolist() == [*expected, ((1 << 64) - a) >> 60]
 
 
-def _fibonacci(k: Emitter) -> None:
-    out, n = k.pointer(0, I64), k.integer(1)
+@native_kernel
+def _fibonacci(k: Emitter, out: Pointer, n: Integer) -> None:
     a, b, i = k.variable(0, I64), k.variable(1, I64), k.variable(0, I64)
     with k.repeat_while(lambda: i.value < n):
         following = a.value + b.value
@@ -117,15 +116,15 @@ def _fibonacci(k: Emitter) -> None:
 @pytest.mark.parametrize("n", [0, 1, 2, 10, 31])
 def test_control(n: int) -> None:
     out = np.zeros(3, np.int64)
-    _run(_fibonacci, out, n)
+    _run(_fibonacci, out=out, n=n)
     a, b = 0, 1
     for _ in range(n):
         a, b = b, a + b
     assert out.tolist() == [a, 100 + 100 * (n % 2), int(n > 5)]
 
 
-def _memory(k: Emitter) -> None:
-    source, target, n = k.pointer(0, F32), k.pointer(1, F32), k.integer(2)
+@native_kernel
+def _memory(k: Emitter, source: Pointer, target: Pointer, n: Integer) -> None:
     aside = k.stack(F32, 4)
     k.clear_bytes(target, n * 4)
     k.copy_bytes(aside, source, 16)
@@ -141,5 +140,5 @@ def _memory(k: Emitter) -> None:
 
 def test_memory_and_functions() -> None:
     target = np.full(6, 9, np.float32)
-    _run(_memory, np.arange(4, dtype=np.float32), target, 6)
+    _run(_memory, source=np.arange(4, dtype=np.float32), target=target, n=6)
     assert target.tolist() == [0, 1, 3, 3, 0, 0]

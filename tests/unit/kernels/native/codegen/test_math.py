@@ -11,9 +11,9 @@ import pytest
 
 from caldera.kernels.native.codegen import half, power, trigonometry
 from caldera.kernels.native.codegen import math as native
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.emitter import F32, F64, I16, Emitter, Value, natural_lanes
-from caldera.kernels.native.codegen.program import NativeRunner, native_call
+from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
 
 FUNCTIONS = {
     name: getattr(native, name)
@@ -22,7 +22,7 @@ FUNCTIONS = {
         "nearest",
     )
 } | {"sin": trigonometry.sin, "cos": trigonometry.cos}  # fmt: skip
-KINDS = {"float32": F32, "float64": F64}
+KINDS = ("float32", "float64")
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -41,18 +41,16 @@ LARGEST_ERROR = {
 }  # fmt: skip
 
 
-def _apply(k: Emitter, name: str, dtype: str) -> None:
-    x, y, count = k.pointer(0, KINDS[dtype]), k.pointer(1, KINDS[dtype]), k.integer(2)
+@native_kernel
+def _apply(k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str) -> None:
     k.in_vectors(
-        0, count, natural_lanes(KINDS[dtype]),
-        lambda i, n: y.store(i, FUNCTIONS[name](k, x.load(i, n))),
-    )  # fmt: skip
+        0, count, natural_lanes(x.type), lambda i, n: y.store(i, FUNCTIONS[name](k, x.load(i, n)))
+    )
 
 
 def _run(name: str, x: np.ndarray) -> np.ndarray:
     y = np.empty_like(x)
-    address = compiled(_apply, name=name, dtype=x.dtype.name)
-    NativeRunner([native_call(address, x, y, x.size)])()
+    NativeRunner([_apply.call(x=x, y=y, count=x.size, name=name)])()
     return y
 
 
@@ -112,10 +110,10 @@ def test_error_function() -> None:
     assert _errors(_run("erf", wide), np.array([math.erf(value) for value in wide])).max() <= 4.0
 
 
-def _raise(k: Emitter, dtype: str) -> None:
-    a, b, y = (k.pointer(slot, KINDS[dtype]) for slot in range(3))
+@native_kernel
+def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
     k.in_vectors(
-        0, k.integer(3), natural_lanes(KINDS[dtype]),
+        0, count, natural_lanes(a.type),
         lambda i, n: y.store(i, power.power(k, a.load(i, n), b.load(i, n))),
     )  # fmt: skip
 
@@ -128,7 +126,7 @@ def test_powers(dtype: str) -> None:
     a = np.concatenate([a, np.exp(generator.uniform(-80, 80, 5000)).astype(dtype)])
     b = np.concatenate([b, generator.uniform(-3, 3, 5000).astype(dtype)])
     y = np.empty_like(a)
-    NativeRunner([native_call(compiled(_raise, dtype=dtype), a, b, y, a.size)])()
+    NativeRunner([_raise.call(a=a, b=b, y=y, count=a.size)])()
     with np.errstate(all="ignore"):
         right = np.power(a.astype(np.longdouble), b.astype(np.longdouble))
     assert _errors(y, right).max() <= 1.0
@@ -140,26 +138,28 @@ HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat
 PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 
 
-def _widen(k: Emitter, name: str, by_integers: bool) -> None:
-    x, y = k.pointer(0, I16), k.pointer(1, F32)
-
-    def widened(index: Value, count: int) -> None:
-        bits = x.load(index, count)
+@native_kernel
+def _widen(
+    k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
+) -> None:
+    def widened(index: Value, lanes: int) -> None:
+        bits = x.load(index, lanes)
         value = half.widen_by_integers(k, bits) if by_integers else half.widen(k, bits, name)
         y.store(index, value)
 
-    k.in_vectors(0, k.integer(2), natural_lanes(F32), widened)
+    k.in_vectors(0, count, natural_lanes(F32), widened)
 
 
-def _narrow(k: Emitter, name: str, dtype: str, by_integers: bool) -> None:
-    x, y = k.pointer(0, KINDS[dtype]), k.pointer(1, I16)
-
-    def narrowed(index: Value, count: int) -> None:
-        value = x.load(index, count)
+@native_kernel
+def _narrow(
+    k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
+) -> None:
+    def narrowed(index: Value, lanes: int) -> None:
+        value = x.load(index, lanes)
         bits = half.narrow_by_integers(k, value) if by_integers else half.narrow(k, value, name)
         y.store(index, bits)
 
-    k.in_vectors(0, k.integer(2), natural_lanes(F32), narrowed)
+    k.in_vectors(0, count, natural_lanes(F32), narrowed)
 
 
 WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]
@@ -168,8 +168,9 @@ WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]
 @pytest.mark.parametrize(("name", "by_integers"), WAYS)
 def test_every_half_is_widened_exactly(name: str, by_integers: bool) -> None:
     found = np.empty(PATTERNS.size, np.float32)
-    address = compiled(_widen, name=name, by_integers=by_integers)
-    NativeRunner([native_call(address, PATTERNS, found, PATTERNS.size)])()
+    NativeRunner([
+        _widen.call(x=PATTERNS, y=found, count=PATTERNS.size, name=name, by_integers=by_integers)
+    ])()  # fmt: skip
     with np.errstate(all="ignore"):
         right = PATTERNS.view(HALVES[name]).astype(np.float32)
     np.testing.assert_array_equal(found, right)
@@ -196,8 +197,9 @@ def test_narrowing_rounds_to_the_nearest_and_ties_to_even(
         [middles, up, down, np.array([0, -0.0, np.inf, -np.inf, 1e38, 1e-45], dtype)]
     )
     found = np.empty(x.size, np.uint16)
-    address = compiled(_narrow, name=name, dtype=dtype, by_integers=by_integers)
-    NativeRunner([native_call(address, x, found, x.size)])()
+    NativeRunner([
+        _narrow.call(x=x, y=found, count=x.size, name=name, by_integers=by_integers)
+    ])()  # fmt: skip
     wide = found.view(HALVES[name]).astype(np.float64)
     exact = x.astype(np.float64)
     count = middles.size
@@ -213,7 +215,9 @@ def test_narrowing_rounds_to_the_nearest_and_ties_to_even(
 def test_a_nan_stays_one_when_narrowed(name: str) -> None:
     patterns = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000], np.uint32)
     found = np.empty(patterns.size, np.uint16)
-    address = compiled(_narrow, name=name, dtype="float32", by_integers=False)
-    NativeRunner([native_call(address, patterns, found, patterns.size)])()
+    numbers = patterns.view(np.float32)
+    NativeRunner([
+        _narrow.call(x=numbers, y=found, count=numbers.size, name=name, by_integers=False)
+    ])()  # fmt: skip
     with np.errstate(all="ignore"):
         assert np.isnan(found.view(HALVES[name]).astype(np.float32)).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -12,27 +13,26 @@ import pytest
 import caldera as cd
 from caldera.errors import DataError
 from caldera.kernels.native.codegen.blas import blas
-from caldera.kernels.native.codegen.compiler import compiled
-from caldera.kernels.native.codegen.emitter import F64, I64, Emitter
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import (
     NativeRunner,
     in_sequence,
     joined_runs,
-    native_call,
 )
 from caldera.threads import submit
 
 
-def _count(k: Emitter) -> None:
+@native_kernel
+def _count(k: Emitter, counts: Pointer, seen: Pointer) -> None:
     """Each part adds one to its own counter and notes how many parts there are."""
-    counts = k.pointer(0, I64)
     counts.store(k.part, counts.load(k.part) + 1)
-    k.pointer(1, I64).store(k.part, k.parts)
+    seen.store(k.part, k.parts)
 
 
-def _prefix(k: Emitter) -> None:
+@native_kernel
+def _prefix(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
     """y[i] = x[i] + y[i - 1] of the call before: wrong if calls overlapped."""
-    x, y, n = k.pointer(0, F64), k.pointer(1, F64), k.integer(2)
     begin, end = k.share(n)
     with k.loop(begin, end) as i:
         y.store(i, x.load((i + 7919) % n) + 1.0)
@@ -42,7 +42,7 @@ def _prefix(k: Emitter) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_each_part_runs_exactly_once(parts: int, threads: int) -> None:
     counts, seen = np.zeros(8, np.int64), np.zeros(8, np.int64)
-    runner = NativeRunner([native_call(compiled(_count), counts, seen, parts=parts)] * 50)
+    runner = NativeRunner([_count.call(counts=counts, seen=seen, parts=parts)] * 50)
     with cd.settings.override(threads=threads):
         for _ in range(20):
             runner()
@@ -54,10 +54,8 @@ def test_each_part_runs_exactly_once(parts: int, threads: int) -> None:
 def test_a_call_sees_all_that_the_one_before_wrote(threads: int) -> None:
     n = 10_000
     places = [np.zeros(n), np.zeros(n)]
-    kernel = compiled(_prefix)
     calls = [
-        native_call(kernel, places[i % 2], places[(i + 1) % 2], n, parts=threads)
-        for i in range(200)
+        _prefix.call(x=places[i % 2], y=places[(i + 1) % 2], n=n, parts=threads) for i in range(200)
     ]
     with cd.settings.override(threads=threads):
         NativeRunner(calls)()
@@ -68,7 +66,7 @@ def test_programs_of_several_threads_do_not_mix() -> None:
     def work(result: list[np.ndarray]) -> None:
         counts = np.zeros(8, np.int64)
         seen = np.zeros(8, np.int64)
-        runner = NativeRunner([native_call(compiled(_count), counts, seen, parts=4)] * 25)
+        runner = NativeRunner([_count.call(counts=counts, seen=seen, parts=4)] * 25)
         for _ in range(40):
             runner()
         result.append(counts)
@@ -84,7 +82,7 @@ def test_programs_of_several_threads_do_not_mix() -> None:
 
 def test_inside_a_worker_of_the_pool_and_with_all_workers_busy() -> None:
     counts, seen = np.zeros(8, np.int64), np.zeros(8, np.int64)
-    runner = NativeRunner([native_call(compiled(_count), counts, seen, parts=4)] * 10)
+    runner = NativeRunner([_count.call(counts=counts, seen=seen, parts=4)] * 10)
     release = threading.Event()
     busy = [submit(release.wait) for _ in range(cd.settings.threads)]
     runner()
@@ -101,7 +99,7 @@ def _runner(log: list[str], name: str) -> Callable[[], None]:
 
 def test_native_runs_are_joined_and_others_stay_between_them() -> None:
     counts, seen = np.zeros(8, np.int64), np.zeros(8, np.int64)
-    native = NativeRunner([native_call(compiled(_count), counts, seen)])
+    native = NativeRunner([_count.call(counts=counts, seen=seen)])
     log: list[str] = []
     joined = joined_runs([native, native, _runner(log, "a"), native, _runner(log, "b")])
     assert [isinstance(each, NativeRunner) for each in joined] == [True, False, True, False]
@@ -123,9 +121,9 @@ def test_the_blas_is_known_and_named() -> None:
     assert known.name
 
 
-def _fail_at(k: Emitter) -> None:
+@native_kernel
+def _fail_at(k: Emitter, counter: Pointer, status: Pointer) -> None:
     """Counts its runs, and fails at the third."""
-    counter, status = k.pointer(0, I64), k.pointer(1, I64)
     counter.store(0, counter.load(0) + 1)
     with k.when(counter.load(0).equals(3)):
         status.store(0, 1)
@@ -137,7 +135,7 @@ def test_a_program_stops_at_the_call_that_fails_and_raises_its_error() -> None:
     def refuse() -> NoReturn:
         raise DataError("the third run fails")
 
-    call = native_call(compiled(_fail_at), counter, status, status=status, refuse=refuse)
+    call = replace(_fail_at.call(counter=counter, status=status), refuse=refuse)
     runner = NativeRunner([call] * 5)
     with pytest.raises(DataError, match="the third run fails"):
         runner()

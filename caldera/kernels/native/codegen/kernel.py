@@ -1,0 +1,312 @@
+"""Native kernels: functions that emit code, called with their arguments by name.
+
+The parameters of such a function are the kernel's signature; what they are annotated with says
+what becomes of them:
+
+- `Pointer` and `ElementPointer` are arrays; the code is made for their dtypes,
+- `Integer` and `Real` are numbers that may differ from call to call,
+- a dataclass with such fields is a group of arguments, given as a dictionary,
+- a list of these is any number of them,
+- `X | None` may be left out by giving None,
+- all else is known when the kernel is compiled: plain values whose `repr` says all there is to
+  know about them.
+
+A kernel is compiled when it is first called with such dtypes and plain values; numbers and
+addresses are put into its slots once, when the call is made, however often that runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, update_wrapper
+from itertools import count
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from caldera.kernels.common.signature import Signature
+from caldera.kernels.native.codegen.compiler import compiled
+from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
+from caldera.kernels.native.codegen.emitter import (
+    F64,
+    I16,
+    I32,
+    I64,
+    POINTER,
+    Emitter,
+    Pointer,
+    Value,
+)
+
+Integer: TypeAlias = Value
+"""An int64 that is given to a kernel."""
+Real: TypeAlias = Annotated[Value, "real"]
+"""A float64 that is given to a kernel."""
+
+
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+"""How machine code is called: with the address of the slots, the part, and the number of parts."""
+
+
+@dataclass(frozen=True, eq=False)
+class NativeCall:
+    """One kernel with its arguments. `keep` holds what the slots point to.
+
+    A kernel that may fail has an argument `status`, an int64 array of one element, and writes
+    something other than 0 there. The program then stops before the next call, and `refuse` raises
+    the error.
+    """
+
+    address: int
+    slots: np.ndarray
+    parts: int
+    keep: tuple[Any, ...] = ()
+    status: np.ndarray | None = None
+    refuse: Callable[[], NoReturn] | None = None
+
+
+# --- kinds of arguments
+
+
+class _Kind(Protocol):
+    """A kind of argument: how it is put into slots, and what is found there by the code.
+
+    What the code depends on (dtypes, how many there are, what was left out, constants) is put into
+    a form, which is what a kernel is compiled for.
+    """
+
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        """Append what goes into slots, and what the code depends on."""
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        """The value that the code is written with."""
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array begins, which `array.ctypes` takes several times as long to say."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except (TypeError, ValueError):
+        # It must not be written, is empty, or has gaps.
+        return int(array.__array_interface__["data"][0])
+
+
+INTEGERS = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
+"""Integers by their size."""
+
+
+def as_integers(array: np.ndarray) -> np.ndarray:
+    """The same memory as integers: for kernels that only move elements of a size."""
+    return array.view(INTEGERS[array.itemsize])
+
+
+def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Where arrays begin, for a kernel that takes a table of them."""
+    return np.array([address_of(each) for each in arrays], np.int64)
+
+
+@dataclass(frozen=True)
+class _Array:
+    floats: bool
+
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        slots.append(address_of(given))
+        form.append(given.dtype)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        name = next(form).name
+        pointer = Pointer(k, k.argument(next(slots), POINTER), _TYPES[name])
+        return ElementPointer(k, pointer, name) if self.floats else pointer
+
+
+class _Integer:
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        slots.append(given)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        return Value(k, k.argument(next(slots), I64))
+
+
+class _Real:
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        slots.append(struct.unpack("q", struct.pack("d", given))[0])
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        return Value(k, k.argument(next(slots), F64))
+
+
+class _Constant:
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        form.append(given)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        return next(form)
+
+
+@dataclass(frozen=True)
+class _Optional:
+    kind: _Kind
+
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        form.append(given is not None)
+        if given is not None:
+            self.kind.pack(given, slots, form)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        return self.kind.unpack(k, slots, form) if next(form) else None
+
+
+@dataclass(frozen=True)
+class _Many:
+    kind: _Kind
+
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        form.append(len(given))
+        for each in given:
+            self.kind.pack(each, slots, form)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        return [self.kind.unpack(k, slots, form) for _ in range(next(form))]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A dataclass whose fields are arguments."""
+
+    type: type
+    fields: Signature[_Kind]
+
+    def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
+        self.fields.check(given)
+        for name, kind in self.fields.kinds.items():
+            kind.pack(given[name], slots, form)
+
+    def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
+        kinds = self.fields.kinds.items()
+        return self.type(**{name: kind.unpack(k, slots, form) for name, kind in kinds})
+
+
+_TYPES = {**MEMORY_TYPES, "uint16": I16, "uint32": I32, "uint64": I64}
+"""How elements lie in memory: also those that no loop computes with, as labels may be."""
+_CONSTANT = _Constant()
+_SINGLE: dict[Any, _Kind] = {
+    Pointer: _Array(floats=False), ElementPointer: _Array(floats=True), Value: _Integer(),
+    Real: _Real(),
+}  # fmt: skip
+
+
+def _kind_of(hint: Any) -> _Kind:
+    """What an annotation asks for."""
+    if hint in _SINGLE:
+        return _SINGLE[hint]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [_kind_of(each) for each in inner if each is not NoneType]
+        kind = next((each for each in kinds if each is not _CONSTANT), _CONSTANT)
+        return _Optional(kind) if NoneType in inner and kind is not _CONSTANT else kind
+    if origin in (list, tuple, Sequence) and inner:
+        kind = _kind_of(inner[0])
+        return kind if kind is _CONSTANT else _Many(kind)
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        members = {each.name: _kind_of(hints[each.name]) for each in fields(hint)}
+        if any(kind is not _CONSTANT for kind in members.values()):
+            return _Group(hint, Signature(hint.__name__, members))
+    return _CONSTANT
+
+
+# --- kernels
+
+
+class NativeKernel:
+    """A kernel: the function that emits it, with the signature by which it is called."""
+
+    def __init__(self, emit: Callable[..., None]) -> None:
+        update_wrapper(self, emit)
+        self._emit = emit
+
+    @cached_property
+    def signature(self) -> Signature[_Kind]:
+        """The parameters of the function but for the emitter."""
+        hints = get_type_hints(self._emit, include_extras=True)
+        hints.pop("return", None)
+        _, *names = hints
+        return Signature(self._emit.__qualname__, {name: _kind_of(hints[name]) for name in names})
+
+    @cached_property
+    def _in_order(self) -> tuple[list[str], list[str], list[tuple[str, _Kind]]]:
+        """The arguments in the order of their slots: arrays, integers, and all else."""
+        kinds = self.signature.kinds
+        arrays = [name for name, kind in kinds.items() if isinstance(kind, _Array)]
+        integers = [name for name, kind in kinds.items() if isinstance(kind, _Integer)]
+        first = {*arrays, *integers}
+        return arrays, integers, [each for each in kinds.items() if each[0] not in first]
+
+    def packed(self, given: Mapping[str, Any]) -> tuple[list[int], tuple[Any, ...]]:
+        """What goes into the slots of a call, and the form of its arguments."""
+        self.signature.check(given)
+        array_names, integer_names, others = self._in_order
+        arrays = [given[name] for name in array_names]
+        slots = [address_of(each) for each in arrays]
+        slots += [given[name] for name in integer_names]
+        form = [each.dtype for each in arrays]
+        for name, kind in others:
+            kind.pack(given[name], slots, form)
+        return slots, tuple(form)
+
+    def address(self, form: tuple[Any, ...]) -> int:
+        """Where the code for arguments of this form is, compiled if need be."""
+        return compiled(self, form=form)
+
+    def call(self, *, parts: int = 1, **given: Any) -> NativeCall:
+        """A call with these arguments; `parts` is how many workers may share it: the kernel is
+        called once for each part."""
+        slots, form = self.packed(given)
+        return NativeCall(
+            self.address(form), np.array(slots, np.int64), max(1, parts), tuple(given.values()),
+            given.get("status"),
+        )  # fmt: skip
+
+    def __call__(self, k: Emitter, form: tuple[Any, ...]) -> None:
+        """Emit the code for arguments of this form."""
+        array_names, integer_names, others = self._in_order
+        names = [*array_names, *integer_names, *(name for name, _ in others)]
+        slots, rest, kinds = count(), iter(form), self.signature.kinds
+        self._emit(k, **{name: kinds[name].unpack(k, slots, rest) for name in names})
+
+
+def native_kernel(emit: Callable[..., None]) -> NativeKernel:
+    """Make a kernel of a function that emits its code.
+
+    >>> import numpy as np
+    >>> from caldera.kernels.native.codegen.emitter import Emitter, Pointer
+    >>> from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
+    >>> from caldera.kernels.native.codegen.program import NativeRunner
+    >>> @native_kernel
+    ... def scale(k: Emitter, x: Pointer, count: Integer, factor: Real, twice: bool) -> None:
+    ...     with k.loop(*k.share(count)) as i:
+    ...         x.store(i, x.load(i) * factor * (2.0 if twice else 1.0))
+    >>> numbers = np.arange(3.0)
+    >>> NativeRunner([scale.call(x=numbers, count=3, factor=0.5, twice=True)])()
+    >>> numbers
+    array([0., 1., 2.])
+    >>> scale.call(x=numbers, count=3, factor=0.5)
+    Traceback (most recent call last):
+        ...
+    TypeError: kernel scale takes x, count, factor, twice: missing twice
+    """
+    return NativeKernel(emit)

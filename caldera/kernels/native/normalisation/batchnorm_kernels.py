@@ -1,0 +1,219 @@
+"""The kernels of batch normalisation.
+
+Channels last, as matrices are, there are three calls: sums of blocks of rows; from them the
+statistics and the factors of each channel; then all rows. Channels first it is one call, a channel
+at a time, whose second reading of the data comes from the cache.
+"""
+
+from __future__ import annotations
+
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
+from caldera.kernels.native.normalisation.apply import (
+    CENTRE,
+    FACTOR,
+    LEVEL,
+    MEAN,
+    SHIFT,
+    SLANT,
+    SLOPE_FACTOR,
+    apply_to_plane,
+    apply_to_rows,
+    factors_of,
+    gradient_of_plane,
+    gradient_of_rows,
+    store_factors,
+)
+from caldera.kernels.native.normalisation.layout import Images, Rows, Vector
+from caldera.kernels.native.normalisation.statistics import (
+    finite_or_zero,
+    gradient_factors,
+    gradient_rows,
+    gradient_sums,
+    inverse_deviation,
+    moments,
+    pivoted_rows,
+    pivoted_sums,
+    share_of,
+    sum_blocks,
+    total_blocks,
+)
+
+
+def _factor_of(k: Emitter, scale: Value, variance: Value, eps: Value) -> Value:
+    """scale / sqrt(variance + eps), in float64."""
+    return k.convert(scale, F64) * inverse_deviation(k, variance, eps)
+
+
+# --- channels last
+
+
+@native_kernel
+def sums_of_rows(k: Emitter, x: Rows, rows: Integer, channels: Integer, partial: Pointer) -> None:
+    """Of x less its first row, and of the squares of that."""
+    sum_blocks(k, partial, rows, channels, pivoted_rows(k, x))
+
+
+@native_kernel
+def gradient_sums_of_rows(
+    k: Emitter, g: Rows, x: Rows, rows: Integer, channels: Integer, partial: Pointer,
+    means: Pointer, given: Pointer | None,
+) -> None:  # fmt: skip
+    """Of the gradient, and of its product with x less the mean."""
+
+    def mask(channel: Value, count: int) -> tuple[Value, Value]:
+        assert given is not None
+        factor, shift = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1), count)
+        return factor, shift
+
+    terms = gradient_rows(k, g, x, means.load, None if given is None else mask)
+    sum_blocks(k, partial, rows, channels, terms)
+
+
+@native_kernel
+def statistics(
+    k: Emitter, x: ElementPointer, rows: Integer, channels: Integer, partial: Pointer,
+    totals: Pointer, eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
+    factors: Pointer,
+) -> None:  # fmt: skip
+    """Mean, variance, and the factors of y = (x - mean) * factor + shift."""
+    kind = factors.type
+    share = share_of(k, rows)
+    begin, end = total_blocks(k, partial, rows, channels, totals)
+    with k.loop(begin, end) as channel:
+        pivot = k.convert(finite_or_zero(k, x.load(channel)), F64)
+        one, two = totals.load(channel), totals.load(channel + channels)
+        mean, variance = (k.convert(value, kind) for value in moments(k, one, two, pivot, share))
+        factor = _factor_of(k, scale.load(channel), variance, eps)
+        offset = shift.load(channel)
+        means.store(channel, mean)
+        variances.store(channel, variance)
+        values = {MEAN: mean, FACTOR: factor, SHIFT: offset}
+        store_factors(k, factors, channels, channel, values)
+
+
+@native_kernel
+def given_statistics(
+    k: Emitter, channels: Integer, eps: Real, factors: Pointer, scale: Vector, shift: Vector,
+    mean: Vector, variance: Vector,
+) -> None:  # fmt: skip
+    """The factors from a given mean and variance."""
+    with k.loop(0, channels) as channel:
+        factor = _factor_of(k, scale.load(channel), variance.load(channel), eps)
+        values = {MEAN: mean.load(channel), FACTOR: factor, SHIFT: shift.load(channel)}
+        store_factors(k, factors, channels, channel, values)
+
+
+@native_kernel
+def gradient_statistics(
+    k: Emitter, rows: Integer, channels: Integer, partial: Pointer, totals: Pointer, eps: Real,
+    scale: Vector, variances: Pointer, means: Pointer, for_scale: ElementPointer,
+    for_shift: ElementPointer, factors: Pointer,
+) -> None:  # fmt: skip
+    """The gradients of scale and shift, and the factors of that of x."""
+    share = share_of(k, rows)
+    begin, end = total_blocks(k, partial, rows, channels, totals)
+    with k.loop(begin, end) as channel:
+        one, two = totals.load(channel), totals.load(channel + channels)
+        gain = k.convert(scale.load(channel), F64)
+        inverse = inverse_deviation(k, variances.load(channel), eps)
+        f, a, b = gradient_factors(one, two, gain, inverse, share)
+        # The outputs may lie where the statistics do: these are kept with the factors.
+        values = {CENTRE: means.load(channel), SLOPE_FACTOR: f, LEVEL: a, SLANT: b}
+        store_factors(k, factors, channels, channel, values)
+        for_scale.store(channel, k.convert(two * inverse, for_scale.computed))
+        for_shift.store(channel, k.convert(one, for_shift.computed))
+
+
+@native_kernel
+def normalise_rows(
+    k: Emitter, x: Rows, y: Rows, rows: Integer, channels: Integer, factors: Pointer,
+    more: Rows | None, relu: bool,
+) -> None:  # fmt: skip
+    """All rows, by their factors."""
+    apply_to_rows(k, k.share(rows), channels, x, y, factors, more, relu=relu)
+
+
+@native_kernel
+def differentiate_rows(
+    k: Emitter, g: Rows, x: Rows, dx: Rows, rows: Integer, channels: Integer, factors: Pointer,
+    given: Pointer | None,
+) -> None:  # fmt: skip
+    """The gradient of all rows, by their factors."""
+    gradient_of_rows(k, k.share(rows), channels, g, x, dx, factors, given)
+
+
+# --- channels first
+
+
+@native_kernel
+def normalise_planes(
+    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
+    eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
+    more: Images | None, relu: bool,
+) -> None:  # fmt: skip
+    """Statistics and all planes."""
+    kind = means.type
+    share = share_of(k, images * pixels)
+    with k.loop(*k.share(channels)) as channel:
+        pivot = finite_or_zero(k, x.base.load(channel * x.inner))
+        one, two = pivoted_sums(
+            k, (0, images), lambda image: x.plane(image, channel), pixels, pivot
+        )
+        wide = moments(k, one, two, k.convert(pivot, F64), share)
+        mean, variance = (k.convert(value, kind) for value in wide)
+        factors = [
+            mean, _factor_of(k, scale.load(channel), variance, eps), shift.load(channel)
+        ]  # fmt: skip
+        factors = [k.convert(each, kind) for each in factors]
+        means.store(channel, mean)
+        variances.store(channel, variance)
+        with k.loop(0, images) as image:
+            added = None if more is None else more.plane(image, channel)
+            source, target = x.plane(image, channel), y.plane(image, channel)
+            apply_to_plane(k, pixels, source, target, factors, added, relu=relu)
+
+
+@native_kernel
+def normalise_given_planes(
+    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
+    factors: Pointer, more: Images | None, relu: bool,
+) -> None:  # fmt: skip
+    """All planes, by factors that are known."""
+    with k.loop(*k.share(images * channels)) as which:
+        image, channel = which // channels, which % channels
+        added = None if more is None else more.plane(image, channel)
+        own = factors_of(factors, channels, channel, range(3))
+        source, target = x.plane(image, channel), y.plane(image, channel)
+        apply_to_plane(k, pixels, source, target, own, added, relu=relu)
+
+
+@native_kernel
+def differentiate_planes(
+    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
+    pixels: Integer, eps: Real, scale: Vector, means: Pointer, variances: Pointer,
+    for_scale: ElementPointer, for_shift: ElementPointer, given: Pointer | None,
+) -> None:  # fmt: skip
+    """The gradients of x, scale and shift."""
+    kind = means.type
+    share = share_of(k, images * pixels)
+    with k.loop(*k.share(channels)) as channel:
+        mean = means.load(channel)
+        mask = None
+        if given is not None:
+            factor, offset = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1))
+            mask = factor, offset
+        one, two = gradient_sums(
+            k, (0, images), lambda image: (g.plane(image, channel), x.plane(image, channel)),
+            pixels, mean, mask,
+        )  # fmt: skip
+        gain = k.convert(scale.load(channel), F64)
+        inverse = inverse_deviation(k, variances.load(channel), eps)
+        for_scale.store(channel, k.convert(two * inverse, for_scale.computed))
+        for_shift.store(channel, k.convert(one, for_shift.computed))
+        factors = [*gradient_factors(one, two, gain, inverse, share), mean]
+        factors = [k.convert(each, kind) for each in factors]
+        with k.loop(0, images) as image:
+            planes = [each.plane(image, channel) for each in (g, x, dx)]
+            gradient_of_plane(k, pixels, planes, factors, mask)

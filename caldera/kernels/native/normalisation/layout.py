@@ -1,0 +1,128 @@
+"""How the operands of normalisation lie, outside of kernels and inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import Value
+from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.codegen.strides import Strides, collapse_axes, stride_of
+from caldera.kernels.table import Array
+from caldera.tensor.shape import size
+
+# --- inside of kernels
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One number a channel, at some distance."""
+
+    base: ElementPointer
+    stride: Integer
+
+    def load(self, channel: Value) -> Value:
+        """The number of a channel."""
+        return self.base.load(channel * self.stride)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of channels that lie side by side."""
+
+    base: ElementPointer
+    stride: Integer
+
+    def load(self, row: Value, channel: Value, count: int) -> Value:
+        """Some channels of a row."""
+        return self.base.load(row * self.stride + channel, count)
+
+    def store(self, row: Value, channel: Value, value: Value) -> None:
+        """Write some channels of a row."""
+        self.base.store(row * self.stride + channel, value)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of rows (channels last), or of planes (channels first), that lie at some distance."""
+
+    base: ElementPointer
+    image: Integer
+    inner: Integer
+
+    def rows(self, image: Value) -> Rows:
+        """The rows of an image."""
+        return Rows(self.base.at(image * self.image), self.inner)
+
+    def plane(self, image: Value, channel: Value) -> ElementPointer:
+        """A plane of an image."""
+        return self.base.at(image * self.image + channel * self.inner)
+
+
+# --- outside
+
+
+def vector(array: Array) -> dict[str, Array | int]:
+    """A `Vector` as a kernel is given it."""
+    return {"base": array, "stride": stride_of(array)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Channels last (a row a pixel) or first (a plane a channel of an image).
+
+    Of each array there is the distance of images, and that of rows or of planes. Where rows of all
+    images follow each other they are those of one image.
+    """
+
+    last: bool
+    images: int
+    channels: int
+    pixels: int
+    strides: list[Strides]
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return self.images * self.channels * self.pixels
+
+    def rows(self, index: int, array: Array) -> dict[str, Array | int]:
+        """The array of this index as `Rows`."""
+        return {"base": array, "stride": self.strides[index][1]}
+
+    def images_of(self, index: int, array: Array) -> dict[str, Array | int]:
+        """The array of this index as `Images`."""
+        image, inner = self.strides[index]
+        return {"base": array, "image": image, "inner": inner}
+
+
+def batch_layout(arrays: list[Array], axis: int) -> Layout | None:
+    """The layout that all of these arrays share; None if it is not one of the two."""
+    shape, strides = arrays[0].shape, arrays[0].strides
+    others = tuple(a for a in range(len(shape)) if a != axis)
+    rows = collapse_axes(arrays, [others, (axis,)])
+    if rows is not None and all(channel == 1 or shape[axis] == 1 for _, channel in rows):
+        count = size(tuple(shape[a] for a in others))
+        return Layout(True, 1, shape[axis], count, [(0, row) for row, _ in rows])
+    outer = tuple(a for a in others if abs(strides[a]) > abs(strides[axis]))
+    inner = tuple(a for a in others if a not in outer)
+    planes = collapse_axes(arrays, [outer, (axis,), inner])
+    pixels = size(tuple(shape[a] for a in inner))
+    if planes is None or any(pixel != 1 and pixels > 1 for _, _, pixel in planes):
+        return None
+    images = size(tuple(shape[a] for a in outer))
+    return Layout(False, images, shape[axis], pixels, [each[:2] for each in planes])
+
+
+def image_layout(arrays: list[Array]) -> Layout | None:
+    """The same where images are normalised one by one."""
+    images, channels, *rest = arrays[0].shape
+    found = collapse_axes(arrays, [(0,), (1,), tuple(range(2, 2 + len(rest)))])
+    if found is None:
+        return None
+    pixels = size(tuple(rest))
+    if pixels > 1 and all(pixel == 1 for _, _, pixel in found):
+        return Layout(False, images, channels, pixels, [each[:2] for each in found])
+    if all(channel == 1 or channels == 1 for _, channel, _ in found):
+        return Layout(True, images, channels, pixels, [(image, row) for image, _, row in found])
+    return None

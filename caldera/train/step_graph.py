@@ -1,0 +1,208 @@
+"""The graph of a step: the network, its losses and metrics, and what an update assigns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.nn.losses import Loss
+from caldera.nn.tracing import Context, trace
+from caldera.optim.sharding import sharded_parameters
+from caldera.strategy import BatchSums, Gradients, StepProgram
+from caldera.train.batch_source import Values
+
+if TYPE_CHECKING:
+    from caldera.train.step import Steps
+
+MAIN = "output"
+"""The name of the output of a model that has only one."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and gives for one sample: found by tracing it once."""
+
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    outputs: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The losses of a model's outputs, each with its weight in the sum."""
+
+    losses: Mapping[str, Loss]
+    weights: Mapping[str, float]
+
+    def of(self, outputs: Mapping[str, Expr]) -> dict[str, tuple[Loss, float]]:
+        """The loss of each output that counts while training."""
+        unknown = sorted(set(self.losses) - set(outputs))
+        if unknown:
+            raise ConfigError.build(
+                "loss", expected="losses for " + ", ".join(outputs), got=", ".join(unknown),
+                hint="name them after what forward gives back",
+            )  # fmt: skip
+        return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
+
+
+class StepGraph:
+    """Writes a step down for a part of a batch, whose arrays are `values`.
+
+    `steps` has the model and the variables that all its plans share.
+    """
+
+    def __init__(self, steps: Steps, values: Values) -> None:
+        self._steps = steps
+        self._values = values
+        self._model, self._strategy = steps.model, steps.strategy
+        self._count = len(values.share)
+        self._sums: list[BatchSums] = []
+
+    # --- whole programs
+
+    def training(self) -> StepProgram:
+        """A training step."""
+        steps = self._steps
+        outputs, traced = self.network(training=True)
+        loss, total = self.loss(outputs, steps.objective.of(outputs))
+        votes = [steps.votes] if self._strategy.is_distributed else []
+        whole, sums, tally = self._batch_totals(loss, outputs, votes)
+        fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
+        scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
+        gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
+        updates = self._updates(gradients, fine, total)
+        updates += [_only_if(fine, update) for update in traced.updates]
+        updates += self._counters(fine)
+        updates += [op.assign(steps.tally, each) for each in tally]
+        updates += steps.training_totals.add(whole * total, total, sums)
+        return StepProgram(updates, self._values.share, traced, self._sums, scaled, gradients)
+
+    def evaluation(self) -> StepProgram:
+        """Adds the part of a batch to the totals of an evaluation."""
+        found, traced = self.network(training=False)
+        losses = self._steps.objective.losses
+        outputs = self._strategy.predictions(found, losses)
+        name = next(name for name in losses if name in outputs)
+        loss, total = self.loss(outputs, {name: (losses[name], 1.0)})
+        whole, sums, _ = self._batch_totals(loss, outputs, [])
+        updates = self._steps.evaluation_totals.add(whole * total, total, sums)
+        return StepProgram(updates, self._values.share, traced, self._sums)
+
+    # --- parts of them
+
+    def inputs(self) -> list[Expr]:
+        """The inputs of the network."""
+        return [
+            self._value(f"x{i}", shape, dtype)
+            for i, (shape, dtype) in enumerate(self._model.signature.inputs)
+        ]
+
+    def network(self, *, training: bool) -> tuple[dict[str, Expr], Context]:
+        """The outputs of the network, and the trace that made them."""
+        inputs = self.inputs()
+        with trace(
+            training=training, dtype=self._model.dtype, device=self._model.device,
+            random=self._steps.random, first=self._values.share.first,
+            several_ranks=self._strategy.shares_batches,
+        ) as traced:  # fmt: skip
+            result = self._model(*inputs)
+        return named_outputs(result), traced
+
+    def loss(
+        self, outputs: Mapping[str, Expr], terms: Mapping[str, tuple[Loss, float]]
+    ) -> tuple[Expr, Expr]:
+        """What these samples add to the loss of the whole batch, and the weight of that."""
+        weights = self._weights()
+        if weights is None:
+            samples = self._values.share.count
+            total = op.cast(float(samples), self._model.dtype)
+            divisor = op.cast(float(samples or 1), self._model.dtype)
+        else:
+            (total,) = self._sum_over_ranks([op.sum(weights)])
+            # Samples that count for nothing have no loss.
+            divisor = op.where(total == 0.0, 1.0, total)
+        found = [
+            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
+            for name, (loss, factor) in terms.items()
+        ]
+        result = found[0]
+        for term in found[1:]:
+            result = result + term
+        return result, total
+
+    def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
+        """An array of the batch, of which a sample has this shape."""
+        return self._values.of(name, (self._count, *shape), dtype)
+
+    def _target(self, output: str, prediction: Expr) -> Expr:
+        """The targets of an output: of its own if there are several, else the one for all."""
+        losses = self._steps.objective.losses
+        shape, dtype = losses[output].target_spec(prediction.shape, prediction.dtype)
+        number = list(losses).index(output) if self._steps.targets > 1 else 0
+        return self._values.of(f"y{number}", shape, dtype)
+
+    def _weights(self) -> Expr | None:
+        return self._value("weights", (), self._model.dtype) if self._steps.weighted else None
+
+    def _sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
+        totals = self._strategy.sum_over_ranks(values)
+        self._sums.append(BatchSums(values, totals))
+        return totals
+
+    def _batch_totals(
+        self, loss: Expr, outputs: Mapping[str, Expr], more: Sequence[Expr]
+    ) -> tuple[Expr, list[dict[str, Expr]], list[Expr]]:
+        """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
+        name, prediction = main_output(outputs, self._steps.objective)
+        target, weights = self._target(name, prediction), self._weights()
+        here = [metric.sums(prediction, target, weights) for metric in self._steps.metrics]
+        flat = [value for sums in here for value in sums.values()]
+        whole, *rest = self._sum_over_ranks([loss, *flat, *more])
+        found = iter(rest)
+        return whole, [{key: next(found) for key in sums} for sums in here], list(found)
+
+    def _updates(self, gradients: Gradients, fine: Expr, weight: Expr) -> list[Expr]:
+        """What an optimizer makes of gradients, unless the step is not `fine`."""
+        scale, optimizer = self._steps.loss_scale, self._steps.optimizer
+        updates: list[Expr] = []
+        ok = fine
+        with sharded_parameters(gradients.sharding):
+            if scale is not None:
+                values, finite = scale.unscaled(gradients.values)
+                gradients, ok = replace(gradients, values=values), op.logical_and(fine, finite)
+                updates += scale.adapted(finite)
+            return updates + self._strategy.apply_gradients(optimizer, gradients, ok, weight)
+
+    def _counters(self, fine: Expr) -> list[Expr]:
+        """A step was taken, or this is the first that could not be."""
+        random, bad_step = self._steps.random, self._steps.bad_step
+        return [
+            op.assign(random, op.where(fine, random + np.array([0, 1]), random)),
+            op.assign(bad_step, op.where(fine | (bad_step >= 0), bad_step, random[1])),
+        ]
+
+
+def _only_if(fine: Expr, update: Expr) -> Expr:
+    target, value = update.node.inputs
+    variable = Variable(target.attrs["symbol"])
+    return op.assign(variable, op.where(fine, Expr(value), variable))
+
+
+def named_outputs(result: Any) -> dict[str, Expr]:
+    """What forward gave back, by name: a dict as it is, a tuple as output0, output1, ..."""
+    if isinstance(result, dict):
+        return dict(result)
+    if isinstance(result, tuple | list):
+        return {f"{MAIN}{i}": each for i, each in enumerate(result)}
+    return {MAIN: result}
+
+
+def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:
+    """The output that metrics and predictions are about: the first that has a loss."""
+    name = next(name for name in objective.losses if name in outputs)
+    return name, outputs[name]
