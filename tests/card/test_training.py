@@ -11,7 +11,7 @@ from caldera import data, nn, optim
 from caldera.config import settings
 from caldera.memory import Device
 from caldera.memory.trace import recorded
-from caldera.train import launch_throttle
+from caldera.train import run as training_run
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
@@ -89,7 +89,7 @@ def test_a_step_needs_no_copy_and_no_wait(
     card: Device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch_throttle, "MOST_S", 600.0)
+    monkeypatch.setattr(training_run, "RUN_AHEAD_S", 600.0)
     counted = Counted(card)
     perceptron(card).fit(points(), epochs=3, callbacks=[counted], verbose=0)
     assert counted.counts == [0, 0, 0, 0]
