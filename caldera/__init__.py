@@ -33,7 +33,7 @@ from caldera.lazy import Expr, Variable, compile, forget_plans
 from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, MemoryManager, device, memory_report
 from caldera.op.random import seed
 from caldera.plan.plan import Plan
-from caldera.registry import provide
+from caldera.registry import provide as _provide
 from caldera.tensor import (
     Filler,
     Tensor,
@@ -108,7 +108,7 @@ _LATER: dict[str, tuple[str, str]] = {
 }
 
 # Who trains on several processes without saying how needs a strategy; training knows none itself.
-provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
+_provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -62,7 +63,8 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     found = blocks((PAGES / f"{page}.md").read_text())
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in pairwise([*found, None]):
+        assert block is not None
         where = f"{page}.md, line {block.line}"
         if block.language == "python" and block.remark:
             _run_peer(block, dict(names), where)

@@ -36,9 +36,9 @@ def compiled(build: Callable[..., None], **parameters: Any) -> int:
     description, such as a fused body, is passed as text and read again by `build`).
 
     >>> from caldera.kernels.native.codegen.compiler import compiled
-    >>> from caldera.kernels.native.codegen.emitter import F32
+    >>> from caldera.kernels.native.codegen.emitter import F32, POINTER, Pointer
     >>> def double(k, factor):
-    ...     x = k.pointer(0, F32)
+    ...     x = Pointer(k, k.argument(0, POINTER), F32)
     ...     x.store(0, x.load(0) * factor)
     >>> compiled(double, factor=2.0) == compiled(double, factor=2.0)
     True
