@@ -88,10 +88,10 @@ class VirtualRank(Communicator):
 
     def _split(self, color: int | None, key: int) -> Communicator | None:
         self._splits += 1
-        wishes = self.gather_objects([color, key])
+        colors_and_keys = self.gather_objects([color, key])
         if color is None:
             return None
-        mine = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
+        mine = sorted((k, rank) for rank, (c, k) in enumerate(colors_and_keys) if c == color)
         ranks = [rank for _, rank in mine]
         members = [self._group.members[rank] for rank in ranks]
         group = self._group.derived(("split", self._splits, color), members)
