@@ -51,8 +51,8 @@ def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
     generator = np.random.default_rng(0)
     inputs = tuple(_random(given.outputs[0], generator) for given in node.inputs)
     outputs = tuple(_aligned(spec) for spec in node.outputs)
-    room = max(kernel.workspace(node) for kernel in kernels)
-    workspace = _aligned(Spec((room,), np.dtype(np.uint8))) if room else None
+    nbytes = max(kernel.workspace(node) for kernel in kernels)
+    workspace = _aligned(Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
     call = Call(node, outputs, inputs, workspace)
     outcome = Outcome()
     runners: dict[str, Runner] = {}

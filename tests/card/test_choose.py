@@ -206,7 +206,7 @@ def test_a_deterministic_run_measures_nothing(card: Device) -> None:
     node = next(nodes_of(POINTWISE, "float32"))
     with settings.override(deterministic=True):
         assert Choices().verdict(node, "cuda").source == "guess"
-    assert not list(tuning_cache.all_here())
+    assert not list(tuning_cache.all_records())
 
 
 def test_another_card_is_another_question(
@@ -218,7 +218,7 @@ def test_another_card_is_another_question(
     assert choices.verdict(node, "cuda").source == "measured"
     assert "conv2d" in choices.table()
     monkeypatch.setitem(tuning_cache.FACTS, "cuda", lambda: {"card": "another one"})
-    assert not list(tuning_cache.all_here())
+    assert not list(tuning_cache.all_records())
     assert Choices().verdict(node, "cuda").source == "measured"
 
 

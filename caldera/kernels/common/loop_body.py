@@ -36,7 +36,7 @@ class LoopBody:
 
     @property
     def parts(self) -> Parts:
-        """The recipe as plain tuples, to be a parameter of a compiled kernel."""
+        """The loop as plain tuples, to be a parameter of a compiled kernel."""
         return self.inputs, self.steps, self.outputs, self.reductions
 
     @property
@@ -81,7 +81,7 @@ class _Reader:
 
 
 def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
-    """The recipe of an element-wise, reduction or fused node.
+    """The loop of an element-wise, reduction or fused node.
 
     Of a fused node's reductions it has those outputs whose indices are in `reduced`.
     """

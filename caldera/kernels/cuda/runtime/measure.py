@@ -151,8 +151,8 @@ class _Course:
         for value, pattern in zip(self._inputs, self._patterns, strict=True):
             _fill(place, value, pattern)
         self._outputs = [_value(place, spec) for spec in node.outputs]
-        room = max(kernel.workspace(node) for kernel in kernels)
-        spare = _value(place, Spec((room,), np.dtype(np.uint8))) if room else None
+        nbytes = max(kernel.workspace(node) for kernel in kernels)
+        spare = _value(place, Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
         self._call = Call(
             node, tuple(each.array for each in self._outputs),
             tuple(each.array for each in self._inputs), None if spare is None else spare.array,
