@@ -231,7 +231,7 @@ def _memory(index: int, stage: Stage, samples: float, mix: HybridConfig, setting
     that are on their way."""
     workload = setting.workload
     part = stage.trained / (workload.trained or 1.0)
-    whole = stage.parameters + part * (workload.optimizer + workload.room)
+    whole = stage.parameters + part * (workload.optimizer + workload.workspace)
     able = sum(layer.trained for layer in stage.layers if layer.units >= mix.model)
     split = able / (stage.trained or 1.0) * (1 - 1 / mix.model)
     flying = mix.micro if mix.schedule == FILL_DRAIN else min(mix.micro, mix.pipeline - index)
