@@ -26,12 +26,20 @@ from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
 from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
+from caldera.tensor.seeding import seeded
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
-from caldera.train.step_graph import MAIN, Objective, Signature, main_output, named_outputs
+from caldera.train.step_graph import (
+    AFTER_PARAMETERS,
+    MAIN,
+    Objective,
+    Signature,
+    main_output,
+    named_outputs,
+)
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -143,9 +151,9 @@ class Model(Layer):
         return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
-        # Parameters take the model's seed, whatever was drawn before.
-        op.seed(self.seed)
-        _, outputs, traced = self._expressions(specs, self.samples_traced)
+        # Parameters take the model's seed, whatever was drawn before or is drawn by others.
+        with seeded(self.seed):
+            _, outputs, traced = self._expressions(specs, self.samples_traced)
         self._signature = Signature(specs, {name: e.shape[1:] for name, e in outputs.items()})
         return traced
 
@@ -158,7 +166,8 @@ class Model(Layer):
         >>> [each.shape for each in (*inputs, *outputs.values())]
         [(5, 4), (5, 3)]
         """
-        return self._expressions(self.signature.inputs, count)
+        with seeded(self.seed, AFTER_PARAMETERS):
+            return self._expressions(self.signature.inputs, count)
 
     def _expressions(
         self, specs: Sequence[tuple[tuple[int, ...], str]], count: int

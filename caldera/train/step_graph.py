@@ -15,6 +15,7 @@ from caldera.nn.losses import Loss
 from caldera.nn.tracing import Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.strategy import BatchSums, Gradients, StepProgram
+from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import Values
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
+AFTER_PARAMETERS = 1 << 24
+"""The first random stream of what a network draws by itself; those before are its parameters'."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,12 @@ class StepGraph:
     def network(self, *, training: bool) -> tuple[dict[str, Expr], Context]:
         """The outputs of the network, and the trace that made them."""
         inputs = self.inputs()
-        with trace(
-            training=training, dtype=self._model.dtype, device=self._model.device,
-            random=self._steps.random, first=self._values.share.first,
-            several_ranks=self._strategy.shares_batches,
+        model, random = self._model, self._steps.random
+        with seeded(model.seed, AFTER_PARAMETERS, random), trace(
+            training=training, dtype=model.dtype, device=model.device, random=random,
+            first=self._values.share.first, several_ranks=self._strategy.shares_batches,
         ) as traced:  # fmt: skip
-            result = self._model(*inputs)
+            result = model(*inputs)
         return named_outputs(result), traced
 
     def loss(
