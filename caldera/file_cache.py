@@ -15,6 +15,7 @@ import hmac
 import json
 import os
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ def atomic_write(
 
     With `durable` it is on the disk before it gets its name; with `private` nobody else may read
     the file, nor look into the folders that had to be made for it. Without `replace` a file that is
-    there stays.
+    there stays. A link is followed, and what is no file (a pipe, a terminal) is written to as it
+    is; not so with `private`, where neither belongs.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,6 +58,11 @@ def atomic_write(
     ...     [(path.name, path.read_text()) for path in Path(folder).iterdir()]
     [('notes.txt', 'whole')]
     """
+    if not private:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            yield path
+            return
     _make_folder(path.parent, 0o700 if private else 0o777)
     _sweep(path.parent)
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
@@ -63,6 +70,8 @@ def atomic_write(
         # Opened for writing it keeps the mode that it is made with here.
         mode = 0o600 if private else 0o666
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        if not private and path.exists():
+            shutil.copymode(path, temporary)
         yield temporary
         if durable:
             sync(temporary)
@@ -74,6 +83,19 @@ def atomic_write(
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file whole, or leave the one that is there; its folder is made if need be.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_file(Path(folder) / "new" / "notes.txt", "whole")
+    ...     (Path(folder) / "new" / "notes.txt").read_text()
+    'whole'
+    """
+    with atomic_write(path, durable=durable) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def sync(path: Path) -> None:
