@@ -17,6 +17,7 @@ FLOORS = {
         "config",
         "configurable",
         "file_cache",
+        "file_trust",
         "launchers",
         "machine",
         "optional",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError
+from caldera.file_cache import atomic_write
 from caldera.memory import MemoryManager
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType, bool_
@@ -23,7 +24,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 @contextmanager
 def opened(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
-    """An open file; a path that cannot be opened is a `DataError`.
+    """A file open for reading; a path that cannot be opened is a `DataError`.
 
     >>> with opened("no/such/file.csv", "r", "read_csv"):
     ...     pass
@@ -37,6 +38,32 @@ def opened(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO
             where, expected=f"a file at {os.fspath(path)}", got=_reason(Path(path), error)
         ) from None
     with file:
+        yield file
+
+
+@contextmanager
+def created(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
+    """A file open for writing, which takes its place when all of it is written: if that fails, a
+    file that was there is as it was. A place that cannot be written to is a `DataError`.
+
+    >>> with created("no/such/file.csv", "w", "write_csv"):
+    ...     pass
+    Traceback (most recent call last):
+    caldera.errors.DataError: write_csv: expected a file at no/such/file.csv, got no folder no/such
+    """
+    target = Path(path)
+    with ExitStack() as stack:
+        try:
+            if not target.parent.is_dir():
+                raise FileNotFoundError
+            if target.is_dir():
+                raise IsADirectoryError
+            unfinished = stack.enter_context(atomic_write(target))
+            file = stack.enter_context(open(unfinished, mode, **options))
+        except OSError as error:
+            raise DataError.build(
+                where, expected=f"a file at {os.fspath(path)}", got=_reason(target, error)
+            ) from None
         yield file
 
 

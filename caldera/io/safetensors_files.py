@@ -18,6 +18,7 @@ from caldera.io.files import (
     PathLike,
     array_to_save,
     bytes_of,
+    created,
     file_size,
     named,
     opened,
@@ -92,7 +93,7 @@ def save_safetensors(
         }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with opened(path, "wb", where) as file:
+    with created(path, "wb", where) as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
         file.write(text)
         for name in order:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.onnx.library import helper, onnx
 from caldera.onnx.reading.files import LARGEST_FILE
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
@@ -43,12 +44,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
     raw = to_proto(model, batch_size).SerializeToString()
     # ONNX's own check, of what will really be in the file.
     onnx.checker.check_model(raw)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(raw)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_file(target, raw, durable=True)
     return target
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
-from caldera.file_cache import sync
+from caldera.file_cache import sync, write_file
 from caldera.io import load_safetensors, save_safetensors
 from caldera.io.files import bytes_of
 from caldera.plain_data import decoded, encoded
@@ -74,9 +74,9 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], t
         "state": json.loads(text),
     }
     whole = {"format": FORMAT, "digest": _digest(_canonical(content)), "content": content}
-    (path / STATE).write_text(json.dumps(whole, allow_nan=False), encoding="utf-8")
-    for each in (path / TENSORS, path / STATE, path):
-        sync(each)
+    write_file(path / STATE, json.dumps(whole, allow_nan=False), durable=True)
+    sync(path / TENSORS)
+    sync(path)
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:

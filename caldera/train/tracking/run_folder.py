@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from caldera.data import Dataset
 from caldera.errors import DataError
+from caldera.file_cache import write_file
 from caldera.plain_data import from_plain, to_plain
 from caldera.train.saving.model_file import save_model
 from caldera.train.tracking.history import History
@@ -109,7 +110,7 @@ class RunFolder:
 
     def _write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False)
-        (self.path / name).write_text(text + "\n", encoding="utf-8")
+        write_file(self.path / name, text + "\n")
 
     def _read_json(self, name: str) -> Any:
         text = self._text(name)
@@ -154,7 +155,7 @@ def write_class_names(model: Path, names: Sequence[str]) -> None:
         path.unlink(missing_ok=True)
         return
     # A name is one line, whatever is in it.
-    path.write_text("".join(" ".join(name.split()) + "\n" for name in names), encoding="utf-8")
+    write_file(path, "".join(" ".join(name.split()) + "\n" for name in names))
 
 
 def read_class_names(model: Path) -> list[str]:
