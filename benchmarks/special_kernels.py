@@ -23,134 +23,30 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from kernel_problems import NETWORKS, Problem, chosen, network_problems, other_problems, values_of
+from kernel_rivals import CUPY, OUTSIDE, contestants
 
 from caldera.bench.frameworks.caldera_card import ResidentTrainer
 from caldera.bench.measuring import CARD_SHORTEST, timed
 from caldera.bench.workloads.networks import networks
 from caldera.config import settings
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node
-from caldera.graph.opdef import OPS, as_tuple, parameter
-from caldera.graph.program import Program
-from caldera.kernels.choose import ORACLE, TIMERS, choices
-from caldera.kernels.cuda.runtime.libraries import cupy_array
-from caldera.kernels.native.codegen.program import in_sequence
-from caldera.kernels.reference import FUNCTIONS, evaluate
+from caldera.graph.opdef import OPS
+from caldera.kernels.choose import ORACLE, TIMERS
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import TABLE
 from caldera.lazy.compile import load_kernels
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.memory.gpus import card_count, cupy
-from caldera.passes.pipeline import passes
-from caldera.plan.loop import loop_kernel
-from caldera.plan.schedule import Buffer, Root, Schedule
-from caldera.plan.step_fusion import grouped
-from caldera.tensor import Tensor
 
-PARTS, CUPY = "its parts", "CuPy"
-OUTSIDE = frozenset({ORACLE, PARTS, CUPY})
-"""Those that are only there to be compared with."""
 AHEAD, LEVEL = 0.97, 1.03
 CLOSE = 1.5
 """How far behind the best a kernel may be to be timed again."""
 STEP_NETWORKS = ("mlp", "lenet5", "gpt")
 WITHOUT_RANKS = frozenset({"all_sum", "collective_start", "collective_finish", "turn", "scan"})
-
-
-# --- what a kernel is compared with
-
-
-def parts_kernel(node: Node, place: Device) -> Kernel | None:
-    """The general kernels that what a composite op is made of would run on."""
-    if node.op.decompose is None:
-        return None
-    family = place.kernels
-    arguments = [parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs)]
-    program = Program(as_tuple(node.op.decompose(*arguments, **node.attrs)))
-
-    def has_kernel(name: str) -> bool:
-        return name != node.op.name and TABLE.has(name, family)
-
-    without = frozenset({"fuse"} if node.op.name == "fused" else ())
-    for _, run in passes(has_kernel, without, in_loop=True):
-        program = run(program)
-
-    def choose(part: Node) -> Kernel:
-        if part.op.name == "scan":
-            return loop_kernel(part, choose, partial(_constant, place), family, in_place=True)
-        return choices.kernel(part, family)
-
-    roots = [Root(output, ("result", index)) for index, output in enumerate(program.outputs)]
-    schedule = Schedule(roots, choose, _argument, family=family)
-    return Kernel(
-        node.op.name, family, PARTS, partial(_bind_parts, schedule, place),
-        workspace=lambda _: schedule.arena_bytes,
-        capturable=all(step.kernel.capturable for step in schedule.steps),
-    )  # fmt: skip
-
-
-def _argument(node: Node) -> Any:
-    return ("argument", node.attrs["index"]) if node.op.name == "parameter" else None
-
-
-def _constant(place: Device, node: Node) -> Any:
-    (value,) = evaluate(node, ())
-    return Tensor.from_numpy(value, device=place).device_array()
-
-
-def _bind_parts(schedule: Schedule, place: Device, call: Call) -> Runner:
-    def lookup(buffer: Buffer) -> Any:
-        root = buffer.root
-        if root.place == "constant":
-            return _constant(place, root.key)
-        if root.place == "external":
-            kind, index = root.key
-            return (call.inputs if kind == "argument" else call.outputs)[index]
-        memory = call.workspace[root.offset : root.offset + buffer.spec.nbytes]
-        return laid_out(memory.view(buffer.spec.dtype), buffer.spec.shape, buffer.spec.order)
-
-    return in_sequence(piece.run for piece in grouped(schedule.family, schedule.bind(lookup)))
-
-
-def cupy_kernel(node: Node) -> Kernel | None:
-    """The oracle's NumPy function on CuPy's arrays, where CuPy has what it calls."""
-    function = FUNCTIONS.get(node.op.name)
-    if function is None or not card_count():
-        return None
-
-    def bind(call: Call) -> Runner:
-        inputs = [cupy_array(array) for array in call.inputs]
-        outputs = [cupy_array(array) for array in call.outputs]
-
-        def run() -> None:
-            results = as_tuple(function(*inputs, **node.attrs))
-            for output, result in zip(outputs, results, strict=True):
-                cupy().copyto(output, result)
-
-        return run
-
-    return Kernel(node.op.name, "cuda", CUPY, bind, capturable=False)
-
-
-def contestants(node: Node, place: Device) -> list[Kernel]:
-    """All that computes this node."""
-    found = TABLE.candidates(node, place.kernels, settings.workspace_limit)
-    for make in (partial(parts_kernel, place=place), cupy_kernel):
-        try:
-            other = make(node)
-        except Exception as problem:
-            print(f"<!-- {node.op.name}: {type(problem).__name__}: {problem} -->", flush=True)
-            continue
-        if other is not None and not (other.name == CUPY and len(found) > 1):
-            found.append(other)
-    return found
 
 
 # --- times
@@ -388,6 +284,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="ops with one of these words in their names")
     parser.add_argument("--shapes", type=int, default=3, help="at most so many of each kind")
     parser.add_argument("--repeats", type=int, default=3, help="of a measurement, if it is close")
+    parser.add_argument("--accuracy", default="strict", help="fast: kernels that round more, too")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--no-others", dest="others", action="store_false",
                         help="only what networks contain")  # fmt: skip
@@ -399,7 +296,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     # What a kernel is made of is chosen by measurement, too.
-    settings.update(tune_budget_s=1000.0)
+    settings.update(tune_budget_s=1000.0, accuracy=options.accuracy)
     warnings.simplefilter("ignore", RuntimeWarning)
     run(options, find_device(options.device))
 

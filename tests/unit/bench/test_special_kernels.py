@@ -31,7 +31,7 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import special_kernels
 
     yield special_kernels
-    for name in ("special_kernels", "kernel_problems"):
+    for name in ("special_kernels", "kernel_problems", "kernel_rivals"):
         sys.modules.pop(name, None)
 
 
