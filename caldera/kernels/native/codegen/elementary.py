@@ -12,12 +12,12 @@ from caldera.kernels.native.codegen.libm import call_libm, is_single
 from caldera.kernels.native.codegen.math import (
     LOG2_E,
     absolute,
-    at_most,
     copy_sign,
     exp,
     expm1,
     log,
     log1p,
+    minimum,
     sqrt,
 )
 
@@ -105,14 +105,14 @@ def atan2(k: Emitter, y: Value, x: Value) -> Value:
 @_odd
 def sinh(k: Emitter, x: Value) -> Value:
     """The hyperbolic sine."""
-    grown = expm1(k, at_most(k, x, _OVERFLOW))
+    grown = expm1(k, minimum(k, x, _OVERFLOW))
     return (grown + grown / (grown + 1.0)) * 0.5
 
 
 @_of_single
 def cosh(k: Emitter, x: Value) -> Value:
     """The hyperbolic cosine."""
-    grown = exp(k, at_most(k, absolute(k, x), _OVERFLOW))
+    grown = exp(k, minimum(k, absolute(k, x), _OVERFLOW))
     return (grown + 1.0 / grown) * 0.5
 
 
