@@ -38,22 +38,13 @@ _MICRO = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class HybridConfig:
-    """Ranks along each axis; micro-batches and the order in which a pipeline takes them.
-
-    >>> HybridConfig(data=2, pipeline=4, micro=8).bubble
-    0.2727272727272727
-    """
+    """Ranks along each axis; micro-batches and the order in which a pipeline takes them."""
 
     data: int = 1
     pipeline: int = 1
     model: int = 1
     micro: int = 1
     schedule: str = ONE_F_ONE_B
-
-    @property
-    def bubble(self) -> float:
-        """The part of its slots in which a rank of the pipeline has nothing to do."""
-        return (self.pipeline - 1) / (self.micro + self.pipeline - 1)
 
     @property
     def family(self) -> str:

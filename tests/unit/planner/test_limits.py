@@ -165,7 +165,6 @@ def test_idle_slots_of_a_pipeline(stages: int, micro: int) -> None:
         mix = HybridConfig(pipeline=stages, micro=micro, schedule=schedule)
         found = predict_hybrid(given, mix)
         share = (stages - 1) / (micro + stages - 1)
-        assert mix.bubble == pytest.approx(share)
         assert found.idle / found.seconds == pytest.approx(share)
 
 

@@ -41,12 +41,6 @@ class Arithmetic:
             return Value(self, ir.Constant(kind, [scalar] * kind.count))
         return Value(self, ir.Constant(kind, _literal(value, kind)))
 
-    def bits(self, pattern: int, kind: ir.Type) -> Value:
-        """A floating-point constant by the bits of its pattern."""
-        integer = ir.IntType(8 * itemsize(kind))
-        repeated = vector(integer, lanes(kind))
-        return self.bitcast(self.constant(_signed(pattern, integer.width), repeated), kind)
-
     def splat(self, value: Value, count: int) -> Value:
         """A scalar in all lanes of a vector."""
         if count == 1:
