@@ -114,7 +114,6 @@ DIRECT = {
     "io/numpy_files.py": 1,
     "data/datasets/download.py": 1,
     "bench/measuring.py": 1,
-    "sklearn/_base.py": 1,
 }
 
 
