@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.config import settings
+from caldera.file_names import checked_file_name
 from caldera.file_trust import read_own_file, why_folder_is_unsafe
 
 _MAGIC = b"caldera cache 2 "
@@ -154,7 +155,7 @@ class FileCache:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = checked_file_name(name, "cache")
 
     @property
     def folder(self) -> Path:
@@ -163,7 +164,7 @@ class FileCache:
 
     def path(self, key: str) -> Path:
         """The file of an entry."""
-        return self.folder / f"{key}{_FORMAT}"
+        return self.folder / f"{checked_file_name(key, self.name)}{_FORMAT}"
 
     def read(self, key: str) -> bytes | None:
         """What was written; None if there is nothing, it is damaged, or others may have put it."""
