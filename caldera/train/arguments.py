@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from caldera.errors import ConfigError, DataError
 from caldera.tensor.convert import array_of
-from caldera.train.callbacks import Callback
+
+T = TypeVar("T")
 
 
 def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
@@ -31,6 +33,21 @@ def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
             where, expected=f"{name}= a whole number of at least {least}", got=repr(value)
         )
     return number
+
+
+def plain_number(value: Any, name: str, least: float, where: str = "fit") -> float:
+    """A number of at least `least`, which may be infinite.
+
+    >>> plain_number(float("nan"), "seconds", 0.0, "TimeLimit")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: TimeLimit: expected seconds= a number of at least 0, got nan
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not value >= least:
+        limit = "" if least == -math.inf else f" of at least {least:g}"
+        raise ConfigError.build(where, expected=f"{name}= a number{limit}", got=repr(value))
+    found: float = value
+    return found
 
 
 def truth(value: Any, name: str, where: str = "fit") -> bool:
@@ -60,29 +77,26 @@ def folder(value: Any, name: str, where: str = "fit") -> Path | None:
     return Path(value)
 
 
-def callbacks(given: Any, where: str = "fit") -> Sequence[Callback]:
-    """A list of callbacks.
+def instances(given: Any, kind: type[T], name: str, where: str = "fit") -> Sequence[T]:
+    """A list of objects of one kind.
 
     >>> import caldera as cd
-    >>> callbacks(cd.EarlyStopping)
+    >>> instances(cd.EarlyStopping, cd.Callback, "callbacks")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: fit: expected callbacks= a list of callbacks,
+    caldera.errors.ConfigError: fit: expected callbacks= a list of Callback,
     got <class 'caldera.train.callbacks.EarlyStopping'>; write callbacks=[EarlyStopping(...)]
     """
-    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    wrong = [each for each in found if not isinstance(each, Callback)]
-    if wrong or not isinstance(given, Iterable):
-        got = wrong[0] if wrong else given
-        name = got.__name__ if isinstance(got, type) else type(got).__name__
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    found = list(given) if is_list else [given]
+    wrong = [each for each in found if not isinstance(each, kind)]
+    if wrong or not is_list:
+        got = (wrong or found)[0]
+        made = got if isinstance(got, type) else type(got)
         raise ConfigError.build(
-            where, expected="callbacks= a list of callbacks", got=repr(got),
-            hint=f"write callbacks=[{name}(...)]" if _is_callback(got) else "",
+            where, expected=f"{name}= a list of {kind.__name__}", got=repr(got),
+            hint=f"write {name}=[{made.__name__}(...)]" if issubclass(made, kind) else "",
         )  # fmt: skip
     return found
-
-
-def _is_callback(given: Any) -> bool:
-    return isinstance(given, Callback) or (isinstance(given, type) and issubclass(given, Callback))
 
 
 def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:

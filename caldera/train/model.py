@@ -26,8 +26,7 @@ from caldera.strategy import Strategy
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import seeded
 from caldera.train.arguments import arrays as checked_arrays
-from caldera.train.arguments import callbacks as checked_callbacks
-from caldera.train.arguments import folder, truth, whole_number
+from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
@@ -268,9 +267,9 @@ class Model(ModelSettings):
             epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
             batch_size=self._count(batch_size, "fit"), validation=validation,
             shuffle=truth(shuffle, "shuffle"), verbose=verbose,
-            callbacks=checked_callbacks(callbacks), checkpoint=folder(checkpoint, "checkpoint"),
-            resume=truth(resume, "resume"), parallel=parallel, sample_weights=sample_weights,
-            class_weights=class_weights,
+            callbacks=instances(callbacks, Callback, "callbacks"),
+            checkpoint=folder(checkpoint, "checkpoint"), resume=truth(resume, "resume"),
+            parallel=parallel, sample_weights=sample_weights, class_weights=class_weights,
         ))  # fmt: skip
 
     def to(self, device: Device | str | int) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
     "verbose": [(each, "verbose: expected 0, 1 or 2") for each in (3, "1")],
     "checkpoint": [(each, "checkpoint= the path of a folder") for each in ("", " ", 0, True)],
     "callbacks": [
-        (None, "callbacks= a list of callbacks"),
-        (["x"], "callbacks= a list of callbacks"),
+        (None, "callbacks= a list of Callback"),
+        (["x"], "callbacks= a list of Callback"),
         (cd.EarlyStopping, "write callbacks=[EarlyStopping(...)]"),
         (cd.EarlyStopping(), "write callbacks=[EarlyStopping(...)]"),
     ],
@@ -105,6 +106,26 @@ def test_batches_of_no_size(size: Any) -> None:
         lambda: MODEL.profile((X, Y), batch_size=size),
     ):
         with pytest.raises(ConfigError, match=BATCH):
+            call()
+
+
+def test_arguments_of_callbacks_and_of_the_finder(tmp_path: Path) -> None:
+    for call, said in (
+        (lambda: cd.EarlyStopping(patience=1.5), "patience= a whole number of at least 1, got 1.5"),
+        (lambda: cd.EarlyStopping(patience="3"), "patience= a whole number of at least 1"),
+        (lambda: cd.EarlyStopping(min_delta=NAN), "min_delta= a number of at least 0, got nan"),
+        (lambda: cd.TimeLimit("60"), "seconds= a number of at least 0"),
+        (lambda: cd.Target("accuracy", NAN), "value= a number, got nan"),
+        (lambda: cd.Checkpointer(tmp_path, keep=1.5), "keep= a whole number of at least 1"),
+        (lambda: cd.Checkpointer(tmp_path, every_steps=1.5), "every_steps= a whole number"),
+        (lambda: cd.Checkpointer(tmp_path, every_seconds=NAN), "every_seconds= a number"),
+        (lambda: cd.Checkpointer(tmp_path, every_epoch="no"), "every_epoch= True or False"),
+        (lambda: MODEL.lr_find((X, Y), steps=1.5), "steps= a whole number of at least 2"),
+        (lambda: MODEL.lr_find((X, Y), batch_size=0), BATCH),
+        (lambda: MODEL.lr_find((X, Y), highest=INF), "0 < lowest < highest < inf"),
+        (lambda: cd.compile(None), "compile: expected an expression or a list"),
+    ):
+        with pytest.raises(ConfigError, match=said):
             call()
 
 
