@@ -51,7 +51,7 @@ class Steps:
     model: Model
     objective: Objective
     optimizer: Optimizer
-    metrics: list[Metric]
+    metrics: Sequence[Metric]
     strategy: Strategy
     loss_scale: LossScale | None = None
     weighted: bool = False
@@ -62,6 +62,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         device = self.model.device
+        self.metrics = self.objective.judged_by(self.metrics)
         self.training_totals = MetricTotals("training", self.metrics, device)
         self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
         self.random = op.var(

@@ -12,6 +12,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
 from caldera.nn.losses import Loss
+from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.strategy import BatchSums, Gradients, StepProgram
@@ -33,6 +34,16 @@ class Signature:
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     outputs: dict[str, tuple[int, ...]]
+    last_ops: dict[str, str]
+    """The op that makes each output, past those that only move or cast numbers."""
+
+    @classmethod
+    def of(
+        cls, inputs: tuple[tuple[tuple[int, ...], str], ...], outputs: Mapping[str, Expr]
+    ) -> Signature:
+        """From the outputs of a network that has been written down."""
+        shapes = {name: each.shape[1:] for name, each in outputs.items()}
+        return cls(inputs, shapes, {name: _last_op(each) for name, each in outputs.items()})
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,18 @@ class Objective:
                 hint="name them after what forward gives back",
             )  # fmt: skip
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
+
+    def judged_by(self, metrics: Sequence[Metric]) -> list[Metric]:
+        """Metrics for what the first loss is about; any that makes no sense for it is refused."""
+        names = [metric.name for metric in metrics]
+        for name in names:
+            if names.count(name) > 1 or name == "loss":
+                raise ConfigError.build(
+                    "metrics", expected="metrics that are reported under names of their own",
+                    got=", ".join(names), hint="give a metric of your own another name",
+                )  # fmt: skip
+        task = next(iter(self.losses.values())).task()
+        return [metric.for_task(task) for metric in metrics]
 
 
 class StepGraph:
@@ -188,6 +211,13 @@ class StepGraph:
             op.assign(random, op.where(fine, random + np.array([0, 1]), random)),
             op.assign(bad_step, op.where(fine | (bad_step >= 0), bad_step, random[1])),
         ]
+
+
+def _last_op(output: Expr) -> str:
+    node = output.node
+    while node.op.name in ("cast", "reshape", "transpose"):
+        node = node.inputs[0]
+    return node.op.name
 
 
 def _only_if(fine: Expr, update: Expr) -> Expr:
