@@ -55,7 +55,8 @@ class Problem:
         if node.op.name.startswith("conv2d"):
             shape = node.attrs.get("shape") if node.op.name == "conv2d_weight" else None
             sides = (shape or node.inputs[1].shape)[2:]
-            filters = (sides, node.attrs["stride"], node.attrs.get("groups", 1) > 1)
+            how = (node.attrs["stride"], node.attrs["dilation"], node.attrs["groups"] > 1)
+            filters = (sides, *how, node.inputs[0].shape[0] == 1)
         if node.op.kind == "elementwise" or node.op.name == "fused":
             # One loop is like the other.
             return (node.op.name if node.op.name in ("cast", "fused") else "loop", dtypes[:1])
@@ -150,19 +151,36 @@ def _with_gradients(function: Callable[..., Expr], *inputs: Expr) -> list[Expr]:
     return [y, *op.grad(op.sum(y * given), list(inputs))]
 
 
+def _convolution(
+    x: tuple[int, ...], w: tuple[int, ...], dtype: str = "float32", **how: Any
+) -> list[Expr]:
+    return _with_gradients(
+        lambda images, filters: op.conv2d(images, filters, **how),
+        _input(*x, dtype=dtype), _input(*w, dtype=dtype),
+    )  # fmt: skip
+
+
 def _convolutions() -> Iterator[tuple[str, list[Expr]]]:
     for images, channels, height, width, filters, sides, stride, padding in DESIGN_CONVOLUTIONS:
-        x, w = _input(images, channels, height, width), _input(filters, channels, *sides)
-        how = {"stride": stride, "padding": padding}
-        yield "design table", _with_gradients(lambda a, b, h=how: op.conv2d(a, b, **h), x, w)
+        x, w = (images, channels, height, width), (filters, channels, *sides)
+        yield "design table", _convolution(x, w, stride=stride, padding=padding)
     for channels, size, side in ((64, 56, 3), (256, 14, 3), (128, 28, 5)):
-        x, w = _input(32, channels, size, size), _input(channels, 1, side, side)
         how = {"padding": side // 2, "groups": channels}
-        yield "depthwise", _with_gradients(lambda a, b, h=how: op.conv2d(a, b, **h), x, w)
+        shape = (32, channels, size, size)
+        yield "depthwise", _convolution(shape, (channels, 1, side, side), **how)
     for channels, size, side in ((16, 64, 11), (32, 64, 17), (64, 28, 9)):
-        x, w = _input(16, channels, size, size), _input(channels, channels, side, side)
-        how = {"padding": side // 2}
-        yield "large filters", _with_gradients(lambda a, b, h=how: op.conv2d(a, b, **h), x, w)
+        shape, w = (16, channels, size, size), (channels, channels, side, side)
+        yield "large filters", _convolution(shape, w, padding=side // 2)
+    for channels, size, results, side in ((64, 56, 64, 3), (512, 7, 512, 3), (256, 14, 1024, 1)):
+        shape, w = (1, channels, size, size), (results, channels, side, side)
+        yield "one image", _convolution(shape, w, padding=side // 2)
+    yield "groups", _convolution((32, 256, 14, 14), (256, 8, 3, 3), padding=1, groups=32)
+    yield "dilated", _convolution((16, 64, 28, 28), (64, 64, 3, 3), padding=2, dilation=2)
+    yield "1x1 /2", _convolution((32, 64, 56, 56), (128, 64, 1, 1), stride=2)
+    for dtype in ("float64", "bfloat16"):
+        for side in (1, 3):
+            shape, w = (16, 64, 28, 28), (64, 64, side, side)
+            yield "dtypes", _convolution(shape, w, dtype, padding=side // 2)
 
 
 def _matrices() -> Iterator[tuple[str, list[Expr]]]:
@@ -186,7 +204,11 @@ def _rows() -> Iterator[tuple[str, list[Expr]]]:
         yield "signals", [halves, op.irfft(halves, n=shape[-1]), op.fft(_input(*shape, 2))]
     for shape in ((128, 1000), (8, 1 << 17)):
         x = _input(*shape)
-        yield "rows", [op.sort(x, axis=-1), op.cumsum(x, axis=-1), op.argmax(x, axis=-1)]
+        yield "rows", [op.sort(x, axis=-1), op.cumsum(x, axis=-1)]
+    for shape, axis in (((128, 10), 1), ((8192, 64), 1), ((32, 21, 64, 64), 1), ((8, 1 << 17), 1)):
+        x = _input(*shape)
+        found = [reduce(x, axis=axis) for reduce in (op.argmax, op.argmin, op.max, op.min, op.prod)]
+        yield "rows", found
     for words, additions, width in ((50_000, 2048, 256), (64, 8192, 256), (1000, 64, 16)):
         table, places = _input(words, width), _input(additions, dtype="int64")
         yield "embedding", _with_gradients(lambda t, p=places: op.gather(t, p, axis=0), table)
@@ -197,12 +219,31 @@ def _rows() -> Iterator[tuple[str, list[Expr]]]:
     for dtype in ("float16", "bfloat16"):
         yield "conversions", [op.cast(_input(4_000_000), dtype)]
         yield "conversions", [op.cast(_input(4_000_000, dtype=dtype), "float32")]
-    yield "norms", _with_gradients(lambda x: op.local_response_norm(x), _input(32, 64, 28, 28))
+
+
+def _rest() -> Iterator[tuple[str, list[Expr]]]:
+    for shape in ((4096, 1000), (128, 10)):
+        x = _input(*shape)
+        yield "rows", _with_gradients(lambda rows: op.softmax(rows, axis=-1), x)
+        yield "rows", _with_gradients(lambda rows: op.log_softmax(rows, axis=-1), x)
+        targets = op.softmax(_input(*shape), axis=-1)
+        yield "rows", _with_gradients(lambda rows, t=targets: op.cross_entropy(rows, t), x)
+    for shape in ((32, 64, 28, 28), (128, 16, 32, 32)):
+        x, scale, shift = _input(*shape), _input(shape[1]), _input(shape[1])
+        mean, variance = _input(shape[1]), _input(shape[1])
+        yield "norms", _with_gradients(lambda x: op.local_response_norm(x), x)
+        yield "norms", _with_gradients(lambda *each: op.batch_norm(*each)[0], x, scale, shift)
+        yield "norms", _with_gradients(lambda *each: op.group_norm(each[0], 8, *each[1:]),
+                                       x, scale, shift)  # fmt: skip
+        still = op.batch_norm(x, scale, shift, mean, variance)
+        yield "norms", [still, op.relu(still)]
+        yield "norms", list(op.split(x, 2, axis=1))
+        yield "random", [op.random_uniform(shape), op.random_normal(shape)]
 
 
 def other_problems(family: str) -> Iterator[Problem]:
     """The nodes of ops and sizes that no network here has."""
-    for make in (_convolutions, _matrices, _rows):
+    for make in (_convolutions, _matrices, _rows, _rest):
         for where, outputs in make():
             for node in nodes_of(program_of([each.node for each in outputs]), family):
                 yield Problem(where, node)
