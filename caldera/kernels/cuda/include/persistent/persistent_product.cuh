@@ -50,6 +50,8 @@ struct Tiling {
     static const int THREADS = THREADS_, WARP_M = WARP_M_, WARP_N = WARP_N_, DOWN = DOWN_;
     static const int PARTS = PARTS_, M = WARP_M * DOWN, N = WARP_N * ACROSS_, STRIDE = apart(N);
     static const int WARPS = DOWN * ACROSS_ * PARTS;
+    // Floats of a tile in shared memory; sums are PARTS of these.
+    static const int ROOM = M * STRIDE;
     static const bool EXACT = EXACT_;
     // Elements of the tile that a thread ends with.
     static const int EACH = (M * N + THREADS - 1) / THREADS;
