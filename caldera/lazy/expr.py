@@ -45,6 +45,12 @@ class Expr:
         self.node = node
         self._plan: Plan | None = None
 
+    def __reduce__(self) -> Any:
+        raise ConfigError.build(
+            "copying or pickling", expected="values", got=f"the expression {describe(self.node)}",
+            hint="eval() it first; variables, layers and models can be copied and pickled",
+        )  # fmt: skip
+
     # --- facts
 
     @property

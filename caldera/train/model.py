@@ -12,7 +12,7 @@ import numpy as np
 
 from caldera import op, optim
 from caldera.data import Data, IterableData
-from caldera.errors import ConfigError, DataError
+from caldera.errors import ConfigError, DataError, DeviceError
 from caldera.lazy import Expr, compile
 from caldera.memory import Device
 from caldera.memory import device as find_device
@@ -105,6 +105,15 @@ class Model(Layer):
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
         self.steps_done = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans are made anew, and a device has its name.
+        return super().__getstate__() | {
+            "_predictors": {}, "_evaluator": None, "device": self.device.name
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"device": _device_here(state["device"])})
 
     # --- shapes
 
@@ -372,6 +381,14 @@ class Model(Layer):
                     type(self).__name__, expected=f"samples of shape {shape}",
                     got=f"{array.shape[1:]}", hint="the first axis counts the samples",
                 )  # fmt: skip
+
+
+def _device_here(name: str) -> Device:
+    """The device of this name; the default one where there is none."""
+    try:
+        return find_device(name)
+    except DeviceError:
+        return find_device(None)
 
 
 def _padded(array: np.ndarray, count: int) -> np.ndarray:
