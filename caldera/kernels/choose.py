@@ -30,7 +30,8 @@ from caldera.kernels.tuning_cache import Record
 from caldera.plain_data import json_digest
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
-Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
+Timer = Callable[..., Outcome]
+"""Takes a node, kernels, seconds, and perhaps the inputs to use."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
 """How to time kernels on a family of devices; on other families the priorities decide. Those of a

@@ -19,7 +19,6 @@ from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
 from caldera.data.loading.device_stages import can_run_on_device
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import StoredArrays
-from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.memory import DEVICE, Device
 from caldera.tensor import Tensor
@@ -133,12 +132,6 @@ class DeviceSource(BatchSource):
     def _tensor(self, name: str, dtype: np.dtype[Any] | None) -> Tensor:
         """All samples of an array, put on the device when they are first asked for."""
         if name not in self._held:
-            if name not in self._arrays:
-                given = ", ".join([*self._held, *self._arrays])
-                raise DataError.build(
-                    "batch", expected=f"an array for {name}", got=given,
-                    hint="pass (x, y), or (x1, x2, y1, y2) for several",
-                )  # fmt: skip
             # The host's array is not needed any longer.
             array = self._arrays.pop(name)
             if dtype is not None:

@@ -19,6 +19,7 @@ from caldera.cli.command import Command
 from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.machine import card_state
 
 _CPU, _CARD = "cpu", "cuda"
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     def keep(report: Report) -> None:
         # After each work: what was measured is not lost when a long run is stopped.
         for target, text in kept:
-            target.write_text(text(report), encoding="utf-8")
+            write_file(target, text(report))
 
     report = Session(options, _tell).run(keep)
     print_report(report)

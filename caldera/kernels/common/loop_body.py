@@ -18,7 +18,9 @@ Reduction = tuple[str, str, Reference]
 
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 HEAVY = frozenset({
-    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid",
+    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "erfc", "lgamma",
+    "log2", "log10", "exp2", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
+    "acosh", "atanh",
 })  # fmt: skip
 """Ops that take tens of instructions."""
 

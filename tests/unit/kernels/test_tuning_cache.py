@@ -32,7 +32,7 @@ from tests.unit.kernels.fake_kernels import FakeKernels, product_node, race
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def test_another_process_remembers(kernels: FakeKernels, tmp_path: Path) -> None:
+def test_another_process_remembers(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.bound.clear()
     verdict = Choices(kernels.table).verdict(product_node(), "cpu")
@@ -40,7 +40,7 @@ def test_another_process_remembers(kernels: FakeKernels, tmp_path: Path) -> None
     assert verdict.times is not None
     assert set(verdict.times) == {"slow", "fast"}
     assert not kernels.measured()
-    assert len(list((tmp_path / "choices").iterdir())) == 1
+    assert len(list(FileCache("choices"))) == 1
 
 
 def test_another_set_of_kernels_is_another_question(kernels: FakeKernels) -> None:
