@@ -151,6 +151,10 @@ class Model(ModelSettings):
         with seeded(self.seed, AFTER_PARAMETERS):
             return self._expressions(self.signature.inputs, count)
 
+    def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The same for those who let the number of samples vary, whichever axis they lie on."""
+        return self.expressions(count)
+
     def _expressions(
         self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
     ) -> tuple[list[Expr], dict[str, Expr], Context]:

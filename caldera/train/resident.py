@@ -153,12 +153,12 @@ def resident(
     inputs = [canonical(dtype) for _, dtype in model.signature.inputs]
     names = array_names(len(inputs), len(stored.arrays))
     taken = [*inputs, *[array.dtype for array in stored.arrays[len(inputs) :]]]
-    room = _room(model.device) - len(stored) * (8 if weights is None else 16)
+    free = _free_bytes(model.device) - len(stored) * (8 if weights is None else 16)
     staged: list[str] = []
-    if not pipeline.own_stages and _bytes(stored, taken) <= room:
+    if not pipeline.own_stages and _bytes(stored, taken) <= free:
         # As the network takes it: nothing is left to do in a step.
         given = pipeline.stages.apply(stored.samples(), Draw())
-    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= room and can_run_on_device(
+    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= free and can_run_on_device(
         pipeline, pipeline.example(0), 0
     ):
         staged, given = names, stored.samples()
@@ -183,7 +183,7 @@ def _bytes(stored: StoredArrays, dtypes: Sequence[np.dtype[Any]]) -> int:
     )
 
 
-def _room(device: Device) -> float:
+def _free_bytes(device: Device) -> float:
     """The bytes that data may take on a device."""
     there = device.memory_bytes
     return float("inf") if there is None else settings.resident_fraction * there
