@@ -39,6 +39,8 @@ ORACLE = "reference"
 """The kernel that others are checked against. It serves only where there is no other."""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
+MOST_KNOWN = 1 << 14
+"""Choices that a process remembers."""
 HYSTERESIS = 0.03
 """How much faster a kernel must be to displace one of higher priority."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
@@ -147,7 +149,7 @@ class Choices:
         record = self._known.get(key) or tuning_cache.load(question)
         if record is None:
             return None
-        self._known[key] = record
+        self._note(key[1], record)
         kernel = next(each for each in within if each.name == record.chosen)
         return Verdict(kernel, record.times, "remembered")
 
@@ -179,8 +181,14 @@ class Choices:
         self._keep(Record(question, kernel.name, outcome.times))
         return Verdict(kernel, outcome.times, "measured")
 
+    def _note(self, digest: str, record: Record) -> None:
+        """Remember a choice; those made first make room, and are found on disk."""
+        self._known[settings.cache_dir, digest] = record
+        while len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
     def _keep(self, record: Record) -> None:
-        self._known[settings.cache_dir, json_digest(record.question)] = record
+        self._note(json_digest(record.question), record)
         try:
             tuning_cache.store(record)
         except OSError as problem:
@@ -241,7 +249,7 @@ class Choices:
         with self._lock:
             for question, chosen, times in known:
                 record = Record(question, chosen, times)
-                self._known[settings.cache_dir, json_digest(question)] = record
+                self._note(json_digest(question), record)
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.

@@ -13,7 +13,7 @@ import numpy as np
 from caldera import op, optim
 from caldera.data import Data, IterableData
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, compile
+from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.basic import Sequential
@@ -24,14 +24,14 @@ from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
-from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
+from caldera.train.predictors import Predictors
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
-from caldera.train.step_graph import MAIN, Objective, Signature, main_output, named_outputs
+from caldera.train.step_graph import MAIN, Objective, Signature, named_outputs
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -100,7 +100,7 @@ class Model(Layer):
         chosen = _default_metrics(self.objective) if metrics is None else metrics
         self.metrics = [metric_names.make(each) for each in chosen]
         self._signature: Signature | None = None
-        self._predictors: dict[int, Plan] = {}
+        self._predictors = Predictors()
         self._evaluator: Steps | None = None
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
@@ -176,6 +176,9 @@ class Model(Layer):
     def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
         """What the network gives for each sample (of its main output).
 
+        `batch_size` samples at most are computed at once. Fewer are filled up to one of a few
+        sizes, each of which has a plan.
+
         >>> import numpy as np
         >>> import caldera as cd
         >>> from caldera import nn
@@ -185,28 +188,7 @@ class Model(Layer):
         """
         arrays = [np.asarray(x) for x in inputs]
         self.ensure_built(arrays)
-        samples = len(arrays[0])
-        count = min(batch_size or self.batch_size, max(samples, 1))
-        plan = self._predictor(count)
-        parts = []
-        for start in range(0, samples, count):
-            feeds = {
-                f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
-            }
-            parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
-        if not parts:
-            name = next(iter(self.signature.outputs))
-            return np.zeros((0, *self.signature.outputs[name]), self.dtype)
-        return np.concatenate(parts)
-
-    def _predictor(self, count: int) -> Plan:
-        if count not in self._predictors:
-            _, outputs, _ = self.expressions(count)
-            _, prediction = main_output(outputs, self.objective)
-            self._predictors[count] = compile(
-                prediction, device=self.device, precision=self.precision
-            )
-        return self._predictors[count]
+        return self._predictors.predict(self, arrays, batch_size or self.batch_size)
 
     def fit(
         self,
@@ -271,7 +253,8 @@ class Model(Layer):
             kept = self.optimizer.variables() if self.optimizer.state else []
             for variable in (*self.parameters(), *self.states(), *kept):
                 variable.move(place)
-            self.device, self._predictors, self._evaluator = place, {}, None
+            self.device, self._evaluator = place, None
+            self._predictors.clear()
         return self
 
     def evaluate(
@@ -372,14 +355,6 @@ class Model(Layer):
                     type(self).__name__, expected=f"samples of shape {shape}",
                     got=f"{array.shape[1:]}", hint="the first axis counts the samples",
                 )  # fmt: skip
-
-
-def _padded(array: np.ndarray, count: int) -> np.ndarray:
-    """The last samples filled up to a whole batch; what is computed for the filling is dropped."""
-    missing = count - len(array)
-    if not missing:
-        return array
-    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
 
 
 def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> Optimizer:
