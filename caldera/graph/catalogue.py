@@ -23,5 +23,7 @@ from caldera.graph.ops import (
     product,
     random,
     reduction,
+    special,
     sync_batch_norm,
+    trigonometry,
 )

@@ -380,13 +380,12 @@ class Plan:
 
         return lookup
 
-    def _constant(self, node: Node) -> Any:
-        return self._operands.constant(node)
-
     def _choose(self, node: Node) -> Kernel:
         if node.op.name == "scan":
-            constant, family = self._constant, self.device.kernels
-            return loop_kernel(node, self._choose, constant, family, in_place=self._in_place)
+            return loop_kernel(
+                node, self._choose, lambda each: self._operands.constant(each), self.device.kernels,
+                in_place=self._in_place,
+            )  # fmt: skip
         return self._choose_simple(node)
 
 

@@ -16,6 +16,9 @@ _SAME = {
     "reciprocal": "Reciprocal", "abs": "Abs", "sign": "Sign", "floor": "Floor", "ceil": "Ceil",
     "round": "Round", "sin": "Sin", "cos": "Cos", "tanh": "Tanh", "erf": "Erf",
     "sigmoid": "Sigmoid", "relu": "Relu", "softplus": "Softplus", "hard_swish": "HardSwish",
+    "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh",
+    "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "softsign": "Softsign", "mish": "Mish",
+    "prelu": "PRelu",
 }  # fmt: skip
 
 
