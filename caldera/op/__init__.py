@@ -54,6 +54,7 @@ from caldera.op.comparison import (
 )
 from caldera.op.control import scan
 from caldera.op.convolution import conv1d, conv2d, conv_transpose2d
+from caldera.op.cumulative import cummax, cummin, cumprod
 from caldera.op.fourier import complex_mul, fft, fft2, ifft, ifft2, irfft, irfft2, rfft, rfft2
 from caldera.op.indexing import (
     argsort,
@@ -115,7 +116,7 @@ from caldera.op.normalisation import (
     local_response_norm,
 )
 from caldera.op.pooling import avg_pool2d, global_average_pool, max_pool2d
-from caldera.op.product import dot, einsum, matmul, outer
+from caldera.op.product import cdist, cross, dot, einsum, kron, matmul, outer, tensordot
 from caldera.op.random import (
     bernoulli,
     dropout,
@@ -142,6 +143,7 @@ from caldera.op.reduction import (
 )
 from caldera.op.special import digamma, erfc, erfinv, hypot, lgamma, logaddexp
 from caldera.op.state import assign
+from caldera.op.statistics import median, quantile, std
 from caldera.op.trigonometry import acos, acosh, asin, asinh, atan, atan2, atanh, cosh, sinh, tan
 from caldera.op.unary import (
     abs,
@@ -197,6 +199,7 @@ __all__ = [
     "binary_cross_entropy",
     "broadcast",
     "cast",
+    "cdist",
     "ceil",
     "cholesky",
     "clip",
@@ -207,8 +210,12 @@ __all__ = [
     "conv_transpose2d",
     "cos",
     "cosh",
+    "cross",
     "cross_entropy",
     "cross_entropy_epsilon",
+    "cummax",
+    "cummin",
+    "cumprod",
     "cumsum",
     "determinant",
     "diagonal",
@@ -257,6 +264,7 @@ __all__ = [
     "isinf",
     "isnan",
     "kl_divergence",
+    "kron",
     "layer_norm",
     "leaky_relu",
     "less",
@@ -282,6 +290,7 @@ __all__ = [
     "mean",
     "mean_absolute_error",
     "mean_squared_error",
+    "median",
     "min",
     "minimum",
     "mish",
@@ -300,6 +309,7 @@ __all__ = [
     "prod",
     "put_along_axis_add",
     "qr",
+    "quantile",
     "random_normal",
     "random_state",
     "random_uniform",
@@ -334,6 +344,7 @@ __all__ = [
     "square",
     "squeeze",
     "stack",
+    "std",
     "stop_gradient",
     "sub",
     "sum",
@@ -342,6 +353,7 @@ __all__ = [
     "take_along_axis",
     "tan",
     "tanh",
+    "tensordot",
     "tile",
     "top_k",
     "trace",
