@@ -18,7 +18,7 @@ from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
-from caldera.op.convolution import as_padding, as_pair
+from caldera.op.windows import as_padding, as_pair
 
 
 @register

@@ -53,9 +53,10 @@ from caldera.op.comparison import (
     where,
 )
 from caldera.op.control import scan
-from caldera.op.convolution import conv1d, conv2d, conv_transpose2d
+from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.cumulative import cummax, cummin, cumprod
 from caldera.op.fourier import complex_mul, fft, fft2, ifft, ifft2, irfft, irfft2, rfft, rfft2
+from caldera.op.images import interpolate, pixel_shuffle, pixel_unshuffle, unfold
 from caldera.op.indexing import (
     argsort,
     gather,
@@ -112,10 +113,20 @@ from caldera.op.normalisation import (
     batch_norm,
     batch_norm_over_ranks,
     group_norm,
+    instance_norm,
     layer_norm,
     local_response_norm,
+    rms_norm,
 )
-from caldera.op.pooling import avg_pool2d, global_average_pool, max_pool2d
+from caldera.op.pooling import (
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    global_average_pool,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from caldera.op.product import cdist, cross, dot, einsum, kron, matmul, outer, tensordot
 from caldera.op.random import (
     bernoulli,
@@ -191,7 +202,9 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
     "batch_norm_over_ranks",
     "bernoulli",
@@ -207,6 +220,8 @@ __all__ = [
     "concat",
     "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "conv_transpose2d",
     "cos",
     "cosh",
@@ -256,6 +271,8 @@ __all__ = [
     "ifft",
     "ifft2",
     "input",
+    "instance_norm",
+    "interpolate",
     "inverse",
     "irfft",
     "irfft2",
@@ -285,7 +302,9 @@ __all__ = [
     "logsumexp",
     "matmul",
     "max",
+    "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "maximum",
     "mean",
     "mean_absolute_error",
@@ -304,6 +323,8 @@ __all__ = [
     "one_hot",
     "outer",
     "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "pow",
     "prelu",
     "prod",
@@ -320,6 +341,7 @@ __all__ = [
     "reshape",
     "rfft",
     "rfft2",
+    "rms_norm",
     "round",
     "rsqrt",
     "scaled_dot_product_attention",
@@ -361,6 +383,7 @@ __all__ = [
     "tril",
     "triu",
     "trunc",
+    "unfold",
     "unsqueeze",
     "var",
     "variance",

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.nn.convolution import Conv2D
 from caldera.nn.pooling import AveragePool2D, MaxPool2D, Pooling2D
-from caldera.op.convolution import as_padding, as_pair
+from caldera.op.windows import as_padding, as_pair
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]

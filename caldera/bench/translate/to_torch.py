@@ -15,7 +15,7 @@ from caldera.bench.translate._windows import Windows, windows_of_convolution, wi
 from caldera.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
-from caldera.op.convolution import as_pair
+from caldera.op.windows import as_pair
 from caldera.optional import optional_import
 from caldera.train.model import Model
 
