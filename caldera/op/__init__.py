@@ -52,7 +52,7 @@ from caldera.op.comparison import (
     not_equal,
     where,
 )
-from caldera.op.control import scan
+from caldera.op.control import cond, scan, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.cumulative import cummax, cummin, cumprod
 from caldera.op.fourier import complex_mul, fft, fft2, ifft, ifft2, irfft, irfft2, rfft, rfft2
@@ -222,6 +222,7 @@ __all__ = [
     "clip",
     "complex_mul",
     "concat",
+    "cond",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -396,4 +397,5 @@ __all__ = [
     "var",
     "variance",
     "where",
+    "while_loop",
 ]
