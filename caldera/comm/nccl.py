@@ -106,7 +106,7 @@ class NcclCommunicator(Communicator):
     def Shrink(self) -> Communicator:
         return NcclCommunicator(self.host.Shrink(), self.card)
 
-    def _twin(self) -> Communicator:
+    def _dup(self) -> Communicator:
         return self
 
     def algorithms(self) -> Sequence[str]:

@@ -185,8 +185,8 @@ ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
 
 @native_kernel
 def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
-    begin, end = k.share(count)
-    k.in_vectors(
+    begin, end = k.part_range(count)
+    k.vector_loop(
         begin, end, natural_lanes(total.type),
         lambda i, c: total.store(i, total.load(i, c) + term.load(i, c)),
     )  # fmt: skip

@@ -226,8 +226,10 @@ class CoherentMemory:
         """Make `stream` the one whose kernels use the device side from now on."""
         self._order_after_others(stream)
         if self._stream is not stream:
+            if self._stream is not None:
+                # What no stream had, no plan has made ready: results are such memory.
+                self.device.touch()
             self._stream = stream
-            self.device.touch()
         return stream
 
     # -- moving bytes --------------------------------------------------------------------------

@@ -72,3 +72,12 @@ class SharedArena:
                 self._device.trim()
             self.block = self._device.allocate(nbytes, owner="arena")
         return self.block
+
+
+def block_to_keep(device: Device, nbytes: int) -> Block:
+    """Memory for a captured plan: other plans may outgrow the arena, this one stays."""
+    if device.is_host:
+        # Threads run at the same time, and anyone may replay.
+        return device.allocate(nbytes, owner="captured arena")
+    # All plans run on the device's one stream, one after the other, whoever launched them.
+    return SharedArena.of(device).at_least(nbytes)

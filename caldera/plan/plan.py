@@ -20,22 +20,20 @@ from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import Block, Device
 from caldera.memory.interface import CapturedGraph
-from caldera.plan.arena import SharedArena
+from caldera.plan.arena import SharedArena, block_to_keep
 from caldera.plan.autotune import captured
 from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.loop import loop_kernel, not_capturable
 from caldera.plan.operands import Operands
-from caldera.plan.outputs import OutputSlot
+from caldera.plan.outputs import Outputs
 from caldera.plan.profile import seconds_of_calls
+from caldera.plan.relocation import Patch, bind_movable
 from caldera.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
 from caldera.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
 from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
-
-MOST_KEPT = 4 << 20
-"""Bytes of results a plan may hold on to between runs, to write the next ones to the same place."""
 
 
 @dataclass
@@ -45,6 +43,7 @@ class _Bound:
     block: Block | None = None
     steps: list[Runner] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    patches: list[list[Patch]] = field(default_factory=list)
     graph: CapturedGraph | None = None
 
 
@@ -90,9 +89,7 @@ class Plan:
         self.can_capture = not any(not_capturable(self.schedule))
         """Whether all of its kernels can be captured."""
         self._operands = Operands(optimised, self.schedule, device)
-        self._slots = [OutputSlot(node.spec, device) for node in optimised.outputs]
-        # Plans are remembered; large results must not be remembered with them.
-        self._lets_go = sum(node.spec.nbytes for node in optimised.outputs) > MOST_KEPT
+        self._outputs = Outputs([node.spec for node in optimised.outputs], device)
         self._lock = threading.RLock()
         self._block: Block | None = None
         self._bound = [_Bound() for _ in range(self._operands.inputs.turns)]
@@ -242,26 +239,22 @@ class Plan:
                 execute(bound.pieces)
             else:
                 with self.device.span("run", self.device.stream):
-                    self._launch(bound)
+                    if bound.graph is not None:
+                        bound.graph.replay()
+                    else:
+                        self.device.stream.launch(partial(execute, bound.pieces))
             self._operands.inputs.launched()
-            if bound.graph is not None:
-                return [slot.tensor().copy() for slot in self._slots]
-            results = [slot.tensor() for slot in self._slots]
+            results = self._outputs.results()
             self._let_go()
             return results
 
-    def _launch(self, bound: _Bound) -> None:
-        if bound.graph is not None:
-            bound.graph.replay()
-        else:
-            self.device.stream.launch(partial(execute, bound.pieces))
-
     def _let_go(self) -> None:
         """Drop results that are too large to keep for the next run."""
-        if self._lets_go and not self.is_captured:
-            self._bound = [_Bound() for _ in self._bound]
-            for slot in self._slots:
-                slot.let_go()
+        if not self.is_captured and self._outputs.let_go():
+            self._unbind()
+
+    def _unbind(self) -> None:
+        self._bound = [_Bound() for _ in self._bound]
 
     def capture(self) -> None:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""
@@ -274,10 +267,11 @@ class Plan:
         with self._lock, self.device.turn:
             if self._choose_well is not None and not self._is_fused():
                 self._settle()
-            self._block = self._block_to_keep()
+            self._block = block_to_keep(self.device, self.arena_bytes)
+            self._outputs.keep()
             for turn, bound in enumerate(self._bound):
                 self._operands.inputs.turn = turn
-                self._bind(bound, [] if turn else self._slots)
+                self._bind(bound)
                 bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
             self._operands.inputs.turn = 0
 
@@ -293,7 +287,7 @@ class Plan:
         assert self._choose_well is not None
         self._choose_simple, self._choose_well = self._choose_well, None
         self._block = None
-        self._bound = [_Bound() for _ in self._bound]
+        self._unbind()
         self.schedule = self._schedule(reuse=True)
         self._turn = _turn_of(self.device, self.schedule)
 
@@ -301,8 +295,9 @@ class Plan:
         """Whether all calls become one launch, for which no kernels need to be chosen."""
         if not can_fuse_step(self.device, self.schedule):
             return False
-        self._block = self._block_to_keep()
-        self._bind(self._bound[0], self._slots)
+        self._block = block_to_keep(self.device, self.arena_bytes)
+        self._outputs.keep()
+        self._bind(self._bound[0])
         return self._fused() is not None
 
     def _fused(self) -> CapturedGraph | None:
@@ -316,49 +311,53 @@ class Plan:
         schedule = self._schedule(reuse=False)
         return fuse_step(self.device, schedule, lookup, self._communicator)
 
-    def _block_to_keep(self) -> Block:
-        """Memory for a captured plan: other plans may outgrow the arena, this one stays."""
-        if self.device.is_host:
-            # Threads run at the same time, and anyone may replay.
-            return self.device.allocate(self.arena_bytes, owner="captured arena")
-        # All plans run on the device's one stream, one after the other, whoever launched them.
-        return SharedArena.of(self.device).at_least(self.arena_bytes)
-
     def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:
         """Make everything ready for a run, and give the calls of it."""
         if self.is_stale:
             self._operands.renew()
-            self._bound = [_Bound() for _ in self._bound]
+            self._unbind()
         inputs = self._operands.inputs
         inputs.feed(feeds or {})
         if not self.device.is_host:
             self._operands.make_ready()
-        bound = self._bound[inputs.turn]
-        if bound.graph is None:
+        if self._bound[inputs.turn].graph is None:
             block = SharedArena.of(self.device).at_least(self.arena_bytes)
-            held = [slot for slot in self._slots if slot.is_held()]
-            if held or block is not bound.block:
+            if self._outputs.must_move():
+                self._unbind()
+            bound = self._bound[inputs.turn]
+            if block is not bound.block:
                 self._block = block
-                self._bind(bound, held)
-        return bound
+                self._bind(bound)
+            if bound.patches:
+                self._outputs.move(bound.patches)
+        return self._bound[inputs.turn]
 
-    def _bind(self, bound: _Bound, held: list[OutputSlot]) -> None:
-        """Tie the schedule to memory; `held` are the outputs that need new memory."""
+    def _bind(self, bound: _Bound) -> None:
+        """Tie the schedule to memory."""
         # New lists: the old ones may still be queued on a stream.
-        bound.steps, bound.pieces = [], []
-        for slot in held:
-            slot.renew()
+        bound.steps, bound.pieces, bound.patches = [], [], []
         bound.block = self._block
-        steps = self.schedule.bind(self._lookup, self._communicator)
+        if self._outputs.are_movable and not all(slot.is_copied for slot in self._outputs.slots):
+            steps, bound.patches = bind_movable(
+                self.schedule, self._lookup_with, self._communicator, self._outputs.slots
+            )
+        else:
+            self._outputs.allocate()
+            steps = self.schedule.bind(self._lookup, self._communicator)
         bound.steps = [runner for _, runner in steps]
         bound.pieces = grouped(self.device.kernels, steps)
         # The calls hold the arrays of results as well: let go before the references are counted.
         del steps
-        for slot in self._slots:
-            slot.settle()
+        self._outputs.settle()
 
-    def _lookup(self, buffer: Buffer, block: Block | None = None) -> Any:
-        """The array of a buffer; `block` is the arena, if not the plan's own."""
+    def _lookup_with(self, outputs: Sequence[Any]) -> Lookup:
+        return partial(self._lookup, outputs=outputs)
+
+    def _lookup(
+        self, buffer: Buffer, block: Block | None = None, outputs: Sequence[Any] | None = None
+    ) -> Any:
+        """The array of a buffer; `block` is the arena and `outputs` has the arrays of results, if
+        they are not the plan's own."""
         root = buffer.root
         if root.place == "constant":
             assert isinstance(root.key, Node)
@@ -373,7 +372,8 @@ class Plan:
         if isinstance(root.key, Symbol):
             return self._operands.array(root.key)
         assert isinstance(root.key, tuple)
-        return self._slots[root.key[1]].array()
+        number = root.key[1]
+        return self._outputs.slots[number].array() if outputs is None else outputs[number]
 
     def _constant(self, node: Node) -> Any:
         return self._operands.constant(node)

@@ -318,16 +318,17 @@ class Schedule:
 
     # --- using
 
+    def call(self, step: Step, lookup: Lookup, communicator: Any = None) -> Call:
+        """A step on real memory: `lookup` gives the array of a buffer."""
+        inputs = tuple(value.array_in(lookup(value.buffer)) for value in step.inputs)
+        outputs = tuple(lookup(buffer) for buffer in step.outputs)
+        workspace = None if step.workspace is None else lookup(step.workspace)
+        return Call(step.node, outputs, inputs, workspace, communicator, step.kernel.shares)
+
     def calls(self, lookup: Lookup, communicator: Any = None) -> Iterator[tuple[Kernel, Call]]:
-        """Every step on real memory, with its kernel: `lookup` gives the array of a buffer."""
+        """Every step on real memory, with its kernel."""
         for step in self.steps:
-            inputs = tuple(value.array_in(lookup(value.buffer)) for value in step.inputs)
-            outputs = tuple(lookup(buffer) for buffer in step.outputs)
-            workspace = None if step.workspace is None else lookup(step.workspace)
-            yield (
-                step.kernel,
-                Call(step.node, outputs, inputs, workspace, communicator, step.kernel.shares),
-            )
+            yield step.kernel, self.call(step, lookup, communicator)
 
     def bind(self, lookup: Lookup, communicator: Any = None) -> list[tuple[Call, Runner]]:
         """What runs the steps, one after the other."""

@@ -26,9 +26,16 @@ from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.plan.plan import Plan
 from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
-from caldera.train.batch_source import BatchSource, HostSource, drawn, synchronised_stream
+from caldera.tensor.seeding import seeded
+from caldera.train.batch_source import (
+    BatchSource,
+    HostSource,
+    as_words,
+    drawn,
+    synchronised_stream,
+)
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.step_graph import Objective, StepGraph
+from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -44,7 +51,7 @@ class Steps:
     model: Model
     objective: Objective
     optimizer: Optimizer
-    metrics: list[Metric]
+    metrics: Sequence[Metric]
     strategy: Strategy
     loss_scale: LossScale | None = None
     weighted: bool = False
@@ -55,12 +62,13 @@ class Steps:
 
     def __post_init__(self) -> None:
         device = self.model.device
+        self.metrics = self.objective.judged_by(self.metrics)
         self.training_totals = MetricTotals("training", self.metrics, device)
         self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
         self.random = op.var(
             "random state",
             (2,),
-            fill=np.array([self.model.seed, self.model.steps_done]),
+            fill=as_words(self.model.seed, self.model.steps_done),
             dtype="int64",
             device=device,
         )
@@ -213,7 +221,7 @@ def trace_network(
         for i, (shape, dtype) in enumerate(model.signature.inputs)
     ]
     random = op.var("random state", (2,), dtype="int64", device=model.device)
-    with trace(
+    with seeded(model.seed, AFTER_PARAMETERS, random), trace(
         training=True, dtype=model.dtype, device=model.device, random=random,
         several_ranks=several_ranks,
     ) as traced:  # fmt: skip

@@ -168,8 +168,8 @@ def test_training_steps(card: Device, precision: str | None) -> None:
         second = op.var("second", (12, 8, 1, 1), fill=cd.constant(0.1), device=place)
         hidden = op.relu(op.conv2d(x, first, stride=2, padding=1))
         loss = op.mean(op.conv2d(hidden, second) ** 2.0)
-        slopes = op.grad(loss, [first, second])
-        steps = [op.assign(v, v - 0.1 * g) for v, g in zip((first, second), slopes, strict=True)]
+        gradients = op.grad(loss, [first, second])
+        steps = [op.assign(v, v - 0.1 * g) for v, g in zip((first, second), gradients, strict=True)]
         plan = cd.compile([loss, *steps], device=place, precision=precision)
         losses[place] = [plan.run()[0].item() for _ in range(3)]
         names = {step.node.op.name: step.kernel for step in plan.schedule.steps}

@@ -117,7 +117,7 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 @pow_.gradient
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     if b.op.name == "constant":
-        return _slope_of_power(g, a, b), None
+        return _power_gradient(g, a, b), None
     # b a^(b - 1) is 0 * inf where both are 0; there the base is taken as 1.
     zero = equal(a, scalar(0, a))
     base = where(logical_and(zero, equal(b, scalar(0, b))), scalar(1, a), a)
@@ -128,7 +128,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     return sum_to(da, a.shape), sum_to(db, b.shape)
 
 
-def _slope_of_power(g: Node, a: Node, b: Node) -> Node | None:
+def _power_gradient(g: Node, a: Node, b: Node) -> Node | None:
     exponent = b.attrs["value"]
     if exponent == 0:
         return None
@@ -295,14 +295,14 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
     return (mul(g, sign(x)),)
 
 
-def _no_slope(g: Node, y: Node, x: Node) -> Gradient:
+def _no_gradient(g: Node, y: Node, x: Node) -> Gradient:
     return (None,)
 
 
-sign.gradient(_no_slope)
-floor.gradient(_no_slope)
-ceil.gradient(_no_slope)
-round_.gradient(_no_slope)
+sign.gradient(_no_gradient)
+floor.gradient(_no_gradient)
+ceil.gradient(_no_gradient)
+round_.gradient(_no_gradient)
 
 
 @sin.gradient

@@ -301,7 +301,7 @@ class _Gradient:
         work = self.work(_Operand("dq", dq, is_written=True))
         columns, kind = work.columns(self.depth), work.computed
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
             f"int top = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
             f"block_query_gradients<{columns}, {self.causal}>(\n"
@@ -334,7 +334,7 @@ class _Gradient:
             ) if array is not None
         )  # fmt: skip
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
             f"{_cleared(kind, columns, 'for_values')}"
             f"int side = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
@@ -357,7 +357,7 @@ class _Gradient:
         kind = work.computed
         size_ = f"Tile<{kind}>::SIZE"
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, f'Tile<{kind}>::M', 'results')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, f'Tile<{kind}>::M', 'results')}"
             f"int top = {'tile * ' + size_ if rows else '0'}, "
             f"side = {'part * ' + size_ if columns else '0'};\n    {work.each_sharer}"
             f"{self.attended(work)}"
@@ -373,7 +373,7 @@ class _Gradient:
         )
 
 
-def _room(kind: str) -> str:
+def _workspace(kind: str) -> str:
     return f"DYNAMIC_SHARED({kind}, memory);\n    Places<{kind}> room = places_in(memory);\n    "
 
 

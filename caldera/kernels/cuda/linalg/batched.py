@@ -269,22 +269,22 @@ def _bind_svd(call: Call) -> Runner:
 # --- cost
 
 
-def _seconds(room: Callable[[Node], tuple[int, int]], steps: int, node: Node) -> float:
-    blocks, _ = room(node)
+def _seconds(blocks_of: Callable[[Node], tuple[int, int]], steps: int, node: Node) -> float:
+    blocks, _ = blocks_of(node)
     matrices, m, n = _sizes(node)
     waves = -(-blocks // _BLOCKS_AT_ONCE)
     flops = steps * node.op.count_flops(node) / max(matrices, 1)
-    slower = _WORKSPACE_FACTOR if _workspace(room, node) else 1
+    slower = _WORKSPACE_FACTOR if _workspace(blocks_of, node) else 1
     return waves * slower * (min(m, n) * steps * _STEP_SECONDS + flops / _FLOPS)
 
 
-def _workspace(room: Callable[[Node], tuple[int, int]], node: Node) -> int:
-    return _spare_bytes(node, *room(node))
+def _workspace(blocks_of: Callable[[Node], tuple[int, int]], node: Node) -> int:
+    return _spare_bytes(node, *blocks_of(node))
 
 
 _SWEEPS = 8
 """Passes over all pairs of columns until rotations have nothing left to do."""
-for _op, _bind, _room, _per_row in (
+for _op, _bind, _blocks_of, _per_row in (
     ("solve", _bind_solve, _solve_blocks, 2),
     ("inverse", _bind_solve, _solve_blocks, 2),
     ("slogdet", _bind_slogdet, _square_blocks, 1),
@@ -294,6 +294,6 @@ for _op, _bind, _room, _per_row in (
     ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(Kernel(
-        _op, "cuda", "one block", _bind, workspace=partial(_workspace, _room),
-        estimate=partial(_seconds, _room, _per_row), measured=False,
+        _op, "cuda", "one block", _bind, workspace=partial(_workspace, _blocks_of),
+        estimate=partial(_seconds, _blocks_of, _per_row), measured=False,
     ))  # fmt: skip

@@ -8,16 +8,16 @@ import math
 from collections.abc import Callable
 
 from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, Value
-from caldera.kernels.native.codegen.libm import by_library, is_single
+from caldera.kernels.native.codegen.libm import call_libm, is_single
 from caldera.kernels.native.codegen.math import (
     LOG2_E,
     absolute,
-    at_most,
     copy_sign,
     exp,
     expm1,
     log,
     log1p,
+    minimum,
     sqrt,
 )
 
@@ -38,7 +38,7 @@ def _of_single(formula: Function) -> Function:
 
     def function(k: Emitter, *operands: Value) -> Value:
         if not is_single(operands[0]):
-            return by_library(k, name, *operands)
+            return call_libm(k, name, *operands)
         return k.convert(formula(k, *[k.convert(each, F64) for each in operands]), F32)
 
     return function
@@ -105,14 +105,14 @@ def atan2(k: Emitter, y: Value, x: Value) -> Value:
 @_odd
 def sinh(k: Emitter, x: Value) -> Value:
     """The hyperbolic sine."""
-    grown = expm1(k, at_most(k, x, _OVERFLOW))
+    grown = expm1(k, minimum(k, x, _OVERFLOW))
     return (grown + grown / (grown + 1.0)) * 0.5
 
 
 @_of_single
 def cosh(k: Emitter, x: Value) -> Value:
     """The hyperbolic cosine."""
-    grown = exp(k, at_most(k, absolute(k, x), _OVERFLOW))
+    grown = exp(k, minimum(k, absolute(k, x), _OVERFLOW))
     return (grown + 1.0 / grown) * 0.5
 
 
@@ -160,9 +160,9 @@ def exp2(k: Emitter, x: Value) -> Value:
 
 def erfc(k: Emitter, x: Value) -> Value:
     """1 - erf(x)."""
-    return by_library(k, "erfc", x)
+    return call_libm(k, "erfc", x)
 
 
 def lgamma(k: Emitter, x: Value) -> Value:
     """The logarithm of the magnitude of the gamma function."""
-    return by_library(k, "lgamma", x)
+    return call_libm(k, "lgamma", x)

@@ -16,7 +16,7 @@ from caldera.kernels.native.codegen.emitter import (
     element,
     vector,
 )
-from caldera.kernels.native.codegen.libm import by_library, is_single
+from caldera.kernels.native.codegen.libm import call_libm, is_single
 from caldera.kernels.native.codegen.math import absolute
 
 # pi / 2 as 33 bits, another 33, and the rest: products with moderate integers are exact.
@@ -61,9 +61,9 @@ def _unless_far(k: Emitter, x: Value, name: str, value: Value) -> Value:
     """A value that is right near 0, replaced by the C library's far from it."""
     near = absolute(k, x) < (_FAR_SINGLE if is_single(x) else _FAR_DOUBLE)
     result = k.variable(value)
-    all_near = k.total(near, lambda a, b: a & b) if x.lanes > 1 else near
-    with k.when(~all_near):
-        result.value = k.select(near, result.value, by_library(k, name, x))
+    all_near = k.reduce_lanes(near, lambda a, b: a & b) if x.lanes > 1 else near
+    with k.if_then(~all_near):
+        result.value = k.select(near, result.value, call_libm(k, name, x))
     return result.value
 
 

@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.elementwise.operands import (
     Operand,
     OuterAxis,
@@ -40,7 +40,7 @@ def vector_lanes(loop_body: LoopBody) -> int:
     kinds = [computed_type(dtype) for dtype in loop_body.inputs]
     kinds += [computed_type(dtype) for _, dtype, *_ in loop_body.steps]
     widest = max((itemsize(kind) for kind in kinds), default=4)
-    return machine().lanes(max(widest, 4))
+    return host_target().lanes(max(widest, 4))
 
 
 def widths(loop_body: LoopBody) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _loop(
             for operand, value in zip(outputs, written, strict=True):
                 operand.store(index, value)
 
-        k.in_widths(begin, end, widths, compute)
+        k.vector_loops(begin, end, widths, compute)
 
     if not outer:
         row(arrays, begin, end)

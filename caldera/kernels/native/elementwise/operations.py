@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen import math as numeric
 from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
 from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
-from caldera.kernels.native.codegen.libm import by_library, has_library
+from caldera.kernels.native.codegen.libm import call_libm, has_libm
 from caldera.kernels.native.codegen.power import power
 from caldera.kernels.native.codegen.trigonometry import cos, sin, tan
 
@@ -39,11 +39,11 @@ def _abs(k: Emitter, x: Value) -> Value:
 
 
 def _maximum(k: Emitter, a: Value, b: Value) -> Value:
-    return numeric.at_least(k, a, b) if is_floating(a.type) else k.maximum(a, b)
+    return numeric.maximum(k, a, b) if is_floating(a.type) else k.maximum(a, b)
 
 
 def _minimum(k: Emitter, a: Value, b: Value) -> Value:
-    return numeric.at_most(k, a, b) if is_floating(a.type) else k.minimum(a, b)
+    return numeric.minimum(k, a, b) if is_floating(a.type) else k.minimum(a, b)
 
 
 def _relu(k: Emitter, x: Value) -> Value:
@@ -89,7 +89,7 @@ def _unsigned_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
 
 def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     ratio = a / b
-    rest = by_library(k, "fmod", a, b)
+    rest = call_libm(k, "fmod", a, b)
     zero = k.constant(0.0, a.type)
     crossed = ((rest < 0.0) | (rest > 0.0)) & ((b < 0.0) ^ (rest < 0.0))
     quotient = (a - rest) / b
@@ -185,7 +185,7 @@ def can_apply(op: str, source: str) -> bool:
     if op == "pow" and not floating:
         # NumPy refuses negative powers of integers: that takes a look at all of them first.
         return False
-    return op in _OPERATIONS and (op not in _BY_LIBRARY or has_library())
+    return op in _OPERATIONS and (op not in _BY_LIBRARY or has_libm())
 
 
 def apply(k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: Value) -> Value:

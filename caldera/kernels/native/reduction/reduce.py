@@ -9,7 +9,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral, with_axes
+from caldera.kernels.common.reduction import ReductionTask, accumulator_dtype, identity, with_axes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import widths, workers
@@ -50,7 +50,7 @@ def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], result
 
 def _partial_results(task: ReductionTask, shape: Shape) -> list[np.ndarray]:
     return [
-        np.empty(shape, BY_NAME[accumulated(op, dtype)])
+        np.empty(shape, BY_NAME[accumulator_dtype(op, dtype)])
         for op, dtype, _ in task.loop_body.reductions
     ]
 
@@ -65,7 +65,7 @@ def _finish(
     for index, ((op, dtype, _), array) in enumerate(
         zip(task.loop_body.reductions, partial, strict=True)
     ):
-        name = accumulated(op, dtype)
+        name = accumulator_dtype(op, dtype)
         loop_body = LoopBody((name,), (), (), ((op, name, ("in", 0)),))
         result = _as_seen(task.results[index], shape, loop, loop.strides[first + index])
         calls += reduction_calls(ReductionTask(loop_body, shape, left, [array], [], [result]))
@@ -166,7 +166,7 @@ def _moved(loop: Axes, axis: int) -> Axes:
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
     """What a reduction of nothing gives."""
-    return lambda: result.fill(neutral(node.op.name, node.dtype.name))
+    return lambda: result.fill(identity(node.op.name, node.dtype.name))
 
 
 def _bind(call: Call) -> Runner:

@@ -51,7 +51,7 @@ def _apply_all(k: Emitter, x: Pointer, y: Pointer, count: Integer) -> None:
         for row, name in enumerate(NAMES):
             y.store(index + count * row, _function(name)(k, x.load(index, lanes)))
 
-    k.in_vectors(0, count, natural_lanes(x.type), apply)
+    k.vector_loop(0, count, natural_lanes(x.type), apply)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -79,7 +79,7 @@ def test_functions_are_right_over_the_whole_range(dtype: str) -> None:
 
 @native_kernel
 def _angle(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
-    k.in_vectors(
+    k.vector_loop(
         0, count, natural_lanes(a.type),
         lambda i, n: y.store(i, elementary.atan2(k, a.load(i, n), b.load(i, n))),
     )  # fmt: skip

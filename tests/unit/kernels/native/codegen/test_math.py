@@ -43,7 +43,7 @@ LARGEST_ERROR = {
 
 @native_kernel
 def _apply(k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str) -> None:
-    k.in_vectors(
+    k.vector_loop(
         0, count, natural_lanes(x.type), lambda i, n: y.store(i, FUNCTIONS[name](k, x.load(i, n)))
     )
 
@@ -112,7 +112,7 @@ def test_error_function() -> None:
 
 @native_kernel
 def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
-    k.in_vectors(
+    k.vector_loop(
         0, count, natural_lanes(a.type),
         lambda i, n: y.store(i, power.power(k, a.load(i, n), b.load(i, n))),
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _widen(
         value = half.widen_by_integers(k, bits) if by_integers else half.widen(k, bits, name)
         y.store(index, value)
 
-    k.in_vectors(0, count, natural_lanes(F32), widened)
+    k.vector_loop(0, count, natural_lanes(F32), widened)
 
 
 @native_kernel
@@ -159,7 +159,7 @@ def _narrow(
         bits = half.narrow_by_integers(k, value) if by_integers else half.narrow(k, value, name)
         y.store(index, bits)
 
-    k.in_vectors(0, count, natural_lanes(F32), narrowed)
+    k.vector_loop(0, count, natural_lanes(F32), narrowed)
 
 
 WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]
