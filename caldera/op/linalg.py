@@ -60,14 +60,10 @@ def triangular_solve(
     """
     matrix, right = (as_float(each) for each in lift_all(a, b))
     matrix = _matrix(Expr(matrix), "op.triangular_solve")
-    half = (
-        linalg.tril(matrix, offset=-1 if unit_diagonal else 0)
-        if lower
-        else linalg.triu(matrix, offset=1 if unit_diagonal else 0)
-    )
+    away = 1 if unit_diagonal else 0
+    half = linalg.tril(matrix, offset=-away) if lower else linalg.triu(matrix, offset=away)
     if unit_diagonal:
-        rows = matrix.shape[-2:]
-        ones = full(rows[:1], 1, matrix.dtype)
+        ones = full(matrix.shape[-1:], 1, matrix.dtype)
         half = elementwise.add(half, linalg.diagonal_matrix(ones))
     if transpose:
         half, lower = swap_last(half), not lower

@@ -19,7 +19,7 @@ from caldera.graph.ops.reduction import cumsum
 from caldera.lazy import Expr, lift, lift_all
 from caldera.op.arguments import as_count, place
 from caldera.op.indexing import aligned, axis_of, stretched
-from caldera.tensor.dtype import bool_, int64, is_integer
+from caldera.tensor.dtype import bool_, int8, int64, is_integer
 from caldera.tensor.shape import size as size_of
 
 
@@ -57,6 +57,9 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
     node, given = lift_all(x, updates)
     places = lift(indices)
     _expect_indices(places, "scatter")
+    if node.dtype == bool_:
+        whole, part = (Expr(cast(each, int8)) for each in (node, given))
+        return Expr(cast(scatter(whole, Expr(places), part, axis).node, bool_))
     which = axis_of(node, axis, "scatter")
     before, after = node.shape[:which], node.shape[which + 1 :]
     given = stretched(given, (*before, *places.shape, *after), "scatter")
@@ -92,6 +95,9 @@ def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
     """
     node, given = lift_all(x, updates)
     _expect_indices(lift(indices), "put_along_axis")
+    if node.dtype == bool_:
+        whole, part = (Expr(cast(each, int8)) for each in (node, given))
+        return Expr(cast(put_along_axis(whole, indices, part, axis).node, bool_))
     _, places, which = aligned(node, lift(indices), axis, "put_along_axis")
     given = stretched(given, places.shape, "put_along_axis")
     flat = _counted(places, node.shape[which])

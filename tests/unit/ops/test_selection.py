@@ -34,6 +34,9 @@ def test_of_equal_indices_the_last_is_written() -> None:
     same(op.scatter(x.T, places, 7, axis=1), right)
     same(op.scatter(x, np.zeros((0,), np.int64), np.zeros((0, 3))), x)
     same(op.scatter([1, 2, 3], [[0], [0]], [[8], [9]]), [9, 2, 3])
+    truths = np.array([True, False])
+    same(op.scatter(truths, [1, 0], [True, False]), [False, True])
+    same(op.put_along_axis(truths, [1], True, 0), [True, True])
 
 
 def test_elements_are_written_along_an_axis() -> None:
