@@ -313,6 +313,8 @@ def _activations(torch: Any) -> dict[str, Callable[..., Any]]:
         "softplus": lambda x: f.softplus(x, threshold=40.0),
         "hard_sigmoid": hard_sigmoid,
         "hard_swish": f.hardswish,
+        "mish": f.mish,
+        "softsign": f.softsign,
         "rbf": lambda x, eps=1.0: torch.exp(-torch.square(eps * x)),
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),
         "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
