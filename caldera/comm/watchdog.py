@@ -60,7 +60,7 @@ class Watchdog:
         if MpiCommunicator.a_rank_is_lost():
             # One will never come.
             return
-        counts = {each.label: each.collectives for each in MpiCommunicator.relatives()}
+        counts = {each.label: each.collectives for each in MpiCommunicator.instances()}
         try:
             for rank in range(self._world.size):
                 if rank != self._world.rank:
@@ -79,7 +79,7 @@ class Watchdog:
         while not self._stop.wait(LOOKS_EVERY_S):
             try:
                 self._read()
-                for communicator in MpiCommunicator.relatives():
+                for communicator in MpiCommunicator.instances():
                     self._look_at(communicator)
             except mpi().Exception:
                 return
@@ -208,7 +208,7 @@ class Watchdog:
         return rank, tag, json.loads(text.tobytes())
 
     def _where(self, label: str, has_left: bool) -> dict[str, Any]:
-        for communicator in MpiCommunicator.relatives():
+        for communicator in MpiCommunicator.instances():
             if communicator.label == label:
                 counted, blocked = communicator.collectives, communicator.blocked is not None
                 break

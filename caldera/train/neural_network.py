@@ -43,6 +43,11 @@ class NeuralNetwork(Model):
 
     def __init__(self, layers: Sequence[Layer], **settings: Any) -> None:
         super().__init__(**settings)
+        if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
+            raise ConfigError.build(
+                "NeuralNetwork", expected="a list of layers", got=repr(layers),
+                hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
+            )  # fmt: skip
         self.network = Sequential(list(layers))
         specs = self.input_specs()
         if specs is not None:
