@@ -67,7 +67,6 @@ def _parsed(
                 where, expected=f"{len(term.node.shape)} axes for {term.node.shape}",
                 got=repr(text), hint=HINT,
             )  # fmt: skip
-    terms = [_diagonal(term, where) for term in terms]
     known = [label for term in terms for label in term.labels]
     broadcast = sorted({label for label in known if len(label) > 1}, key=len, reverse=True)
     if arrow:
@@ -80,7 +79,7 @@ def _parsed(
             where, expected="a result of different letters from the operands, and their ...",
             got=repr(subscripts), hint=HINT,
         )  # fmt: skip
-    return terms, result
+    return [_diagonal(term, where) for term in terms], result
 
 
 def _diagonal(term: _Term, where: str) -> _Term:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +16,7 @@ from caldera import io
 from caldera.cli.command import Command
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.errors import ShapeError
+from caldera.file_cache import write_file
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 from caldera.train.tracking.run_folder import read_class_names
@@ -53,8 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     if path.suffix.lower() == ".npy":
         io.save_npy(path, outputs)
     else:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            _write(file, names, outputs, class_names)
+        text = StringIO(newline="")
+        _write(text, names, outputs, class_names)
+        write_file(path, text.getvalue())
     print(f"wrote   {path}")
     return 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.onnx.library import helper
 from caldera.onnx.reading.files import LARGEST_FILE
 from caldera.onnx.writing.check import check
@@ -45,12 +46,7 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         )
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(raw)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_file(target, raw, durable=True)
     return target
 
 
