@@ -75,6 +75,11 @@ class TrainingData:
                 got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
             )  # fmt: skip
         model.ensure_built(sample)
+        if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
+            raise DataError.build(
+                where, expected="one array of targets for class_weights", got="several",
+                hint="weigh the samples with sample_weights instead",
+            )  # fmt: skip
         classes = _classes(model)
         if weights is not None and classes is not None:
             weights.check_classes(classes)

@@ -18,10 +18,10 @@ from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION
 from caldera.optim import Optimizer
 from caldera.passes.precision import NAMES as PRECISIONS
-from caldera.plan.plan import Plan
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import whole_number
+from caldera.train.predictors import Predictors
 from caldera.train.step import Steps
 from caldera.train.step_graph import MAIN, Objective
 
@@ -45,7 +45,7 @@ class ModelSettings(Layer):
         seed: int,
         device: Device | str | int | None,
     ) -> None:
-        self._predictors: dict[int, Plan] = {}
+        self._predictors = Predictors()
         self._evaluator: Steps | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
@@ -63,7 +63,8 @@ class ModelSettings(Layer):
 
     def _forget_plans(self) -> None:
         """What was compiled for other settings is of no use any more."""
-        self._predictors, self._evaluator = {}, None
+        self._predictors.clear()
+        self._evaluator = None
 
     # --- what is learned
 
