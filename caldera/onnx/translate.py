@@ -103,7 +103,9 @@ class Scope:
             if wanted & (set(call.outputs) - values.keys()):
                 needed.append(call)
                 wanted.update(call.inputs)
-        inside = Scope(self.program, self.versions, dict(values), self, self.in_numpy, self.given)
+        inside = Scope(
+            self.program, self.versions, dict(values), self.budget, self, self.in_numpy, self.given
+        )
         inside.perform(needed[::-1])
         return inside.value(name)
 
