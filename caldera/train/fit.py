@@ -23,6 +23,7 @@ from caldera.train.run import Run, Validation, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
+from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets
 from caldera.train.tracking.history import History
@@ -72,6 +73,7 @@ class TrainingData:
                 got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
             )  # fmt: skip
         model.ensure_built(sample)
+        check_schema(model, pipeline)
         return cls(pipeline, sample, weights)
 
 
@@ -132,6 +134,9 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
     model.seed = strategy.rank_seed(seed)
     strategy.begin(run_setup(model, strategy, options.batch_size))
+    learn_schema(model, given.pipeline)
+    if held_out is not None:
+        check_schema(model, held_out)
     steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
     loader = _loader(model, given, options, strategy)
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
@@ -228,6 +233,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
     pipeline = Pipeline.of(data)
+    check_schema(model, pipeline)
     if parallel is None:
         steps = model.evaluation_steps(pipeline)
     else:

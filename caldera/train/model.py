@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
-from caldera.data import Data, IterableData
+from caldera.data import Data, IterableData, Schema
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr, compile
 from caldera.memory import Device
@@ -99,6 +99,8 @@ class Model(Layer):
         self.objective = _objective(loss, loss_weights or {})
         chosen = _default_metrics(self.objective) if metrics is None else metrics
         self.metrics = [metric_names.make(each) for each in chosen]
+        self.schema: Schema | None = None
+        """What it was trained on: the names of columns and classes, where the data have them."""
         self._signature: Signature | None = None
         self._predictors: dict[int, Plan] = {}
         self._evaluator: Steps | None = None

@@ -107,9 +107,10 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
     if "schedule" in options:
         optimizer += f" ({options['schedule']})"
     classes = f", {found.classes} classes" if found.classes else ""
+    dropped = f" ({found.dropped} lines without all values dropped)" if found.dropped else ""
     return (
         f"data    {found.name}: {len(found.train)} samples to train, {len(found.test)} to test, "
-        f"shape {found.shape}{classes}\n"
+        f"shape {found.shape}{classes}{dropped}\n"
         f"model   {options['model']}: {size:,} parameters ({memory})\n"
         f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
         f"seed {options['seed']}, on {model.device.name}"

@@ -1,7 +1,11 @@
 """Model files: one safetensors file with the weights, and in its metadata what the model is.
 
     {"format": "caldera-1", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
-     "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}}}
+     "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}},
+     "schema": {"columns": [...], "classes": [...], ...}}
+
+The schema says which columns of a table the model takes, and what its classes are called; see
+`caldera.data.Schema`. Files that were written before there was one have none.
 
 Layers, losses and optimizers are registered names with plain arguments, never import paths, so a
 file can make nothing else. A model with a `forward` of its own is saved with its weights and the
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.data import Schema
 from caldera.errors import CheckpointError, ConfigError, DataError
 from caldera.file_cache import atomic_write
 from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
@@ -37,10 +42,14 @@ SETTINGS = (
     "seed", "name",
 )  # fmt: skip
 _KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
+_LATER_KEYS = {"schema"}
+"""What older files do not have."""
 
 
-def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
+def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None = None) -> Path:
     """Write a model to one file; its path. A file that is there is replaced at once or not at all.
+
+    `schema` is that of the data, for a model that does not know it from `fit`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -58,6 +67,7 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
     inputs = [[list(shape), dtype] for shape, dtype in model.signature.inputs]
     tensors = {name: each.numpy() for name, each in model_variables(model).items()}
     layers = _layers_of(model)
+    schema = model.schema or schema
     content = {
         "format": FORMAT,
         "kind": "Model" if layers is None else "NeuralNetwork",
@@ -66,6 +76,7 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
         "settings": None if layers is None else settings_of(model),
         "inputs": inputs,
         "tensors": {name: described(array) for name, array in tensors.items()},
+        "schema": None if schema is None else schema.to_plain(),
     }
     if target.is_dir() or not target.parent.is_dir():
         raise ConfigError.build(
@@ -99,7 +110,9 @@ def load_weights(model: Model, path: str | os.PathLike[str]) -> None:
     # Asked for first: a model that was never built has nothing to load into.
     _ = model.signature
     if KEY in load_safetensors_metadata(path):
-        tensors = read_tensors(path, read_content(path))
+        content = read_content(path)
+        tensors = read_tensors(path, content)
+        model.schema = read_schema(content, Path(path).name) or model.schema
     else:
         tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
     assign_all(model_variables(model), tensors, Path(path).name)
@@ -124,7 +137,7 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
             got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
             hint="a newer Caldera may have written it",
         )  # fmt: skip
-    if set(content) != _KEYS or not isinstance(content["tensors"], dict):
+    if not _KEYS <= set(content) <= _KEYS | _LATER_KEYS or not isinstance(content["tensors"], dict):
         raise DataError.build(
             where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
         )
@@ -136,6 +149,21 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
             hint="the file is damaged",
         )  # fmt: skip
     return content
+
+
+def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
+    """The schema of the data that the model was trained on; None if nobody knows it."""
+    given = content.get("schema")
+    if given is None:
+        return None
+    schema = Schema.from_plain(given, f"{where} schema")
+    shape = content["inputs"][0][0]
+    if schema.columns and list(shape) != [len(schema.columns)]:
+        raise DataError.build(
+            where, expected=f"a schema of {shape} columns", got=f"{len(schema.columns)}",
+            hint="the file is damaged",
+        )  # fmt: skip
+    return schema
 
 
 def read_tensors(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, np.ndarray]:
