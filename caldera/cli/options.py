@@ -126,9 +126,12 @@ TRAINING = (
     Option("precision", Choice("precision", lambda: ["float16", "bfloat16", "tf32"]),
            "of the products"),
     Option("device", Text("NAME"), "cpu, or another this machine has"),
-    Option("patience", Count(1), "stop after N epochs without a better loss on the test data"),
-    Option("keep_best", Flag(), "keep the parameters of the epoch that was best on the test data"),
-    Option("target_accuracy", Number(), "stop once the accuracy on the test data reaches this"),
+    Option("validation_part", Number(), "part of the training data to hold out, and choose by "
+           "(default: 0.2 with one of the next three or reduce_on_plateau, else none)"),
+    Option("patience", Count(1), "stop after N epochs without a better loss on what is held out"),
+    Option("keep_best", Flag(), "keep the parameters of the epoch that was best on what is held "
+           "out"),
+    Option("target_accuracy", Number(), "stop once the accuracy on what is held out reaches this"),
     Option("time_limit", Number(), "stop after this many seconds"),
 )  # fmt: skip
 

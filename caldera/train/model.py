@@ -229,9 +229,10 @@ class Model(Layer):
     ) -> History:
         """Train on data or on (x, y); gives back the history of losses and metrics.
 
-        `validation` is data to evaluate on after each epoch. `checkpoint` is a folder to save to;
-        with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device` is
-        where to train: the model is moved there, and stays. `parallel` is a strategy of
+        `validation` is data to evaluate on after each epoch, or the part of the data to hold out
+        for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
+        to; with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device`
+        is where to train: the model is moved there, and stays. `parallel` is a strategy of
         `caldera.parallel`; without one, all processes that were started together share each batch.
 
         >>> import numpy as np

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from caldera.cli import main
+from caldera.cli.recipe import read_recipe
 from caldera.train.neural_network import load_model
 from tests.cli.conftest import Caldera
 
@@ -116,3 +117,25 @@ def test_lines_that_lack_values_are_named_or_dropped(caldera: Caldera, tmp_path:
     assert done.status == 0, done.err
     assert "(2 lines without all values dropped)" in done.out
     assert "2 classes" in done.out
+
+
+# --- the test data choose nothing
+
+
+def test_what_chooses_looks_at_a_part_that_is_held_out(caldera: Caldera, tmp_path: Path) -> None:
+    table = _write(tmp_path / "flowers.csv", NAMES)
+    words = ("train", "--data", table, "--hidden", "8", "--epochs", "2", "--quiet", "--keep-best")
+    words = (*words, "--batch-size", "8", "--out", tmp_path / "run")
+    done = caldera(*words)
+    assert done.status == 0, done.err
+    assert "38 samples to train, 10 to choose by, 12 to test" in done.out
+    assert "chosen by val_loss on 21% held out of the training data (10 samples)" in done.out
+    assert read_recipe(tmp_path / "run" / "recipe.toml")["validation_part"] == 0.2
+    tested = caldera("eval", tmp_path / "run" / "flowers.caldera", "--data", table, "--json")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert json.loads(tested.out)["loss"] == pytest.approx(record["results"]["loss"], rel=1e-5)
+    history = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert record["results"]["loss"] not in history["columns"]["val_loss"]
+    refused = caldera(*words, "--validation-part", "0")
+    assert refused.status == 2
+    assert "validation_part: expected above 0 with keep_best" in refused.err
