@@ -1,7 +1,8 @@
 """What Caldera itself costs, apart from the arithmetic.
 
-Prints: `eval()` of a planned graph of ten small element-wise nodes (beside NumPy's ten calls), the
-time to build, differentiate and plan a chain of 1000 nodes, and the planned memory of the training
+Prints: `eval()` of a planned graph of ten small element-wise nodes (beside NumPy's ten calls), what
+a run of plans takes whose results are dropped, kept until the next, or kept in a list, the time to
+build, differentiate and plan a chain of 1000 nodes, and the planned memory of the training
 step of an MLP with eight layers beside what it would take without planning.
 
     python benchmarks/overhead.py
@@ -50,6 +51,36 @@ def small_graph() -> None:
     np.testing.assert_allclose(y.numpy(), in_numpy(), rtol=1e-5)
     print(f"eval() of 10 planned element-wise nodes   {microseconds(y.eval):8.1f} us")
     print(f"the same ten calls in NumPy               {microseconds(in_numpy):8.1f} us")
+
+
+def kept_results(runs: int = 1000) -> None:
+    """Runs whose results are dropped, kept until the next run, or all kept."""
+    x = op.var("x", (16,), fill=cd.uniform())
+    loss, parameters = mlp(layers=3, width=16, batch=16)
+    large = op.var("large", (1 << 18,), fill=cd.uniform())
+    plans = {
+        "16 numbers": (cd.compile(op.tanh(x * 2.0)), 1),
+        "the loss of an MLP's step": (
+            cd.compile([loss, *optim.Adam(1e-3).train(loss, parameters)]), 1,
+        ),
+        "1 MiB": (cd.compile(large * 2.0 + 1.0), 10),
+    }  # fmt: skip
+    for name, (plan, share) in plans.items():
+        kept: list[object] = []
+
+        def keep(plan: cd.Plan = plan, kept: list[object] = kept, most: int = 1) -> None:
+            kept.append(plan.run())
+            if len(kept) > most:
+                del kept[0]
+
+        calls = runs // share
+        dropped = microseconds(plan.run, calls)
+        one = microseconds(keep, calls)
+        many = microseconds(lambda keep=keep, calls=calls: keep(most=calls), calls)
+        print(
+            f"run for {name:<25}         {dropped:8.1f} us, {one:.1f} with one result kept, "
+            f"{many:.1f} with {calls}"
+        )
 
 
 def long_chain() -> None:
@@ -108,5 +139,6 @@ if __name__ == "__main__":
     print(f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}")
     import_time()
     small_graph()
+    kept_results()
     long_chain()
     mlp_memory()

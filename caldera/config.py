@@ -145,8 +145,9 @@ class Settings:
     - `memory_limit`: bytes each device's pool may hold; None for what the system has.
     - `resident_fraction`: the part of a device's memory that training data may take. Data that
       fit are put there once; others are fed batch by batch.
-    - `stall_s`: seconds a rank may wait for the others before it says who is missing; after ten
-      times as long all ranks are ended.
+    - `stall_s`: seconds a rank may wait for the others before it says who is missing. After twice
+      as long (two minutes) all ranks are ended if one does not answer, since it was stopped or its
+      machine is gone; one that answers, and has other work to do, is waited for ten times as long.
 
     Changes hold for the whole process, all threads included.
 

@@ -48,14 +48,14 @@ def test_an_op_is_added_in_the_five_steps_of_contributing() -> None:
     try:
         for block in _recipe("Adding an op in five steps"):
             exec(block.code, names)
-        assert "softsign" in OPS
-        value = names["softsign_of"](np.array([1.0]))  # type: ignore[operator]
-        assert value.numpy().tolist() == [0.5]
+        assert "logcosh" in OPS
+        value = names["logcosh_of"](np.array([0.0, 800.0]))  # type: ignore[operator]
+        assert value.numpy().tolist() == [0.0, 800.0 - np.log(2)]
     finally:
         # The other tests must not meet an op that is not part of the package.
-        OPS.pop("softsign", None)
-        FUNCTIONS.pop("softsign", None)
-        TABLE.forget("softsign")
+        OPS.pop("logcosh", None)
+        FUNCTIONS.pop("logcosh", None)
+        TABLE.forget("logcosh")
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ FLOORS = {
         "config",
         "configurable",
         "file_cache",
+        "file_names",
+        "file_trust",
         "launchers",
         "machine",
         "optional",

@@ -21,13 +21,9 @@ from caldera.bench.workloads import (
     UpdateCase,
 )
 
-PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
+PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX"}
 """Frameworks to be compared with, and what they are called."""
-INSTALL: Mapping[str, str] = {
-    "torch": "pip install torch",
-    "jax": "pip install jax",
-    "tensorflow": "pip install tensorflow",
-}
+INSTALL: Mapping[str, str] = {"torch": "pip install torch", "jax": "pip install jax"}
 ACCURACIES = ("strict", "fast")
 _COMPILER_SECONDS = 60
 
@@ -81,7 +77,6 @@ def contestants(
     settings: dict[str, Callable[[], list[Contestant]]] = {
         "torch": lambda: _torch(case, compiler),
         "jax": lambda: _jax(case),
-        "tensorflow": lambda: _tensorflow(case),
     }
     ours = [Contestant("caldera", each, {"accuracy": each}) for each in accuracies]
     theirs = [contestant for peer in peers for contestant in settings[peer]()]
@@ -132,10 +127,6 @@ def _has_images(case: Case) -> bool:
     return isinstance(case, ConvolutionCase) or (isinstance(case, TrainingCase) and case.has_images)
 
 
-def _tensorflow(case: Case) -> list[Contestant]:
-    return [Contestant("tensorflow", "function")] if isinstance(case, TrainingCase) else []
-
-
 @cache
 def has_compiler() -> bool:
     """Whether a C++ compiler works, which torch.compile needs."""
@@ -155,8 +146,6 @@ def has_compiler() -> bool:
 
 # --- on a card
 
-CARD_PEERS = ("torch", "jax")
-"""Peers that are measured on a card."""
 CHANNELS_LAST = "channels_last"
 
 

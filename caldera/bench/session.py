@@ -21,7 +21,6 @@ from caldera.bench.card_session import CardSession
 from caldera.bench.case_runner import CaseRunner, Options, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
-    CARD_PEERS,
     REFERENCE,
     Contestant,
     card_contestants,
@@ -92,9 +91,6 @@ class Session:
             cases = [case for case in WORKLOADS[name].cases if isinstance(case, TrainingCase)]
             chosen = list(dict.fromkeys(p for c in cases for p in self.options.precisions_of(c)))
             self._note(f"{name}: {', '.join(chosen)}; weights are float32 in all of them")
-        left_out = [peer for peer in self.options.peers if peer not in CARD_PEERS]
-        if left_out:
-            self._note(f"{', '.join(left_out)}: not measured on a card")
         if REFERENCE not in self._peers:
             return
         self._note(
@@ -133,9 +129,8 @@ class Session:
         everybody: list[Contestant]
         if isinstance(case, TrainingCase) and case.on_card:
             everybody = card_contestants(
-                case, [peer for peer in self._peers if peer in CARD_PEERS],
-                options.precisions_of(case), compiler=self._compiler, words=options.settings,
-                device=options.device,
+                case, self._peers, options.precisions_of(case), compiler=self._compiler,
+                words=options.settings, device=options.device,
             )  # fmt: skip
             data = folder / "data"
             write_batches(case, data)

@@ -48,8 +48,6 @@ PACKAGES = (
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
     Package("jax", ("jax",), "caldera bench beside JAX", BENCH),
-    Package("tensorflow", ("tensorflow",), "caldera bench beside TensorFlow",
-            "pip install tensorflow"),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
     Package("nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs",

@@ -21,6 +21,7 @@ from typing import Any
 from caldera.cli.option_types import toml_text
 from caldera.cli.options import OPTIONS
 from caldera.errors import ConfigError, DataError
+from caldera.file_cache import write_file
 from caldera.registry import nearest
 
 
@@ -96,4 +97,4 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 def write_recipe(path: Path, values: Mapping[str, Any]) -> None:
     """Write options as a recipe, in the order of the help text."""
     ordered = {name: values[name] for name in OPTIONS if name in values}
-    path.write_text(toml_text(ordered), encoding="utf-8")
+    write_file(path, toml_text(ordered))

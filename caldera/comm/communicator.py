@@ -264,10 +264,10 @@ class Communicator(PointToPoint):
         """
         if self._thread is None:
             self._thread = ProgressThread(f"communication of rank {self.rank}")
-        twin = self._twin()
-        twin.algorithm = self.algorithm
-        twin.backoff = self._thread.backoff
-        return self._thread.start(lambda: work(twin))
+        duplicate = self._dup()
+        duplicate.algorithm = self.algorithm
+        duplicate.backoff = self._thread.backoff
+        return self._thread.start(lambda: work(duplicate))
 
     def hurried(self) -> AbstractContextManager[None]:
         """While the caller has nothing to compute: what is under way in the background does not
@@ -295,7 +295,7 @@ class Communicator(PointToPoint):
         """The communicator of a colour."""
 
     @abstractmethod
-    def _twin(self) -> Communicator:
+    def _dup(self) -> Communicator:
         """The same ranks for the background thread, made without asking the others."""
 
     # --- what an implementation may do better

@@ -60,8 +60,8 @@ class _Receive(Request):
     def take(self, source: int, payload: np.ndarray) -> None:
         """Put a message into the buffer; a wrong length is the receiver's error."""
         self.source, self.received = source, payload.nbytes
-        room = self.buffer.nbytes
-        if payload.nbytes == room or (self.shorter and payload.nbytes < room):
+        capacity = self.buffer.nbytes
+        if payload.nbytes == capacity or (self.shorter and payload.nbytes < capacity):
             _bytes_of(self.buffer)[: payload.nbytes] = payload
         else:
             self.error = CommError.build(

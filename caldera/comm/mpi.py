@@ -123,7 +123,7 @@ class MpiCommunicator(Communicator):
             return None
         return MpiCommunicator(made, f"{self.label} / {self._splits}: {color}", self.generation)
 
-    def _twin(self) -> Communicator:
+    def _dup(self) -> Communicator:
         return self._background
 
     @property
@@ -133,9 +133,9 @@ class MpiCommunicator(Communicator):
     def background(self, work: Callable[[Communicator], object]) -> Request:
         if many_threads():
             return super().background(work)
-        twin = self._twin()
-        twin.algorithm = self.algorithm
-        work(twin)
+        duplicate = self._dup()
+        duplicate.algorithm = self.algorithm
+        work(duplicate)
         return Done()
 
     def Shrink(self) -> Communicator:
@@ -245,7 +245,7 @@ class MpiCommunicator(Communicator):
     # --- for the watchdog
 
     @staticmethod
-    def relatives() -> list[MpiCommunicator]:
+    def instances() -> list[MpiCommunicator]:
         """All communicators of this process."""
         return list(_made)
 

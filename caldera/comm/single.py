@@ -40,7 +40,7 @@ class SingleProcess(Communicator):
     def _split(self, color: int | None, key: int) -> Communicator | None:
         return None if color is None else SingleProcess()
 
-    def _twin(self) -> Communicator:
+    def _dup(self) -> Communicator:
         return SingleProcess(self.traffic)
 
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:

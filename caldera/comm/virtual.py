@@ -97,9 +97,9 @@ class VirtualRank(Communicator):
         group = self._group.derived(("split", self._splits, color), members)
         return VirtualRank(ranks.index(self.rank), group)
 
-    def _twin(self) -> Communicator:
+    def _dup(self) -> Communicator:
         if self._background is None:
-            group = self._group.derived("twin", self._group.members)
+            group = self._group.derived("duplicate", self._group.members)
             self._background = VirtualRank(self.rank, group, self.traffic)
         return self._background
 

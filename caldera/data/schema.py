@@ -24,7 +24,12 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its name, empty where a file has none, what it holds, and its place."""
+    """A column of a table: its name, empty where a file has none, what it holds, and its place.
+
+    >>> from caldera import data
+    >>> data.Column("width", "number", 0).name
+    'width'
+    """
 
     name: str
     kind: str
@@ -68,7 +73,7 @@ class Schema:
     def from_plain(cls, given: Any, where: str) -> Schema:
         """What `to_plain` wrote; anything else is refused.
 
-        >>> schema = Schema((Column("width", "number", 0),), classes=("iris", "rose"))
+        >>> schema = Schema((Column("width", "number", 0),), width=2)
         >>> Schema.from_plain(schema.to_plain(), "flowers.caldera") == schema
         True
         """

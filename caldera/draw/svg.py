@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 
 Point = tuple[float, float]
 
@@ -115,5 +116,5 @@ def write_svg(path: str | PathLike[str], text: str, where: str) -> Path:
             where, expected="a folder that exists", got=repr(str(target.parent)),
             hint="make it first, for example with Path.mkdir(parents=True)",
         )  # fmt: skip
-    target.write_text(text, encoding="utf-8")
+    write_file(target, text)
     return target

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.io.files import PathLike, array_to_save, named, opened
+from caldera.io.files import PathLike, array_to_save, created, named, opened
 from caldera.registry import nearest
 from caldera.tensor.dtype import HALVES, DType, bool_, canonical, float32, is_float, uint8
 from caldera.tensor.tensor import Tensor
@@ -97,7 +97,7 @@ def write_csv(
     if header is not None and len(header) != width:
         raise ShapeError.build(where, expected=f"{width} names", got=f"{len(header)}")
     texts = _numbers_as_text(array.reshape(-1))
-    with opened(path, "w", where, encoding="utf-8") as file:
+    with created(path, "w", where, encoding="utf-8") as file:
         if header is not None:
             csv.writer(file, delimiter=delimiter, lineterminator="\n").writerow(header)
         file.writelines(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError
+from caldera.file_cache import atomic_write
 from caldera.memory import MemoryManager
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType, bool_
@@ -19,17 +21,23 @@ from caldera.tensor.shape import Shape, size
 from caldera.tensor.tensor import Tensor
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Source: TypeAlias = PathLike | IO[bytes]
+"""A file by its path, or one that is open: then all of it counts, from its beginning."""
 
 
 @contextmanager
-def opened(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
-    """An open file; a path that cannot be opened is a `DataError`.
+def opened(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
+    """A file open for reading; a path that cannot be opened is a `DataError`.
 
     >>> with opened("no/such/file.csv", "r", "read_csv"):
     ...     pass
     Traceback (most recent call last):
     caldera.errors.DataError: read_csv: expected a file at no/such/file.csv, got no folder no/such
     """
+    if not isinstance(path, str | os.PathLike):
+        path.seek(0)
+        yield path
+        return
     try:
         file = open(path, mode, **options)  # noqa: SIM115 - closed below, after the errors of opening
     except OSError as error:
@@ -40,13 +48,52 @@ def opened(path: PathLike, mode: str, where: str, **options: Any) -> Iterator[IO
         yield file
 
 
-def named(function: str, path: PathLike) -> str:
+@contextmanager
+def created(path: Source, mode: str, where: str, **options: Any) -> Iterator[IO[Any]]:
+    """A file open for writing, which takes its place when all of it is written: if that fails, a
+    file that was there is as it was. A place that cannot be written to is a `DataError`.
+
+    >>> with created("no/such/file.csv", "w", "write_csv"):
+    ...     pass
+    Traceback (most recent call last):
+    caldera.errors.DataError: write_csv: expected a file at no/such/file.csv, got no folder no/such
+    """
+    if not isinstance(path, str | os.PathLike):
+        yield path
+        return
+    target = Path(path)
+    with ExitStack() as stack:
+        try:
+            if not target.parent.is_dir():
+                raise FileNotFoundError
+            if target.is_dir():
+                raise IsADirectoryError
+            unfinished = stack.enter_context(atomic_write(target))
+            file = stack.enter_context(open(unfinished, mode, **options))
+        except OSError as error:
+            raise DataError.build(
+                where, expected=f"a file at {os.fspath(path)}", got=_reason(target, error)
+            ) from None
+        yield file
+
+
+def named(function: str, path: Source) -> str:
     """How an error message about a file begins.
 
     >>> named("read_csv", "data/iris.csv")
     'read_csv iris.csv'
     """
-    return f"{function} {Path(path).name}"
+    return f"{function} {file_name_of(path)}"
+
+
+def file_name_of(path: Source) -> str:
+    """What a file is called, without its folder.
+
+    >>> import io
+    >>> file_name_of("data/iris.csv"), file_name_of(io.BytesIO())
+    ('iris.csv', 'open file')
+    """
+    return Path(path).name if isinstance(path, str | os.PathLike) else "open file"
 
 
 def file_size(file: IO[Any]) -> int:
@@ -57,7 +104,10 @@ def file_size(file: IO[Any]) -> int:
     ...     file_size(file)
     0
     """
-    return os.fstat(file.fileno()).st_size
+    here = file.tell()
+    total = file.seek(0, os.SEEK_END)
+    file.seek(here)
+    return total
 
 
 def read_bounded(path: PathLike, most: int, where: str) -> bytes:
@@ -97,6 +147,15 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
     4
     """
     return array.reshape(-1).view(np.uint8).data
+
+
+def little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    """An array whose bytes are those of a file, lowest first, whatever the machine; and back.
+
+    >>> bytes(bytes_of(little_endian(np.array([1], np.int16))))
+    b'\\x01\\x00'
+    """
+    return array if sys.byteorder == "little" else array.byteswap()
 
 
 def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError, DtypeError
-from caldera.io.files import PathLike, array_to_save, file_size, named, opened, read_tensor
+from caldera.io.files import PathLike, array_to_save, created, file_size, named, opened, read_tensor
 from caldera.tensor.dtype import DType, bfloat16, canonical
 from caldera.tensor.shape import Shape, size
 from caldera.tensor.tensor import Tensor
@@ -35,7 +35,7 @@ def save_npy(path: PathLike, tensor: Tensor | NDArray[Any]) -> None:
     """
     where = named("save_npy", path)
     array = _array(tensor, where)
-    with opened(path, "wb", where) as file:
+    with created(path, "wb", where) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
 
 
@@ -90,7 +90,7 @@ def save_npz(path: PathLike, tensors: Mapping[str, Tensor | NDArray[Any]]) -> No
     """
     where = named("save_npz", path)
     arrays = {name: _array(tensor, f"{where}, {name!r}") for name, tensor in tensors.items()}
-    with opened(path, "wb", where) as file, zipfile.ZipFile(file, "w") as archive:
+    with created(path, "wb", where) as file, zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

@@ -1,13 +1,15 @@
 """safetensors files: named tensors after a JSON header, with text metadata.
 
 The layout: eight bytes with the length of the header, the header, then the elements of all tensors
-without gaps. The header maps names to dtype, shape and the range of bytes. Read and written here
+without gaps. The header maps names to dtype, shape and the range of bytes. All numbers have their
+lowest byte first, whatever the machine. Read and written here
 without the safetensors package, so that elements go straight to and from a tensor's memory.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
@@ -15,10 +17,12 @@ from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DataError
 from caldera.io.files import (
-    PathLike,
+    Source,
     array_to_save,
     bytes_of,
+    created,
     file_size,
+    little_endian,
     named,
     opened,
     read_tensor,
@@ -62,11 +66,11 @@ class _Header(NamedTuple):
 
 
 def save_safetensors(
-    path: PathLike,
+    path: Source,
     tensors: Mapping[str, Tensor | NDArray[Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors by name, and texts by name, into one file.
+    """Write tensors by name, and texts by name, into one file. `path` may be an open file.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -92,15 +96,15 @@ def save_safetensors(
         }
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with opened(path, "wb", where) as file:
+    with created(path, "wb", where) as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
         file.write(text)
         for name in order:
-            file.write(bytes_of(arrays[name]))
+            file.write(bytes_of(little_endian(arrays[name])))
 
 
-def load_safetensors(path: PathLike) -> dict[str, Tensor]:
-    """The tensors of a file, by name.
+def load_safetensors(path: Source) -> dict[str, Tensor]:
+    """The tensors of a file, by name. `path` may be a file that is open.
 
     >>> import tempfile, pathlib
     >>> import caldera as cd
@@ -115,11 +119,15 @@ def load_safetensors(path: PathLike) -> dict[str, Tensor]:
         tensors = {}
         for name, entry in header.entries.items():
             file.seek(header.data_start + entry.begin)
-            tensors[name] = read_tensor(file, entry.shape, entry.dtype, f"{where}, {name!r}")
+            tensor = read_tensor(file, entry.shape, entry.dtype, f"{where}, {name!r}")
+            if sys.byteorder == "big":
+                elements = tensor.host_array(write=True)
+                elements[...] = little_endian(elements)
+            tensors[name] = tensor
         return tensors
 
 
-def load_safetensors_metadata(path: PathLike) -> dict[str, str]:
+def load_safetensors_metadata(path: Source) -> dict[str, str]:
     """The texts of a file, by name; no tensor is read.
 
     >>> import tempfile, pathlib

@@ -30,7 +30,8 @@ from caldera.kernels.tuning_cache import Record
 from caldera.plain_data import json_digest
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
-Timer = Callable[[Node, Sequence[Kernel], float], Outcome]
+Timer = Callable[..., Outcome]
+"""Takes a node, kernels, seconds, and perhaps the inputs to use."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
 """How to time kernels on a family of devices; on other families the priorities decide. Those of a
@@ -39,6 +40,8 @@ ORACLE = "reference"
 """The kernel that others are checked against. It serves only where there is no other."""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
+MOST_KNOWN = 1 << 14
+"""Choices that a process remembers."""
 HYSTERESIS = 0.03
 """How much faster a kernel must be to displace one of higher priority."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
@@ -133,26 +136,26 @@ class Choices:
         guess = Verdict(rivals[0], None, "guess")
         if _work(node) < SMALL or not all(kernel.measured for kernel in rivals):
             return guess
-        question = tuning_cache.tuning_key(node, family, within)
-        if question is None:
+        tuning_key = tuning_cache.tuning_key(node, family, within)
+        if tuning_key is None:
             return guess
         with self._lock:
-            known = self._recall(question, within)
+            known = self._recall(tuning_key, within)
             if known is None and measure:
-                known = self._decide(node, question, within, guess)
+                known = self._decide(node, tuning_key, within, guess)
             return known or guess
 
-    def _recall(self, question: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
-        key = (settings.cache_dir, json_digest(question))
-        record = self._known.get(key) or tuning_cache.load(question)
+    def _recall(self, tuning_key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
+        place = (settings.cache_dir, json_digest(tuning_key))
+        record = self._known.get(place) or tuning_cache.load(tuning_key)
         if record is None:
             return None
-        self._known[key] = record
+        self._note(place[1], record)
         kernel = next(each for each in within if each.name == record.chosen)
         return Verdict(kernel, record.times, "remembered")
 
     def _decide(
-        self, node: Node, question: dict[str, Any], within: Sequence[Kernel], guess: Verdict
+        self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel], guess: Verdict
     ) -> Verdict:
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
         family = guess.kernel.family
@@ -176,11 +179,17 @@ class Choices:
                 stacklevel=2,
             )  # fmt: skip
         kernel = _winner(within, outcome.times, node)
-        self._keep(Record(question, kernel.name, outcome.times))
+        self._keep(Record(tuning_key, kernel.name, outcome.times))
         return Verdict(kernel, outcome.times, "measured")
 
+    def _note(self, digest: str, record: Record) -> None:
+        """Remember a choice; those made first make room, and are found on disk."""
+        self._known[settings.cache_dir, digest] = record
+        while len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
     def _keep(self, record: Record) -> None:
-        self._known[settings.cache_dir, json_digest(record.question)] = record
+        self._note(json_digest(record.key), record)
         try:
             tuning_cache.store(record)
         except OSError as problem:
@@ -226,7 +235,7 @@ class Choices:
         """The measured choices that plans of this process go by, as JSON can hold them."""
         with self._lock:
             return [
-                [record.question, record.chosen, record.times]
+                [record.key, record.chosen, record.times]
                 for (folder, _), record in self._known.items()
                 if folder == settings.cache_dir
             ]
@@ -239,9 +248,8 @@ class Choices:
         >>> mine.learn(theirs.known())
         """
         with self._lock:
-            for question, chosen, times in known:
-                record = Record(question, chosen, times)
-                self._known[settings.cache_dir, json_digest(question)] = record
+            for tuning_key, chosen, times in known:
+                self._note(json_digest(tuning_key), Record(tuning_key, chosen, times))
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
@@ -266,7 +274,7 @@ class Choices:
         ['op', 'inputs', 'chosen', 'beat']
         """
         with self._lock:
-            records = {json_digest(record.question): record for record in tuning_cache.all_here()}
+            records = {json_digest(record.key): record for record in tuning_cache.all_records()}
             for (folder, name), record in self._known.items():
                 if folder == settings.cache_dir:
                     records[name] = record
@@ -313,7 +321,7 @@ def _check_op(where: str, op: str) -> None:
 
 
 def _row(record: Record) -> tuple[str, str, str, str]:
-    inputs = " ".join(_input(*written) for written in record.question["inputs"])
+    inputs = " ".join(_input(*written) for written in record.key["inputs"])
     chosen = record.chosen
     if chosen in record.times:
         chosen += f" {_duration(record.times[chosen])}"
@@ -322,7 +330,7 @@ def _row(record: Record) -> tuple[str, str, str, str]:
         f"{name} {_duration(record.times[name])} ({ratio:.2f}x)"
         for name, ratio in sorted(beaten.items(), key=lambda each: each[1])
     ]
-    return record.question["op"], inputs, chosen, ", ".join(others)
+    return record.key["op"], inputs, chosen, ", ".join(others)
 
 
 def _input(shape: Sequence[int], dtype: str, order: Sequence[int] | None = None) -> str:

@@ -45,14 +45,25 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
-    """Time the kernels on this node for about `seconds`, at least twice each."""
+def measure(
+    node: Node,
+    kernels: Sequence[Kernel],
+    seconds: float,
+    values: Sequence[np.ndarray] | None = None,
+) -> Outcome:
+    """Time the kernels on this node for about `seconds`, at least twice each.
+
+    `values` are its inputs, if made-up ones say nothing about these kernels.
+    """
     deadline = perf_counter() + seconds
     generator = np.random.default_rng(0)
-    inputs = tuple(_random(given.outputs[0], generator) for given in node.inputs)
+    specs = [given.outputs[0] for given in node.inputs]
+    if values is None:
+        values = [some_numbers(spec.shape, spec.dtype, generator) for spec in specs]
+    inputs = tuple(_placed(spec, value) for spec, value in zip(specs, values, strict=True))
     outputs = tuple(_aligned(spec) for spec in node.outputs)
-    room = max(kernel.workspace(node) for kernel in kernels)
-    workspace = _aligned(Spec((room,), np.dtype(np.uint8))) if room else None
+    nbytes = max(kernel.workspace(node) for kernel in kernels)
+    workspace = _aligned(Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
     call = Call(node, outputs, inputs, workspace)
     outcome = Outcome()
     runners: dict[str, Runner] = {}
@@ -139,9 +150,9 @@ def _aligned(spec: Spec) -> np.ndarray:
     return laid_out(memory, spec.shape, spec.order)
 
 
-def _random(spec: Spec, generator: np.random.Generator) -> np.ndarray:
+def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
     array = _aligned(spec)
-    array[...] = some_numbers(spec.shape, spec.dtype, generator)
+    array[...] = value
     return array
 
 

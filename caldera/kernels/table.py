@@ -105,10 +105,6 @@ class KernelTable:
         row.append(kernel)
         row.sort(key=lambda each: -each.priority)
 
-    def remove(self, kernel: Kernel) -> None:
-        """Take one kernel out again."""
-        self._kernels[(kernel.op, kernel.family)].remove(kernel)
-
     def forget(self, op: str) -> None:
         """Take out all kernels of an op."""
         for key in [key for key in self._kernels if key[0] == op]:

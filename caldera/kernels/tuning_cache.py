@@ -20,7 +20,7 @@ from caldera.kernels.table import Kernel
 from caldera.machine import this_machine
 from caldera.plain_data import json_digest
 
-FORMAT = 1
+FORMAT = 2
 _NOT_WORK = frozenset({"stream"})
 """Attributes that give a node its identity and change nothing about its work."""
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -30,7 +30,7 @@ _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class Record:
     """A choice: the kernel, and the seconds that it and the others took."""
 
-    question: dict[str, Any]
+    key: dict[str, Any]
     chosen: str
     times: dict[str, float]
 
@@ -52,7 +52,7 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         "outputs": [_written(spec) for spec in node.outputs],
         "family": family,
         "kernels": [kernel.name for kernel in kernels],
-        "machine": machine(family),
+        "machine": machine_key(family),
     }
 
 
@@ -93,7 +93,7 @@ FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
 """What decides which kernel of a family is fastest, where that is not this machine's CPU."""
 
 
-def machine(family: str = "cpu") -> dict[str, Any]:
+def machine_key(family: str = "cpu") -> dict[str, Any]:
     """What about this machine and process decides which kernel of a family is fastest."""
     if family in FACTS:
         return FACTS[family]()
@@ -113,39 +113,39 @@ def machine(family: str = "cpu") -> dict[str, Any]:
 _CHOICES = FileCache("choices")
 
 
-def load(question: dict[str, Any]) -> Record | None:
+def load(key: dict[str, Any]) -> Record | None:
     """The remembered answer, if there is one that can be trusted."""
-    return _read(json_digest(question))
+    return _read(json_digest(key))
 
 
-def _read(key: str) -> Record | None:
-    held = _CHOICES.read_json(key)
+def _read(digest: str) -> Record | None:
+    held = _CHOICES.read_json(digest)
     try:
-        question, chosen = held["question"], held["chosen"]
+        key, chosen = held["key"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
-        # The name of the file vouches for the question.
-        right = held["format"] == FORMAT and json_digest(question) == key
-        return Record(question, chosen, times) if right and chosen in question["kernels"] else None
+        # The name of the file vouches for the key.
+        right = held["format"] == FORMAT and json_digest(key) == digest
+        return Record(key, chosen, times) if right and chosen in key["kernels"] else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def store(record: Record) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    _CHOICES.write_json(json_digest(record.question), {"format": FORMAT, **vars(record)})
+    _CHOICES.write_json(json_digest(record.key), {"format": FORMAT, **vars(record)})
 
 
-def all_here() -> Iterator[Record]:
+def all_records() -> Iterator[Record]:
     """Every choice remembered for this machine as it is now."""
     here: dict[str, dict[str, Any]] = {}
-    for key in _CHOICES:
-        record = _read(key)
+    for digest in _CHOICES:
+        record = _read(digest)
         if record is None:
             continue
-        family = str(record.question.get("family"))
+        family = str(record.key.get("family"))
         if family not in here:
-            here[family] = machine(family)
-        if record.question.get("machine") == here[family]:
+            here[family] = machine_key(family)
+        if record.key.get("machine") == here[family]:
             yield record
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from caldera.errors import ConfigError
 from caldera.graph.differentiate import gradients
 from caldera.lazy.compile import compile_nodes
 from caldera.lazy.expr import Expr, lift, wrap
@@ -36,6 +37,10 @@ def compile(
     >>> [tensor.tolist() for tensor in plan.run()]
     [[4.0, 4.0], [9.0, 9.0]]
     """
+    if not isinstance(outputs, Expr | Iterable):
+        raise ConfigError.build(
+            "compile", expected="an expression or a list of them", got=repr(outputs)
+        )
     wanted = [lift(each) for each in ([outputs] if isinstance(outputs, Expr) else outputs)]
     return compile_nodes(
         tuple(node for node in wanted if node.op.name != "assign"),

@@ -44,16 +44,6 @@ class Trace:
             for what, name, begin, end in self._marks
         ]
 
-    def overlap(self, one: str, other: str) -> float:
-        """Seconds during which something called `one` and something called `other` both ran."""
-        spans = self.spans()
-        return sum(
-            max(0.0, min(a.end, b.end) - max(a.begin, b.begin))
-            for a in spans
-            for b in spans
-            if a.what == one and b.what == other
-        )
-
 
 @contextmanager
 def recorded(device: Device) -> Iterator[Trace]:

@@ -26,7 +26,7 @@ activations: Registry[Callable[..., Expr]] = Registry("activation")
 
 for _name in (
     "relu", "sigmoid", "tanh", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus",
-    "hard_sigmoid", "hard_swish", "rbf", "softmax", "log_softmax",
+    "hard_sigmoid", "hard_swish", "mish", "softsign", "rbf", "softmax", "log_softmax",
 ):  # fmt: skip
     activations.add(_name, getattr(op, _name))
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from caldera import op
 from caldera.configurable import Configurable, Family
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.lazy import Expr
+from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, Task
 from caldera.tensor.dtype import DType, canonical, int64
 from caldera.tensor.shape import Shape, normalise_axis
 
@@ -46,6 +47,13 @@ class Loss(Configurable, ABC):
     ) -> tuple[Shape, DType]:
         """Shape and dtype of the targets for predictions of this shape and dtype."""
         return tuple(prediction_shape), canonical(dtype)
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        """Refuse targets with values that the loss is not made for."""
+
+    def task(self) -> Task | None:
+        """What kind of targets these are, for metrics; None if that is not known."""
+        return None
 
     def meaning(self, prediction: Expr) -> Expr:
         """What predictions stand for, of which a mean over models makes sense: for logits, the
@@ -141,6 +149,13 @@ class CrossEntropy(Loss):
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
 
+    def check_targets(self, targets: np.ndarray) -> None:
+        if self.probabilities:
+            _check_distributions(type(self).__name__, targets, self.axis)
+
+    def task(self) -> Task:
+        return Task(MULTICLASS, self.axis, logits=True)
+
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=self.axis)
 
@@ -161,6 +176,14 @@ class BinaryCrossEntropy(Loss):
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.binary_cross_entropy(prediction, target, reduction="none"))
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        if not np.all((targets >= 0) & (targets <= 1)):
+            hint = "(y + 1) / 2 for -1 and 1; numbers of classes are what cross_entropy takes"
+            raise _wrong_values(type(self).__name__, "from 0 (no) to 1 (yes)", targets, hint)
+
+    def task(self) -> Task:
+        return Task(MULTILABEL, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.sigmoid(prediction)
@@ -183,6 +206,9 @@ class MeanSquared(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.mean_squared_error(prediction, target, reduction="none"))
 
+    def task(self) -> Task:
+        return Task(REGRESSION)
+
 
 @losses.register("mean_absolute", "mae")
 @dataclass(frozen=True)
@@ -197,6 +223,9 @@ class MeanAbsolute(Loss):
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.mean_absolute_error(prediction, target, reduction="none"))
+
+    def task(self) -> Task:
+        return Task(REGRESSION)
 
 
 @losses.register("huber")
@@ -219,6 +248,9 @@ class Huber(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))
 
+    def task(self) -> Task:
+        return Task(REGRESSION)
+
 
 @losses.register("hinge")
 @dataclass(frozen=True)
@@ -233,6 +265,14 @@ class Hinge(Loss):
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.hinge(prediction, target, reduction="none"))
+
+    def check_targets(self, targets: np.ndarray) -> None:
+        if not np.all(np.abs(targets) == 1):
+            hint = "2 * y - 1 for 0 and 1"
+            raise _wrong_values(type(self).__name__, "-1 (no) or 1 (yes)", targets, hint)
+
+    def task(self) -> Task:
+        return Task(MULTILABEL)
 
 
 @losses.register("kl")
@@ -255,11 +295,30 @@ class KullbackLeibler(Loss):
         each = op.kl_divergence(logarithms, target, reduction="none", axis=self.axis)
         return mean_by_sample(each)
 
+    def check_targets(self, targets: np.ndarray) -> None:
+        _check_distributions(type(self).__name__, targets, self.axis)
+
+    def task(self) -> Task:
+        return Task(MULTICLASS, self.axis, logits=True)
+
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=self.axis)
 
     def prediction_of(self, meaning: Expr) -> Expr:
         return _log(meaning)
+
+
+def _check_distributions(where: str, targets: np.ndarray, axis: int) -> None:
+    sums = np.sum(targets, axis=axis, dtype=np.float64)
+    if np.any(targets < 0) or not np.allclose(sums, 1, atol=1e-2):
+        raise _wrong_values(where, "probabilities, which are not below 0 and add up to 1", targets)
+
+
+def _wrong_values(where: str, expected: str, targets: np.ndarray, hint: str = "") -> DataError:
+    return DataError.build(
+        f"targets for {where}", expected=expected, got=f"{targets.min()} to {targets.max()}",
+        hint=hint,
+    )  # fmt: skip
 
 
 def _log(probability: Expr) -> Expr:

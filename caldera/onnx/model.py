@@ -11,6 +11,7 @@ import numpy as np
 from caldera.errors import ConfigError
 from caldera.graph.node import Spec, Symbol
 from caldera.lazy import Expr, Variable
+from caldera.nn.tracing import Context
 from caldera.onnx.operators.values import NeedsValue, Value
 from caldera.onnx.reading import Declared, Graph, Program, read_model
 from caldera.onnx.translate import translate
@@ -70,6 +71,26 @@ class ImportedModel(Model):
         specs = self.input_specs()
         if specs is not None:
             self._trace_once(specs)
+
+    def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The network with `count` along the axis that the file leaves open, first or not."""
+        if self.fixed_batch is None:
+            return self.expressions(count)
+        open_sizes = {
+            (i, axis): name
+            for i, each in enumerate(self._fed)
+            for axis, name in enumerate(each.shape or ())
+            if not isinstance(name, int)
+        }
+        names = set(open_sizes.values())
+        # Of several, none says that it counts the samples; all stay as they came with the data.
+        is_one = len(open_sizes) == 1 or (len(names) == 1 and None not in names)
+        specs = tuple(
+            (tuple(count if is_one and (i, axis) in open_sizes else n
+                   for axis, n in enumerate(shape, 1)), dtype)
+            for i, (shape, dtype) in enumerate(self.signature.inputs)
+        )  # fmt: skip
+        return self._expressions(specs, self.fixed_batch)
 
     def _check_inputs(self) -> None:
         wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]

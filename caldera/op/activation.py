@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.opdef import Op, location
+from caldera.graph.opdef import location
 from caldera.graph.ops import activation, elementwise
 from caldera.lazy import Expr, as_float, lift
-from caldera.op.arguments import as_number
+from caldera.op.arguments import as_number, float_function
 from caldera.tensor.shape import normalise_axis
-
-
-def _float_function(function: Op, x: Any, **attrs: Any) -> Expr:
-    return Expr(function(as_float(lift(x)), **attrs))
 
 
 def relu(x: Any) -> Expr:
@@ -38,7 +34,7 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Expr:
     >>> op.leaky_relu(cd.tensor([-2.0, 3.0]), slope=0.5).tolist()
     [-1.0, 3.0]
     """
-    return _float_function(activation.leaky_relu, x, slope=as_number(slope, "slope", "leaky_relu"))
+    return float_function(activation.leaky_relu, x, slope=as_number(slope, "slope", "leaky_relu"))
 
 
 def elu(x: Any, alpha: float = 1.0) -> Expr:
@@ -49,7 +45,7 @@ def elu(x: Any, alpha: float = 1.0) -> Expr:
     >>> op.elu(cd.tensor([-1000.0, 0.0, 3.0]), alpha=0.5).tolist()
     [-0.5, 0.0, 3.0]
     """
-    return _float_function(activation.elu, x, alpha=as_number(alpha, "alpha", "elu"))
+    return float_function(activation.elu, x, alpha=as_number(alpha, "alpha", "elu"))
 
 
 def selu(x: Any) -> Expr:
@@ -60,7 +56,7 @@ def selu(x: Any) -> Expr:
     >>> op.selu(cd.tensor([0.0, 1.0], dtype="float64")).tolist()
     [0.0, 1.0507009873554805]
     """
-    return _float_function(activation.selu, x)
+    return float_function(activation.selu, x)
 
 
 def gelu(x: Any, approximate: bool = False) -> Expr:
@@ -73,7 +69,7 @@ def gelu(x: Any, approximate: bool = False) -> Expr:
     >>> op.gelu(cd.tensor([-100.0, 0.0, 100.0])).tolist()
     [-0.0, 0.0, 100.0]
     """
-    return _float_function(activation.gelu, x, approximate=bool(approximate))
+    return float_function(activation.gelu, x, approximate=bool(approximate))
 
 
 def silu(x: Any) -> Expr:
@@ -84,7 +80,7 @@ def silu(x: Any) -> Expr:
     >>> op.silu(cd.tensor([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    return _float_function(activation.silu, x)
+    return float_function(activation.silu, x)
 
 
 def softplus(x: Any) -> Expr:
@@ -95,7 +91,7 @@ def softplus(x: Any) -> Expr:
     >>> op.softplus(cd.tensor([-1000.0, 1000.0])).tolist()
     [0.0, 1000.0]
     """
-    return _float_function(activation.softplus, x)
+    return float_function(activation.softplus, x)
 
 
 def hard_sigmoid(x: Any) -> Expr:
@@ -106,7 +102,7 @@ def hard_sigmoid(x: Any) -> Expr:
     >>> op.hard_sigmoid(cd.tensor([-4.0, 0.0, 4.0])).tolist()
     [0.0, 0.5, 1.0]
     """
-    return _float_function(activation.hard_sigmoid, x)
+    return float_function(activation.hard_sigmoid, x)
 
 
 def hard_swish(x: Any) -> Expr:
@@ -117,7 +113,43 @@ def hard_swish(x: Any) -> Expr:
     >>> op.hard_swish(cd.tensor([0.0, 4.0])).tolist()
     [0.0, 4.0]
     """
-    return _float_function(activation.hard_swish, x)
+    return float_function(activation.hard_swish, x)
+
+
+def prelu(x: Any, slope: Any) -> Expr:
+    """x above 0 and slope * x below, with slopes that broadcast to x and can be learned.
+
+    For a slope each channel of images (N, C, H, W) it has the shape (C, 1, 1). The derivative at 0
+    is the slope.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.prelu(cd.tensor([[-2.0, -2.0], [3.0, 0.0]]), cd.tensor([0.5, 0.25])).tolist()
+    [[-1.0, -0.5], [3.0, 0.0]]
+    """
+    return float_function(activation.prelu, x, slope)
+
+
+def mish(x: Any) -> Expr:
+    """x * tanh(softplus(x)).
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.mish(cd.tensor([0.0, 100.0])).tolist()
+    [0.0, 100.0]
+    """
+    return float_function(activation.mish, x)
+
+
+def softsign(x: Any) -> Expr:
+    """x / (1 + |x|).
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.softsign(cd.tensor([1.0, -3.0, float("inf")])).tolist()
+    [0.5, -0.75, 1.0]
+    """
+    return float_function(activation.softsign, x)
 
 
 def rbf(x: Any, eps: float = 1.0) -> Expr:
@@ -128,7 +160,7 @@ def rbf(x: Any, eps: float = 1.0) -> Expr:
     >>> op.rbf(cd.tensor([0.0, 100.0]), eps=2.0).tolist()
     [1.0, 0.0]
     """
-    return _float_function(activation.rbf, x, eps=as_number(eps, "eps", "rbf"))
+    return float_function(activation.rbf, x, eps=as_number(eps, "eps", "rbf"))
 
 
 def softmax(x: Any, axis: int = -1) -> Expr:

@@ -1,4 +1,5 @@
-"""Checks of plain numbers and names that several families of functions take; where they fail."""
+"""What several families of functions share: checks of plain numbers and names, where they fail, and
+functions of floating-point numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
+from caldera.graph.opdef import Op, location
+from caldera.lazy import Expr, as_float, lift_all
 
 
 def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> float:
@@ -40,6 +42,11 @@ def as_count(value: Any, name: str, op: str) -> int:
             location(op), expected=f"{name}= a whole number of at least 1", got=repr(value)
         )
     return number
+
+
+def float_function(function: Op, *operands: Any, **attrs: Any) -> Expr:
+    """An op on floating-point numbers: operands meet in one dtype, integers become float32."""
+    return Expr(function(*[as_float(each) for each in lift_all(*operands)], **attrs))
 
 
 def place(name: str, *nodes: Node) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.graph.ops import elementwise
-from caldera.lazy import Expr, binary, lift, lift_all
+from caldera.lazy import Expr, as_float, binary, lift, lift_all
+from caldera.op.arguments import as_number
 
 
 def equal(a: Any, b: Any) -> Expr:
@@ -140,6 +141,45 @@ def isnan(x: Any) -> Expr:
     [False, False, True]
     """
     return Expr(elementwise.isnan(lift(x)))
+
+
+def isinf(x: Any) -> Expr:
+    """Whether it is infinite, on either side.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.isinf(cd.tensor([1.0, float("-inf"), float("nan")])).tolist()
+    [False, True, False]
+    """
+    node = lift(x)
+    other = elementwise.logical_or(elementwise.isfinite(node), elementwise.isnan(node))
+    return Expr(elementwise.logical_not(other))
+
+
+def isclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Expr:
+    """Whether |a - b| <= atol + rtol |b|, as NumPy has it: an infinity is close to itself alone.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([1.0, 1.1, float("inf")])
+    >>> op.isclose(x, 1.0).tolist(), op.isclose(x, x).tolist()
+    ([True, False, False], [True, True, True])
+    """
+    left, right = (as_float(each) for each in lift_all(a, b))
+    relative, absolute = (
+        elementwise.scalar(as_number(value, name, "isclose"), right)
+        for value, name in ((rtol, "rtol"), (atol, "atol"))
+    )
+    bound = elementwise.add(absolute, elementwise.mul(relative, elementwise.abs_(right)))
+    near = elementwise.less_equal(elementwise.abs_(elementwise.sub(left, right)), bound)
+    near = elementwise.logical_and(near, elementwise.isfinite(right))
+    near = elementwise.logical_or(near, elementwise.equal(left, right))
+    if equal_nan:
+        both = elementwise.logical_and(elementwise.isnan(left), elementwise.isnan(right))
+        near = elementwise.logical_or(near, both)
+    return Expr(near)
 
 
 def where(condition: Any, a: Any, b: Any) -> Expr:

@@ -27,25 +27,26 @@ from caldera.tensor.dtype import canonical, float32, int64
 from caldera.tensor.shape import as_shape
 
 _lock = threading.Lock()
-_state: list[Variable] = []
 
 
 def random_state() -> Variable:
     """The variable (seed, step) that random expressions read unless they are given another.
 
     It can be saved and restored like any variable. A seed above 2**63 - 1 is held as the int64 of
-    the same bits.
+    the same bits. A thread that has set a seed has its own, and a training step that of its model.
 
     >>> from caldera import op
     >>> op.seed(5)
     >>> op.random_state().numpy().tolist()
     [5, 0]
     """
+    streams = seeding.streams()
     with _lock:
-        if not _state:
-            start = _bits(seeding.global_seed(), 0)
-            _state.append(var("random state", (2,), fill=start, dtype=int64))
-        return _state[0]
+        if streams.state is None:
+            start = _bits(streams.seed, 0)
+            streams.state = var("random state", (2,), fill=start, dtype=int64)
+        found: Variable = streams.state
+        return found
 
 
 def _bits(seed_: int, step: int) -> np.ndarray:
@@ -55,7 +56,9 @@ def _bits(seed_: int, step: int) -> np.ndarray:
 def seed(number: int) -> None:
     """Set the seed of all random numbers, and start again at the first step and stream.
 
-    The seed is an int from 0 to 2**64 - 1; a program that never sets it has seed 0.
+    The seed is an int from 0 to 2**64 - 1; a program that never sets it has seed 0. In the main
+    thread it is that of the program; another thread that calls this has a seed of its own. Models
+    have theirs, and neither follow this seed nor change it.
 
     >>> from caldera import op
     >>> op.seed(3)
@@ -65,9 +68,10 @@ def seed(number: int) -> None:
     True
     """
     seeding.seed(number)
+    streams = seeding.streams()
     with _lock:
-        for variable in _state:
-            variable.assign(_bits(int(number), 0))
+        if streams.state is not None:
+            streams.state.assign(_bits(streams.seed, 0))
 
 
 def next_step() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from ml_dtypes import finfo
 
 from caldera.graph.opdef import Op
 from caldera.graph.ops import base, elementwise
 from caldera.lazy import Expr, as_float, lift
-from caldera.tensor.dtype import canonical, is_integer
-
-
-def _float_function(function: Op, x: Any) -> Expr:
-    return Expr(function(as_float(lift(x))))
+from caldera.op.arguments import as_number, float_function
+from caldera.tensor.dtype import canonical, is_float, is_integer
 
 
 def _rounding(function: Op, x: Any) -> Expr:
@@ -28,7 +28,7 @@ def exp(x: Any) -> Expr:
     >>> op.exp(cd.tensor([0.0])).tolist()
     [1.0]
     """
-    return _float_function(elementwise.exp, x)
+    return float_function(elementwise.exp, x)
 
 
 def log(x: Any) -> Expr:
@@ -39,7 +39,7 @@ def log(x: Any) -> Expr:
     >>> op.log(cd.tensor([1.0, 0.0])).tolist()
     [0.0, -inf]
     """
-    return _float_function(elementwise.log, x)
+    return float_function(elementwise.log, x)
 
 
 def log1p(x: Any) -> Expr:
@@ -50,7 +50,7 @@ def log1p(x: Any) -> Expr:
     >>> op.log1p(cd.tensor([0.0, 1e-20])).tolist()
     [0.0, 9.999999682655225e-21]
     """
-    return _float_function(elementwise.log1p, x)
+    return float_function(elementwise.log1p, x)
 
 
 def expm1(x: Any) -> Expr:
@@ -61,7 +61,40 @@ def expm1(x: Any) -> Expr:
     >>> op.expm1(cd.tensor([0.0, 1e-20])).tolist()
     [0.0, 9.999999682655225e-21]
     """
-    return _float_function(elementwise.expm1, x)
+    return float_function(elementwise.expm1, x)
+
+
+def log2(x: Any) -> Expr:
+    """The logarithm to the base 2: -inf at 0, nan below.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.log2(cd.tensor([8.0, 0.5])).tolist()
+    [3.0, -1.0]
+    """
+    return float_function(elementwise.log2, x)
+
+
+def log10(x: Any) -> Expr:
+    """The logarithm to the base 10: -inf at 0, nan below.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.log10(cd.tensor([1000.0, 1.0])).tolist()
+    [3.0, 0.0]
+    """
+    return float_function(elementwise.log10, x)
+
+
+def exp2(x: Any) -> Expr:
+    """2 to the power of `x`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.exp2(cd.tensor([3.0, -1.0])).tolist()
+    [8.0, 0.5]
+    """
+    return float_function(elementwise.exp2, x)
 
 
 def sqrt(x: Any) -> Expr:
@@ -72,7 +105,7 @@ def sqrt(x: Any) -> Expr:
     >>> op.sqrt(cd.tensor([4.0, 2.25])).tolist()
     [2.0, 1.5]
     """
-    return _float_function(elementwise.sqrt, x)
+    return float_function(elementwise.sqrt, x)
 
 
 def rsqrt(x: Any) -> Expr:
@@ -83,7 +116,7 @@ def rsqrt(x: Any) -> Expr:
     >>> op.rsqrt(cd.tensor([4.0, 0.25])).tolist()
     [0.5, 2.0]
     """
-    return _float_function(elementwise.rsqrt, x)
+    return float_function(elementwise.rsqrt, x)
 
 
 def square(x: Any) -> Expr:
@@ -105,7 +138,7 @@ def reciprocal(x: Any) -> Expr:
     >>> op.reciprocal(cd.tensor([4.0, -0.5])).tolist()
     [0.25, -2.0]
     """
-    return _float_function(elementwise.reciprocal, x)
+    return float_function(elementwise.reciprocal, x)
 
 
 def abs(x: Any) -> Expr:
@@ -163,6 +196,50 @@ def round(x: Any) -> Expr:
     return _rounding(elementwise.round_, x)
 
 
+def trunc(x: Any) -> Expr:
+    """`x` without its fraction, the whole number towards 0; its derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.trunc(cd.tensor([1.5, -1.5])).tolist()
+    [1.0, -1.0]
+    """
+    node = lift(x)
+    if is_integer(node.dtype):
+        return Expr(node)
+    node = as_float(node)
+    below = elementwise.less(node, elementwise.scalar(0, node))
+    return Expr(elementwise.where(below, elementwise.ceil(node), elementwise.floor(node)))
+
+
+def nan_to_num(
+    x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Expr:
+    """`x` with numbers in place of nan and the infinities: by default 0 and the ends of the range.
+
+    Where a number was put in place, the derivative is 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.nan_to_num(cd.tensor([1.5, float("nan"), float("-inf")]), neginf=-9.0).tolist()
+    [1.5, 0.0, -9.0]
+    """
+    node = lift(x)
+    if not is_float(node.dtype):
+        return Expr(node)
+    largest = float(finfo(node.dtype).max)
+    for infinite, wanted in ((math.inf, posinf), (-math.inf, neginf)):
+        number = math.copysign(largest, infinite) if wanted is None else wanted
+        found = elementwise.equal(node, elementwise.scalar(infinite, node))
+        node = elementwise.where(
+            found,
+            elementwise.scalar(as_number(number, "posinf and neginf", "nan_to_num"), node),
+            node,
+        )
+    number = as_number(nan, "nan", "nan_to_num")
+    return Expr(elementwise.where(elementwise.isnan(node), elementwise.scalar(number, node), node))
+
+
 def sin(x: Any) -> Expr:
     """The sine of an angle in radians.
 
@@ -171,7 +248,7 @@ def sin(x: Any) -> Expr:
     >>> op.sin(cd.tensor([0.0])).tolist()
     [0.0]
     """
-    return _float_function(elementwise.sin, x)
+    return float_function(elementwise.sin, x)
 
 
 def cos(x: Any) -> Expr:
@@ -182,7 +259,7 @@ def cos(x: Any) -> Expr:
     >>> op.cos(cd.tensor([0.0])).tolist()
     [1.0]
     """
-    return _float_function(elementwise.cos, x)
+    return float_function(elementwise.cos, x)
 
 
 def tanh(x: Any) -> Expr:
@@ -193,7 +270,7 @@ def tanh(x: Any) -> Expr:
     >>> op.tanh(cd.tensor([0.0, 100.0])).tolist()
     [0.0, 1.0]
     """
-    return _float_function(elementwise.tanh, x)
+    return float_function(elementwise.tanh, x)
 
 
 def erf(x: Any) -> Expr:
@@ -204,7 +281,7 @@ def erf(x: Any) -> Expr:
     >>> op.erf(cd.tensor([0.0, 10.0])).tolist()
     [0.0, 1.0]
     """
-    return _float_function(elementwise.erf, x)
+    return float_function(elementwise.erf, x)
 
 
 def sigmoid(x: Any) -> Expr:
@@ -215,7 +292,7 @@ def sigmoid(x: Any) -> Expr:
     >>> op.sigmoid(cd.tensor([0.0, -1000.0, 1000.0])).tolist()
     [0.5, 0.0, 1.0]
     """
-    return _float_function(elementwise.sigmoid, x)
+    return float_function(elementwise.sigmoid, x)
 
 
 def cast(x: Any, dtype: Any) -> Expr:

@@ -215,21 +215,23 @@ class Optimizer(Configurable, ABC):
         self._check(variables, gradients)
         taken = self._create(variables[0].tensor.device)
         rate = self._rate(op.cast(taken, "float64"))
-        slopes = [
+        gradients = [
             op.cast(gradient, promote(variable.dtype, float32))
             for variable, gradient in zip(variables, gradients, strict=True)
         ]
         assignments: list[Expr] = []
         if self._accumulation is not None:
-            slopes, ok, assignments = self._accumulation.collected(variables, slopes, weight, ok)
+            gradients, ok, assignments = self._accumulation.collected(
+                variables, gradients, weight, ok
+            )
         if self.clip is not None:
-            slopes = self.clip.clipped(slopes)
+            gradients = self.clip.clipped(gradients)
         groups = assign_groups(type(self).__name__, self.groups, variables)
-        for variable, slope in zip(variables, slopes, strict=True):
+        for variable, gradient in zip(variables, gradients, strict=True):
             group = groups.get(variable)
             own = rate if group is None else rate * group.learning_rate_factor
             with updating(variable):
-                new, kept = self._rule_of(group)._decayed_update(variable, slope, own, taken)
+                new, kept = self._rule_of(group)._decayed_update(variable, gradient, own, taken)
             state = self._state_of(variable)
             assignments.append(_assign(variable, new, ok))
             assignments += [_assign(state[name], kept[name], ok) for name in state]
@@ -273,13 +275,13 @@ class Optimizer(Configurable, ABC):
         plan = compile([loss, *gradients, *self.apply(variables, gradients)])
         count = 1 + len(gradients)
         for taken in range(1, steps + 1):
-            value, *slopes = [result.numpy() for result in plan.run()[:count]]
+            value, *found = [result.numpy() for result in plan.run()[:count]]
             if not np.isfinite(value):
                 raise ConfigError.build(
                     f"{type(self).__name__}.minimize", expected="a finite loss",
                     got=f"{value} at step {taken}", hint="use a smaller learning rate",
                 )  # fmt: skip
-            if max(float(np.abs(slope).max(initial=0.0)) for slope in slopes) <= tolerance:
+            if max(float(np.abs(each).max(initial=0.0)) for each in found) <= tolerance:
                 return Minimum(float(value), taken, converged=True)
         return Minimum(float(loss), steps, converged=False)
 
@@ -294,7 +296,7 @@ class Optimizer(Configurable, ABC):
     def _decayed_update(
         self, variable: Variable, gradient: Expr, rate: Expr, taken: Variable
     ) -> tuple[Expr, State]:
-        where, state, slope = type(self).__name__, self._state_of(variable), gradient
+        where, state, given = type(self).__name__, self._state_of(variable), gradient
         wide = gradient.dtype
         rate = op.cast(rate, wide)
         parameter = op.cast(variable, wide)
@@ -308,7 +310,7 @@ class Optimizer(Configurable, ABC):
                 f"{where}.update", expected=f"new values for {sorted(state)}",
                 got=f"{sorted(kept)}", hint="keeps and update must name the same state",
             )  # fmt: skip
-        check_sharded_update(where, [variable, slope, *state.values()], [new, *kept.values()])
+        check_sharded_update(where, [variable, given, *state.values()], [new, *kept.values()])
         return new, kept
 
     def _rule_of(self, group: Group | None) -> Self:

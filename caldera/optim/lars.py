@@ -53,9 +53,11 @@ class LARS(Optimizer):
         self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
     ) -> tuple[Expr, State]:
         pull = self.pull(parameter)
-        size = length(parameter)
-        slope = length(gradient) + length(pull)
-        known = op.logical_and(size > 0.0, slope > 0.0)
-        local = rate * op.where(known, self.trust * size / op.where(known, slope, 1.0), 1.0)
+        weight_norm = length(parameter)
+        gradient_norm = length(gradient) + length(pull)
+        known = op.logical_and(weight_norm > 0.0, gradient_norm > 0.0)
+        local = rate * op.where(
+            known, self.trust * weight_norm / op.where(known, gradient_norm, 1.0), 1.0
+        )
         velocity = self.momentum * state["velocity"] + local * (gradient + pull)
         return parameter - velocity, {"velocity": velocity}

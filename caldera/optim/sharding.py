@@ -61,8 +61,8 @@ def sharded_parameters(sharding: Sharding | None) -> Iterator[None]:
     >>> from caldera.optim.sharding import Sharding, sharded_parameters
     >>> whole, part = op.var("w", (4,)), op.var("w", (2,))
     >>> with sharded_parameters(Sharding({part: whole})):
-    ...     slope = optim.length(cd.tensor([3.0, 4.0]))
-    >>> float(slope)
+    ...     norm = optim.length(cd.tensor([3.0, 4.0]))
+    >>> float(norm)
     5.0
     """
     token = _sharding.set(sharding)

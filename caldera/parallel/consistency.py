@@ -138,7 +138,7 @@ def check_same_setup(communicator: Communicator, given: Mapping[str, object]) ->
     """Raise on all ranks unless all of them train in the same way."""
     # The number of threads decides in which order long sums are added up.
     known = {**given, "threads": settings.threads}
-    check_same(communicator, "fit", [f"{name}={value}" for name, value in known.items()])
+    check_same(communicator, "ranks", [f"{name}={value}" for name, value in known.items()])
 
 
 def broadcast_model(communicator: Communicator, model: Layer, optimizer: Optimizer) -> None:

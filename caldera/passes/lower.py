@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from caldera.graph.node import Node
-from caldera.graph.opdef import OPS, Nodes, as_tuple
+from caldera.graph.opdef import Nodes, as_tuple
 from caldera.graph.program import Program, rebuild
 
 HasKernel = Callable[[str], bool]
@@ -25,12 +25,3 @@ def lower(program: Program, has_kernel: HasKernel) -> Program:
     while any(is_expanded(node) for node in program.order()):
         program = rebuild(program, expand)
     return program
-
-
-def without_kernel(family_has: HasKernel) -> list[str]:
-    """The ops that neither have a kernel nor can be expanded."""
-    return [
-        name
-        for name, op in OPS.items()
-        if op.decompose is None and op.kind not in ("leaf", "state") and not family_has(name)
-    ]

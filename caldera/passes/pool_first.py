@@ -28,7 +28,7 @@ class _Match:
 
     relu: Node
     pool: Node
-    slopes: tuple[Node, ...]
+    gradients: tuple[Node, ...]
 
 
 def pool_first(program: Program) -> Program:
@@ -52,17 +52,17 @@ def _relu_behind(program: Program) -> Program:
     if not matches:
         return program
     pools = {match.pool: match for match in matches}
-    slopes = {slope: match.pool for match in matches for slope in match.slopes}
+    gradients = {slope: match.pool for match in matches for slope in match.gradients}
     new: dict[Node, Node] = {}
     for node in order:
         given = tuple(new[each] for each in node.inputs)
         if node in pools:
             before = new[pools[node].relu.inputs[0]]
             new[node] = max_pool2d_epilogue.node(before, activated=True, **node.attrs)
-        elif node in slopes:
+        elif node in gradients:
             spread = node.inputs[1]
             slope, index = (new[each] for each in spread.inputs)
-            most = item(new[slopes[node]], 0)
+            most = item(new[gradients[node]], 0)
             stopped = where(
                 greater(most, constant(0, most.dtype)), slope, full(slope.shape, 0, slope.dtype)
             )
@@ -85,23 +85,25 @@ class _Finder:
         if others or not _makes_fewer(pool):
             return None
         (before,) = node.inputs
-        slopes: list[Node] = []
+        gradients: list[Node] = []
         for user in self.users[before]:
             if user is not node:
                 if user.op is not greater or uniform(user.inputs[1]) != 0 or user in self.roots:
                     return None
-                slopes += self.users[user]
+                gradients += self.users[user]
         spreads = [spread for each in self._indices(pool) for spread in self.users[each]]
         if any(each in self.roots for each in (before, *self._indices(pool), *spreads)):
             return None
-        if len(slopes) != len(spreads) or not all(self._is_slope(each, spreads) for each in slopes):
+        if len(gradients) != len(spreads) or not all(
+            self._is_gradient(each, spreads) for each in gradients
+        ):
             return None
-        return _Match(node, pool, tuple(slopes))
+        return _Match(node, pool, tuple(gradients))
 
     def _indices(self, pool: Node) -> list[Node]:
         return [user for user in self.users[pool] if user.attrs.get("index") == 1]
 
-    def _is_slope(self, node: Node, spreads: list[Node]) -> bool:
+    def _is_gradient(self, node: Node, spreads: list[Node]) -> bool:
         """Whether it is a spread gradient where the relu let something through, else 0."""
         if node.op is not where or uniform(node.inputs[2]) != 0:
             return False

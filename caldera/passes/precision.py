@@ -49,7 +49,8 @@ STORED: dict[str, int] = {
     "greater_equal": ALL, "isfinite": ALL, "isnan": ALL,
     # Activations with bounded slopes.
     "relu": ALL, "sigmoid": ALL, "tanh": ALL, "erf": ALL, "leaky_relu": ALL, "elu": ALL,
-    "selu": ALL, "gelu": ALL, "silu": ALL, "hard_sigmoid": ALL, "hard_swish": ALL,
+    "selu": ALL, "gelu": ALL, "silu": ALL, "hard_sigmoid": ALL, "hard_swish": ALL, "mish": ALL,
+    "softsign": ALL, "prelu": ALL, "atan": ALL, "asinh": ALL,
     # Moving elements.
     "reshape": ALL, "transpose": ALL, "slice": ALL, "unslice": ALL, "pad": ALL, "flip": ALL,
     "concat": ALL, "split": ALL, "tile": ALL, "repeat": ALL, "broadcast_to": ALL, "gather": ALL,

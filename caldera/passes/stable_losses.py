@@ -22,7 +22,7 @@ def _log_of_softmax(x: Node, probabilities: Node) -> Node:
     return log_softmax(x, **probabilities.attrs)
 
 
-def _slope(g: Node, x: Node, probabilities: Node) -> Node:
+def _log_softmax_gradient(g: Node, x: Node, probabilities: Node) -> Node:
     """softmax'(g / softmax) is the derivative of log_softmax."""
     logarithm = log_softmax(x, **probabilities.attrs)
     spread = broadcast_to(g, x.shape)
@@ -41,7 +41,7 @@ def _cross_entropy(targets: Node, x: Node, logarithm: Node, node: Node) -> Node 
 
 RULES = Rules(
     (p.log(probabilities), _log_of_softmax),
-    (p.softmax_grad(p.div(anything("g"), probabilities), probabilities), _slope),
+    (p.softmax_grad(p.div(anything("g"), probabilities), probabilities), _log_softmax_gradient),
     (
         p.sum(p.mul(anything("targets"), p.log_softmax(x, name="logarithm")), name="node"),
         _cross_entropy,

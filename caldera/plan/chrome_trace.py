@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.plan.explain import Explanation, Row, shapes_text
 from caldera.plan.timeline import DEVICE, HOST, Slice, Timeline
 
@@ -43,7 +44,7 @@ def write_trace(path: str | PathLike[str], seen: Timeline, plan: Explanation) ->
             "FLOPs": plan.flops,
         },
     }
-    target.write_text(json.dumps(content), encoding="utf-8")
+    write_file(target, json.dumps(content))
     return target
 
 

@@ -48,13 +48,13 @@ def loop_kernel(
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
     schedule = Schedule(roots, choose, _argument, in_place, family)
     carried = body.parameters[: node.attrs["carries"]]
-    room = sum(aligned(spec.nbytes) for spec in carried)
+    carry_bytes = sum(aligned(spec.nbytes) for spec in carried)
 
     def bind(call: Call) -> Runner:
         return _bind_loop(call, schedule, constant)
 
     return LoopKernel(
-        "scan", family, "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * room,
+        "scan", family, "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * carry_bytes,
         shares=frozenset().union(*(step.kernel.shares for step in schedule.steps)),
         schedule=schedule,
     )  # fmt: skip

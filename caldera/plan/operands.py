@@ -40,6 +40,12 @@ class Operands:
         self._check()
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of what the plan keeps itself."""
+        held = sum(tensor.nbytes for tensor in self._held.values())
+        return self.inputs.nbytes + held + sum(each.nbytes for each in self._constants.values())
+
+    @property
     def are_stale(self) -> bool:
         """Whether variables have moved since arrays were last asked for."""
         return self._moves != Symbol.moves

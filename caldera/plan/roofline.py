@@ -17,7 +17,7 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.file_cache import FileCache
-from caldera.kernels.tuning_cache import machine
+from caldera.kernels.tuning_cache import machine_key
 from caldera.plain_data import json_digest
 from caldera.tensor.dtype import DType, float32, float64
 from caldera.threads import parallel_for
@@ -52,7 +52,7 @@ class Peaks:
 
 def cpu_peaks() -> Peaks:
     """The peaks of this machine: remembered, or measured now (about 0.3 s)."""
-    key = (settings.cache_dir, json_digest({"peaks": machine()}))
+    key = (settings.cache_dir, json_digest({"peaks": machine_key()}))
     if key not in _known:
         found = _read(key[1])
         if found is None:
@@ -73,7 +73,7 @@ def cpu_peaks_at_least(speeds: Mapping[DType, float]) -> Peaks:
         known.bandwidth,
     )
     if raised != known:
-        key = (settings.cache_dir, json_digest({"peaks": machine()}))
+        key = (settings.cache_dir, json_digest({"peaks": machine_key()}))
         _known[key] = raised
         with suppress(OSError):
             _PEAKS.write_json(key[1], vars(raised))

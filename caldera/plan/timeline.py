@@ -17,7 +17,7 @@ import numpy as np
 
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import NativeRunner, joined_runs
-from caldera.kernels.native.codegen.tracing import Part, watched
+from caldera.kernels.native.codegen.tracing import PartSpan, traced
 from caldera.kernels.table import Runner
 from caldera.memory import Device
 from caldera.memory.trace import recorded
@@ -118,7 +118,7 @@ def _on_host(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float)
     steps = rehearsal.prepare()
     seen.slices.append(_slice("feed", begin, start))
     pause = perf_counter()
-    notes: list[tuple[int, Part]] = []
+    notes: list[tuple[int, PartSpan]] = []
     # Joined as in earnest: the workers stay from one call to the next.
     calls = joined_runs([_noted(runner, step, notes) for step, runner in enumerate(steps)])
     # Getting ready to look is no part of the run.
@@ -128,20 +128,20 @@ def _on_host(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float)
     seen.slices += _of_parts(notes, start)
 
 
-def _noted(runner: Runner, step: int, notes: list[tuple[int, Part]]) -> Runner:
+def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
     """The same work; each part of it is written down, by whichever thread does it."""
     if isinstance(runner, NativeRunner):
-        return watched(runner, lambda part: notes.append((step, part)))
+        return traced(runner, lambda part: notes.append((step, part)))
 
     def run() -> None:
         begin = perf_counter()
         runner()
-        notes.append((step, Part(threading.get_ident(), 0, 1, begin, perf_counter())))
+        notes.append((step, PartSpan(threading.get_ident(), 0, 1, begin, perf_counter())))
 
     return run
 
 
-def _of_parts(notes: Sequence[tuple[int, Part]], start: float) -> Iterator[Slice]:
+def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[Slice]:
     """A slice for each step, from its first part to its last, and its parts on their threads."""
     workers = {threading.get_ident(): CALLS}
     for step, group in groupby(sorted(notes, key=lambda note: note[0]), key=lambda note: note[0]):

@@ -215,5 +215,5 @@ def _with_arenas(workload: Workload, arenas: Sequence[tuple[int, int]]) -> Workl
     if slope <= 0:
         return workload
     inputs = workload.layers[0].output
-    room = max(high - slope * large, workload.trained)
-    return dataclasses.replace(workload, activations=slope + inputs, room=room)
+    workspace = max(high - slope * large, workload.trained)
+    return dataclasses.replace(workload, activations=slope + inputs, workspace=workspace)

@@ -247,10 +247,10 @@ def _memory(setting: Setting, stage: int, samples: int, messages: Sequence[Bucke
     workload, ranks = setting.workload, setting.ranks
     around = min(2 * max((bucket.nbytes for bucket in messages), default=0.0), workload.trained)
     parameters = workload.parameters + workload.trained / ranks
-    room = workload.room
+    workspace = workload.workspace
     if stage >= 2:
-        room = max(room - workload.trained, 0.0) + workload.trained / ranks + around
+        workspace = max(workspace - workload.trained, 0.0) + workload.trained / ranks + around
     if stage == 3:
         parameters = workload.parameters - workload.trained * (1 - 1 / ranks) + around
     kept = workload.optimizer / ranks
-    return parameters + kept + room + workload.activations * samples
+    return parameters + kept + workspace + workload.activations * samples

@@ -38,22 +38,13 @@ _MICRO = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class HybridConfig:
-    """Ranks along each axis; micro-batches and the order in which a pipeline takes them.
-
-    >>> HybridConfig(data=2, pipeline=4, micro=8).bubble
-    0.2727272727272727
-    """
+    """Ranks along each axis; micro-batches and the order in which a pipeline takes them."""
 
     data: int = 1
     pipeline: int = 1
     model: int = 1
     micro: int = 1
     schedule: str = ONE_F_ONE_B
-
-    @property
-    def bubble(self) -> float:
-        """The part of its slots in which a rank of the pipeline has nothing to do."""
-        return (self.pipeline - 1) / (self.micro + self.pipeline - 1)
 
     @property
     def family(self) -> str:
@@ -231,7 +222,7 @@ def _memory(index: int, stage: Stage, samples: float, mix: HybridConfig, setting
     that are on their way."""
     workload = setting.workload
     part = stage.trained / (workload.trained or 1.0)
-    whole = stage.parameters + part * (workload.optimizer + workload.room)
+    whole = stage.parameters + part * (workload.optimizer + workload.workspace)
     able = sum(layer.trained for layer in stage.layers if layer.units >= mix.model)
     split = able / (stage.trained or 1.0) * (1 - 1 / mix.model)
     flying = mix.micro if mix.schedule == FILL_DRAIN else min(mix.micro, mix.pipeline - index)

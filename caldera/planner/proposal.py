@@ -170,8 +170,8 @@ def plan(
         flops = flops_of(speed) if isinstance(speed, str) else speed
         compute = Compute.at_speed(workload, flops)
     within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
-    room = bytes_of(memory) if isinstance(memory, str) else memory
-    cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, room, TURN)
+    memory_bytes = bytes_of(memory) if isinstance(memory, str) else memory
+    cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, memory_bytes, TURN)
     codes = {name: timed(code) for name, code in default_codecs(wire).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)

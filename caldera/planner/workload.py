@@ -31,8 +31,8 @@ class Workload:
 
     - `flops`: of the forward pass of one sample.
     - `optimizer`: bytes that the optimizer keeps.
-    - `activations`: bytes of one more sample in a step, its input included; `room`: bytes that a
-      step takes for gradients and the like however few samples it has.
+    - `activations`: bytes of one more sample in a step, its input included; `workspace`: bytes
+      that a step takes for gradients and the like however few samples it has.
     - `shapes`: of the parameters that are trained.
     - `value`: bytes of one number.
     - `gradients`: of the parameters that are trained, in the order of the model, and `backward`
@@ -46,7 +46,7 @@ class Workload:
     flops: float
     optimizer: float
     activations: float
-    room: float
+    workspace: float
     shapes: tuple[tuple[int, ...], ...] = ()
     value: int = 4
     gradients: tuple[Gradient, ...] = ()
@@ -82,7 +82,7 @@ class Workload:
 
     def memory(self, samples: float) -> float:
         """Bytes that one rank alone needs for batches of so many samples."""
-        return self.parameters + self.optimizer + self.room + self.activations * samples
+        return self.parameters + self.optimizer + self.workspace + self.activations * samples
 
 
 def workload_of(model: Model) -> Workload:
@@ -115,7 +115,7 @@ def workload_of(model: Model) -> Workload:
         flops=found.flops,
         optimizer=_kept_a_parameter(model) * trained,
         activations=found.activation_bytes + inputs,
-        room=trained,
+        workspace=trained,
         shapes=tuple(each.shape for each in parameters),
         value=round(value),
         gradients=gradients,

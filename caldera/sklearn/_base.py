@@ -6,11 +6,10 @@ ends in an underscore, and equal data with an equal `random_state` give equal re
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +24,7 @@ from caldera.nn.models import mlp
 from caldera.optim import Optimizer, optimizers
 from caldera.train.callbacks import EarlyStopping
 from caldera.train.neural_network import NeuralNetwork, load_model
+from caldera.train.saving.model_file import model_bytes
 from caldera.train.tracking.history import History
 
 DTYPES = (np.float64, np.float32)
@@ -245,8 +245,7 @@ class NetworkEstimator(BaseEstimator, ABC):
         """Parameters and plain values; the network as the bytes of a model file."""
         state = dict(super().__getstate__())
         if "model_" in state:
-            with tempfile.TemporaryDirectory() as folder:
-                state["model_"] = state["model_"].save(Path(folder) / "copy.caldera").read_bytes()
+            state["model_"] = model_bytes(state["model_"])
             state["history_"] = state["history_"].to_dict()
         return state
 
@@ -254,10 +253,7 @@ class NetworkEstimator(BaseEstimator, ABC):
         """The network again, on the device that this estimator asks for, or that is here."""
         state = dict(state)
         if "model_" in state:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "copy.caldera"
-                path.write_bytes(state["model_"])
-                state["model_"] = load_model(path)
+            state["model_"] = load_model(BytesIO(state["model_"]))
             if state["device"] is not None:
                 state["model_"].to(state["device"])
             state["history_"] = History.from_dict(state["history_"])

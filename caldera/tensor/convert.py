@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.errors import DtypeError, ShapeError
+from caldera.errors import DataError, DtypeError, ShapeError
 from caldera.tensor.dtype import DType, bool_, canonical, is_float, is_integer
 
 Array = NDArray[Any]
@@ -23,6 +23,7 @@ def array_of(data: object, where: str) -> Array:
     >>> array_of([[1, 2], [3, 4]], "tensor").shape
     (2, 2)
     """
+    refuse_masked(data, where)
     try:
         array = np.asarray(data)
     except ValueError as error:
@@ -32,6 +33,22 @@ def array_of(data: object, where: str) -> Array:
     # Byte-swapped data becomes native here; for all else nothing changes.
     dtype = canonical(array.dtype)
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
+
+
+def refuse_masked(data: object, where: str) -> None:
+    """Raise if part of an array is masked: NumPy would go on with what is behind the mask.
+
+    >>> refuse_masked(np.ma.array([1, 2], mask=[False, True]), "tensor")
+    Traceback (most recent call last):
+    caldera.errors.DataError: tensor: expected an array in which nothing is masked,
+    got 1 masked of shape (2,); give a value with x.filled(0), or leave those samples out
+    """
+    if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
+        raise DataError.build(
+            where, expected="an array in which nothing is masked",
+            got=f"{np.ma.count_masked(data)} masked of shape {data.shape}",
+            hint="give a value with x.filled(0), or leave those samples out",
+        )  # fmt: skip
 
 
 def exactly(values: object, dtype: DType, where: str) -> Array:

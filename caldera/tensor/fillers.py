@@ -23,7 +23,7 @@ from caldera.errors import DtypeError, ShapeError
 from caldera.tensor import philox
 from caldera.tensor.convert import array_of, exactly
 from caldera.tensor.dtype import DType, bool_, float32, float64, is_float
-from caldera.tensor.seeding import global_seed, next_stream
+from caldera.tensor.seeding import streams
 from caldera.tensor.shape import Shape, size
 
 Array = NDArray[Any]
@@ -56,7 +56,8 @@ def filled(fill: Filler, shape: Shape, dtype: DType) -> Array:
     >>> filled(Constant(2), (3,), float32).tolist()
     [2.0, 2.0, 2.0]
     """
-    return fill.generate(shape, dtype, global_seed(), next_stream() if fill.is_random else 0)
+    now = streams()
+    return fill.generate(shape, dtype, now.seed, now.take() if fill.is_random else 0)
 
 
 def as_filler(fill: object, where: str) -> Filler:

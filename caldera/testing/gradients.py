@@ -51,8 +51,10 @@ def check_gradients(
     scalar = _projected([each for each in several if is_float(each.dtype)], seed=1)
     worst = _compare(scalar, variables, tolerance, "first")
     if order == 2:
-        slopes = _slopes(scalar, variables)
-        worst = max(worst, _compare(_projected(slopes, seed=2), variables, tolerance, "second"))
+        derivatives = _gradients(scalar, variables)
+        worst = max(
+            worst, _compare(_projected(derivatives, seed=2), variables, tolerance, "second")
+        )
     return worst
 
 
@@ -68,23 +70,24 @@ def _projected(values: Sequence[Expr], seed: int) -> Expr:
     return total
 
 
-def _slopes(scalar: Expr, variables: Sequence[Variable]) -> list[Expr]:
+def _gradients(scalar: Expr, variables: Sequence[Variable]) -> list[Expr]:
     nodes = [variable.node for variable in variables]
     return list(wrap(gradients(scalar.node, nodes, unused="zero")))
 
 
 def _compare(scalar: Expr, variables: Sequence[Variable], tolerance: float, which: str) -> float:
-    exact = [tensor.numpy().copy() for tensor in compile(_slopes(scalar, variables)).run()]
+    exact = [tensor.numpy().copy() for tensor in compile(_gradients(scalar, variables)).run()]
     value = compile([scalar])
     worst = 0.0
-    for variable, slope in zip(variables, exact, strict=True):
+    for variable, gradient in zip(variables, exact, strict=True):
         numeric = _differences(value, variable)
         scale = max(1.0, float(np.abs(numeric).max(initial=0.0)))
-        error = float(np.abs(slope - numeric).max(initial=0.0)) / scale
+        error = float(np.abs(gradient - numeric).max(initial=0.0)) / scale
         worst = max(worst, error)
         assert error <= tolerance, (
             f"{which} derivative with respect to {variable.name} {variable.shape}: relative error "
-            f"{error:.2e} > {tolerance:.0e}\nfrom the graph:\n{slope}\nby differences:\n{numeric}"
+            f"{error:.2e} > {tolerance:.0e}\nfrom the graph:\n{gradient}\n"
+            f"by differences:\n{numeric}"
         )
     return worst
 

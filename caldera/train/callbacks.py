@@ -21,6 +21,7 @@ import numpy as np
 from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
 from caldera.registry import nearest
+from caldera.train.arguments import plain_number, whole_number
 from caldera.train.saving.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -162,10 +163,8 @@ class EarlyStopping(Callback):
         restore_best: bool = True,
         mode: str | None = None,
     ) -> None:
-        if patience < 1:
-            raise ConfigError.build("EarlyStopping", expected="patience >= 1", got=f"{patience}")
         self.monitor = self.decides_by = monitor
-        self.patience = patience
+        self.patience = whole_number(patience, "patience", 1, "EarlyStopping")
         self.restore_best = restore_best
         self.waited = 0
         self._keeper = KeepBest(monitor, mode=mode, min_delta=min_delta)
@@ -230,7 +229,7 @@ class Target(Callback):
 
     def __init__(self, metric: str, value: float, *, mode: str | None = None) -> None:
         self.metric = self.decides_by = metric
-        self.value = value
+        self.value = plain_number(value, "value", -math.inf, "Target")
         self.mode = _mode("Target", metric, mode)
 
     def epoch_ends(self, run: Run) -> None:
@@ -357,6 +356,4 @@ def _mode(where: str, monitor: str, mode: str | None) -> str:
 
 
 def _not_negative(where: str, name: str, value: float) -> float:
-    if not value >= 0:
-        raise ConfigError.build(where, expected=f"{name} >= 0", got=f"{value}")
-    return value
+    return plain_number(value, name, 0.0, where)

@@ -12,10 +12,12 @@ import numpy as np
 from caldera.config import settings
 from caldera.data import Data, IterableData, Loader, Pipeline
 from caldera.errors import ConfigError, DataError
+from caldera.nn.task import MULTICLASS
 from caldera.optim import LossScale
 from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
+from caldera.train.data_digest import data_digest, weights_digest
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.held_out import Parts
 from caldera.train.progress import Progress
@@ -26,7 +28,7 @@ from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
 from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
-from caldera.train.target_checks import check_targets
+from caldera.train.target_checks import check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
 
@@ -61,8 +63,9 @@ class TrainingData:
 
     @classmethod
     def of(
-        cls, model: Model, data: Any, by_sample: Any = None, by_class: Any = None
-    ) -> TrainingData:
+        cls, model: Model, data: Any, by_sample: Any = None, by_class: Any = None,
+        where: str = "fit",
+    ) -> TrainingData:  # fmt: skip
         """Look at data once, and build the model for it."""
         pipeline = Pipeline.of(data)
         weights = SampleWeights.of(pipeline, by_sample, by_class)
@@ -70,12 +73,29 @@ class TrainingData:
         count = 1 if pipeline.is_stream else len(pipeline)
         if len(sample) < 2 or not count:
             raise DataError.build(
-                "fit", expected="samples with inputs and targets",
+                where, expected="samples with inputs and targets",
                 got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
             )  # fmt: skip
         model.ensure_built(sample)
         check_schema(model, pipeline)
+        if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
+            raise DataError.build(
+                where, expected="one array of targets for class_weights", got="several",
+                hint="weigh the samples with sample_weights instead",
+            )  # fmt: skip
+        classes = _classes(model)
+        if weights is not None and classes is not None:
+            weights.check_classes(classes)
         return cls(pipeline, sample, weights)
+
+
+def _classes(model: Model) -> int | None:
+    """How many classes the main output tells apart, if it does."""
+    name, loss = next(iter(model.objective.losses.items()))
+    task, shape = loss.task(), model.signature.outputs.get(name)
+    if task is None or task.kind != MULTICLASS or shape is None:
+        return None
+    return (1, *shape)[task.axis]
 
 
 def make_steps(
@@ -144,6 +164,8 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     if held_out is not None:
         check_schema(model, held_out)
     steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
+    if strategy.communicator.rank == 0:
+        warn_of_one_class(model, given.pipeline, given.sample)
     loader = _loader(model, given, options, strategy)
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
     run = Run(
@@ -172,6 +194,7 @@ def _facts(
     strategy: Strategy,
 ) -> dict[str, Any]:
     """What has to be the same on all ranks."""
+    several = strategy.communicator.size > 1
     return {
         "samples": _length(given.pipeline), "epochs": options.epochs,
         "batch_size": options.batch_size, "shuffle": options.shuffle,
@@ -180,7 +203,16 @@ def _facts(
         "precision": model.precision, "device": model.device.kernels,
         # These put together what ranks have parts of.
         "checkpointers": sum(isinstance(each, Checkpointer) for each in options.callbacks),
-        **(training_config(model) if strategy.communicator.size > 1 else {}),
+        **(training_config(model) if several else {}),
+        # Ranks take turns with samples by their numbers: as many others would do as well.
+        **(_same_data(given, held_out) if several else {}),
+    }  # fmt: skip
+
+
+def _same_data(given: TrainingData, held_out: Pipeline | None = None) -> dict[str, str]:
+    return {
+        "data": data_digest(given.pipeline), "weights of samples": weights_digest(given.weights),
+        "validation data": data_digest(held_out),
     }  # fmt: skip
 
 
@@ -239,13 +271,18 @@ def evaluate(
     model: Model, data: Any, batch_size: int, parallel: Strategy | None = None
 ) -> dict[str, Any]:
     """The loss and metrics of a model on data; see `Model.evaluate`."""
-    pipeline = Pipeline.of(data)
-    check_schema(model, pipeline)
+    given = TrainingData.of(model, data, where="evaluate")
     if parallel is None:
-        steps = model.evaluation_steps(pipeline)
+        # The plans are there for the next time, but these are other data.
+        check_targets(model, given.pipeline, given.sample, weighted=False)
+        steps = model.evaluation_steps(given)
     else:
-        steps = make_steps(model, pipeline, _checked(parallel).evaluating())
-    return steps.evaluated(loader_for(steps.strategy, pipeline, batch_size, shuffle=False))
+        strategy = _checked(parallel)
+        if strategy.communicator.size > 1:
+            facts = {"samples": _length(given.pipeline), "batch_size": batch_size}
+            strategy.agree({**facts, **_same_data(given)})
+        steps = make_steps(model, given, strategy.evaluating())
+    return steps.evaluated(loader_for(steps.strategy, given.pipeline, batch_size, shuffle=False))
 
 
 def _checked(parallel: Strategy) -> Strategy:

@@ -20,6 +20,7 @@ from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, write_figure
 from caldera.draw.palette import CATEGORICAL
 from caldera.errors import ConfigError
+from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot
 
@@ -97,11 +98,15 @@ def lr_find(
     >>> 1e-4 < found.suggestion < 1
     True
     """
-    if not 0 < lowest < highest or steps < 2:
+    steps = whole_number(steps, "steps", 2, "lr_find")
+    first, last = (plain_number(each, "rates", 0, "lr_find") for each in (lowest, highest))
+    if not 0 < first < last < math.inf:
         raise ConfigError.build(
-            "lr_find", expected="0 < lowest < highest and at least 2 steps",
-            got=f"{lowest}, {highest} and {steps}",
-        )  # fmt: skip
+            "lr_find", expected="0 < lowest < highest < inf", got=f"{lowest} and {highest}"
+        )
+    size = model.batch_size
+    if batch_size is not None:
+        size = whole_number(batch_size, "batch_size", 1, "lr_find")
     pipeline = Pipeline.of(data)
     if pipeline.is_stream:
         raise ConfigError.build(
@@ -110,7 +115,7 @@ def lr_find(
     given = model.optimizer
     optimizer = type(given)(**{**given.arguments(), "learning_rate": lowest})
     trial = dataclasses.replace(make_steps(model, pipeline), optimizer=optimizer)
-    loader = Loader(pipeline, batch_size or model.batch_size, seed=model.seed)
+    loader = Loader(pipeline, size, seed=model.seed)
     before = Snapshot.of(model)
     try:
         rates, losses = _try(trial, loader, np.geomspace(lowest, highest, steps))

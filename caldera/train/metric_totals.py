@@ -19,7 +19,7 @@ SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 class MetricTotals:
     """The loss and the metrics of the samples seen since the last `reset`."""
 
-    def __init__(self, prefix: str, metrics: list[Metric], device: Any) -> None:
+    def __init__(self, prefix: str, metrics: Sequence[Metric], device: Any) -> None:
         self._prefix = prefix
         self._metrics = metrics
         self._device = device
@@ -79,7 +79,7 @@ class MetricTotals:
 class TotalsReading:
     """Sums that may still be on their way from the device."""
 
-    metrics: list[Metric]
+    metrics: Sequence[Metric]
     readings: dict[str, Reading]
     shapes: dict[str, tuple[int, ...]]
 

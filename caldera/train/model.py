@@ -11,33 +11,35 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
-from caldera.data import Data, IterableData, Schema
+from caldera.data import Schema
+from caldera.data.sources.base import SCALE, scaled
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, compile
+from caldera.lazy import Expr
 from caldera.memory import Device
-from caldera.memory import device as find_device
 from caldera.nn.basic import Sequential
-from caldera.nn.layer import Layer
-from caldera.nn.losses import Loss, losses
+from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
-from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
-from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
+from caldera.tensor.dtype import canonical, is_float
+from caldera.tensor.seeding import seeded
+from caldera.train.arguments import arrays as checked_arrays
+from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
-from caldera.train.fit import FitOptions, evaluate, fit, make_steps
+from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
+from caldera.train.model_settings import ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
-from caldera.train.step_graph import MAIN, Objective, Signature, main_output, named_outputs
+from caldera.train.step_graph import AFTER_PARAMETERS, Signature, named_outputs
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
 
 
-class Model(Layer):
+class Model(ModelSettings):
     """A network with a loss and an optimizer. Subclass it and write `forward`:
 
     >>> import numpy as np
@@ -80,30 +82,13 @@ class Model(Layer):
     ) -> None:
         super().__init__(name=name)
         self._path = ""
-        self.between_epochs: list[optim.EpochRule] = []
-        if isinstance(batch_size, optim.EpochRule):
-            self.between_epochs.append(batch_size)
-            batch_size = int(batch_size.value)
-        if batch_size < 1 or epochs < 0:
-            raise ConfigError.build(
-                type(self).__name__, expected="batch_size >= 1 and epochs >= 0",
-                got=f"{batch_size} and {epochs}",
-            )  # fmt: skip
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.dtype = dtype
-        self.precision = precision
-        self.seed = seed
-        self.device = find_device(device)
-        self.optimizer = _optimizer(optimizer, learning_rate)
-        self.objective = _objective(loss, loss_weights or {})
-        chosen = _default_metrics(self.objective) if metrics is None else metrics
-        self.metrics = [metric_names.make(each) for each in chosen]
+        self._set(
+            loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,
+            precision, seed, device,
+        )  # fmt: skip
         self.schema: Schema | None = None
         """What it was trained on: the names of columns and classes, where the data have them."""
         self._signature: Signature | None = None
-        self._predictors: dict[int, Plan] = {}
-        self._evaluator: Steps | None = None
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
         self.steps_done = 0
@@ -145,10 +130,10 @@ class Model(Layer):
         return str(np.dtype(self.dtype)) if array.dtype.kind == "f" else array.dtype.name
 
     def _trace_once(self, specs: tuple[tuple[tuple[int, ...], str], ...]) -> Context:
-        # Parameters take the model's seed, whatever was drawn before.
-        op.seed(self.seed)
-        _, outputs, traced = self._expressions(specs, self.samples_traced)
-        self._signature = Signature(specs, {name: e.shape[1:] for name, e in outputs.items()})
+        # Parameters take the model's seed, whatever was drawn before or is drawn by others.
+        with seeded(self.seed):
+            _, outputs, traced = self._expressions(specs, self.samples_traced)
+        self._signature = Signature.of(specs, outputs)
         return traced
 
     def expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
@@ -160,7 +145,12 @@ class Model(Layer):
         >>> [each.shape for each in (*inputs, *outputs.values())]
         [(5, 4), (5, 3)]
         """
-        return self._expressions(self.signature.inputs, count)
+        with seeded(self.seed, AFTER_PARAMETERS):
+            return self._expressions(self.signature.inputs, count)
+
+    def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The same for those who let the number of samples vary, whichever axis they lie on."""
+        return self.expressions(count)
 
     def _expressions(
         self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
@@ -178,37 +168,42 @@ class Model(Layer):
     def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
         """What the network gives for each sample (of its main output).
 
+        `batch_size` samples at most are computed at once. Fewer are filled up to one of a few
+        sizes, each of which has a plan.
+
         >>> import numpy as np
         >>> import caldera as cd
         >>> from caldera import nn
         >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
         >>> model.predict(np.zeros((5, 4), "float32")).shape
         (5, 3)
-        """
-        arrays = [np.asarray(x) for x in inputs]
-        self.ensure_built(arrays)
-        samples = len(arrays[0])
-        count = min(batch_size or self.batch_size, max(samples, 1))
-        plan = self._predictor(count)
-        parts = []
-        for start in range(0, samples, count):
-            feeds = {
-                f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
-            }
-            parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
-        if not parts:
-            name = next(iter(self.signature.outputs))
-            return np.zeros((0, *self.signature.outputs[name]), self.dtype)
-        return np.concatenate(parts)
 
-    def _predictor(self, count: int) -> Plan:
-        if count not in self._predictors:
-            _, outputs, _ = self.expressions(count)
-            _, prediction = main_output(outputs, self.objective)
-            self._predictors[count] = compile(
-                prediction, device=self.device, precision=self.precision
-            )
-        return self._predictors[count]
+        Bytes are taken for images and divided by 255, as in `fit`, unless the network takes
+        integers.
+        """
+        arrays = self._inputs(checked_arrays(inputs))
+        return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
+
+    def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""
+        arrays[0] = scaled(arrays[0], self._byte_scale())
+        self.ensure_built(arrays)
+        if len(arrays) != len(self.signature.inputs):
+            raise DataError.build(
+                "predict", expected=f"{len(self.signature.inputs)} inputs", got=f"{len(arrays)}",
+                hint="targets are no inputs",
+            )  # fmt: skip
+        return arrays
+
+    def _byte_scale(self) -> float | None:
+        specs = self.input_specs() if self._signature is None else self._signature.inputs
+        whole = specs is not None and not is_float(canonical(specs[0][1]))
+        return None if whole else SCALE
+
+    def _count(self, batch_size: int | None, where: str) -> int:
+        if batch_size is None:
+            return self.batch_size
+        return whole_number(batch_size, "batch_size", 1, where)
 
     def fit(
         self,
@@ -253,9 +248,11 @@ class Model(Layer):
         if device is not None:
             self.to(device)
         return fit(self, data, FitOptions(
-            epochs=self.epochs if epochs is None else epochs,
-            batch_size=batch_size or self.batch_size, validation=validation, shuffle=shuffle,
-            verbose=verbose, callbacks=callbacks, checkpoint=checkpoint, resume=resume,
+            epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
+            batch_size=self._count(batch_size, "fit"), validation=validation,
+            shuffle=truth(shuffle, "shuffle"), verbose=verbose,
+            callbacks=instances(callbacks, Callback, "callbacks"),
+            checkpoint=folder(checkpoint, "checkpoint"), resume=truth(resume, "resume"),
             parallel=parallel, sample_weights=sample_weights, class_weights=class_weights,
         ))  # fmt: skip
 
@@ -268,13 +265,7 @@ class Model(Layer):
         >>> model.device, model.parameters()[0].tensor.device
         (<device loopback:0>, <device loopback:0>)
         """
-        place = find_device(device)
-        if place is not self.device:
-            # An optimizer has variables once a step has been written down.
-            kept = self.optimizer.variables() if self.optimizer.state else []
-            for variable in (*self.parameters(), *self.states(), *kept):
-                variable.move(place)
-            self.device, self._predictors, self._evaluator = place, {}, None
+        self.device = device
         return self
 
     def evaluate(
@@ -293,9 +284,9 @@ class Model(Layer):
         >>> sorted(found), round(found["loss"], 4)
         (['accuracy', 'loss'], 1.0986)
         """
-        return evaluate(self, data, batch_size or self.batch_size, parallel)
+        return evaluate(self, data, self._count(batch_size, "evaluate"), parallel)
 
-    def evaluation_steps(self, data: Data | IterableData) -> Steps:
+    def evaluation_steps(self, data: TrainingData) -> Steps:
         """The plans for evaluating; made once."""
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
@@ -360,7 +351,7 @@ class Model(Layer):
         >>> found.seconds > 0
         True
         """
-        return profile(self, data, batch_size or self.batch_size, trace)
+        return profile(self, data, self._count(batch_size, "profile"), trace)
 
     def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
         """Build the model for a batch (inputs, perhaps then targets), or check that it fits."""
@@ -375,41 +366,3 @@ class Model(Layer):
                     type(self).__name__, expected=f"samples of shape {shape}",
                     got=f"{array.shape[1:]}", hint="the first axis counts the samples",
                 )  # fmt: skip
-
-
-def _padded(array: np.ndarray, count: int) -> np.ndarray:
-    """The last samples filled up to a whole batch; what is computed for the filling is dropped."""
-    missing = count - len(array)
-    if not missing:
-        return array
-    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
-
-
-def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> Optimizer:
-    if isinstance(given, Optimizer):
-        if rate is not None:
-            raise ConfigError.build(
-                "optimizer", expected="the learning rate in one place",
-                got="an optimizer object and learning_rate=", hint="give it to the optimizer alone",
-            )  # fmt: skip
-        return given
-    return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
-
-
-def _objective(
-    given: str | Loss | Mapping[str, str | Loss], weights: Mapping[str, float]
-) -> Objective:
-    if not isinstance(given, Mapping):
-        given = {MAIN: given}
-    unknown = sorted(set(weights) - set(given))
-    if unknown:
-        raise ConfigError.build(
-            "loss_weights", expected="weights for " + ", ".join(given), got=", ".join(unknown)
-        )
-    return Objective({name: losses.make(each) for name, each in given.items()}, dict(weights))
-
-
-def _default_metrics(objective: Objective) -> list[str]:
-    """Accuracy for classifiers, the mean absolute error for the rest."""
-    first = type(next(iter(objective.losses.values()))).__name__
-    return ["accuracy"] if "CrossEntropy" in first else ["mae"]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera import op
 from caldera.errors import ConfigError, DataError
+from caldera.io.files import Source, file_name_of
 from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
 from caldera.nn.config import from_config
@@ -41,6 +40,11 @@ class NeuralNetwork(Model):
 
     def __init__(self, layers: Sequence[Layer], **settings: Any) -> None:
         super().__init__(**settings)
+        if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
+            raise ConfigError.build(
+                "NeuralNetwork", expected="a list of layers", got=repr(layers),
+                hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
+            )  # fmt: skip
         self.network = Sequential(list(layers))
         specs = self.input_specs()
         if specs is not None:
@@ -66,11 +70,12 @@ class NeuralNetwork(Model):
 # --- from a model file
 
 
-def load_model(path: str | os.PathLike[str]) -> NeuralNetwork:
+def load_model(path: Source) -> NeuralNetwork:
     """The network that `save` wrote: layers, weights, loss, optimizer and settings.
 
-    Only registered layers are made; everything is checked before memory is taken. A model with a
-    `forward` of its own needs its class: make it, and use its `load_weights`.
+    `path` may be a file that is open. Only registered layers are made; everything is checked
+    before memory is taken. A model with a `forward` of its own needs its class: make it, and use
+    its `load_weights`.
 
     >>> import caldera as cd
     >>> cd.load("no/such/file.caldera")
@@ -78,7 +83,7 @@ def load_model(path: str | os.PathLike[str]) -> NeuralNetwork:
     caldera.errors.DataError: load_safetensors_metadata file.caldera:
     expected a file at no/such/file.caldera, got no folder no/such
     """
-    where = Path(path).name
+    where = file_name_of(path)
     content = read_content(path)
     if content["kind"] != "NeuralNetwork":
         raise ConfigError.build(

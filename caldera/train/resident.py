@@ -19,7 +19,6 @@ from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
 from caldera.data.loading.device_stages import can_run_on_device
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import StoredArrays
-from caldera.errors import DataError
 from caldera.lazy import Expr
 from caldera.memory import DEVICE, Device
 from caldera.tensor import Tensor
@@ -133,12 +132,6 @@ class DeviceSource(BatchSource):
     def _tensor(self, name: str, dtype: np.dtype[Any] | None) -> Tensor:
         """All samples of an array, put on the device when they are first asked for."""
         if name not in self._held:
-            if name not in self._arrays:
-                given = ", ".join([*self._held, *self._arrays])
-                raise DataError.build(
-                    "batch", expected=f"an array for {name}", got=given,
-                    hint="pass (x, y), or (x1, x2, y1, y2) for several",
-                )  # fmt: skip
             # The host's array is not needed any longer.
             array = self._arrays.pop(name)
             if dtype is not None:
@@ -160,12 +153,12 @@ def resident(
     inputs = [canonical(dtype) for _, dtype in model.signature.inputs]
     names = array_names(len(inputs), len(stored.arrays))
     taken = [*inputs, *[array.dtype for array in stored.arrays[len(inputs) :]]]
-    room = _room(model.device) - len(stored) * (8 if weights is None else 16)
+    free = _free_bytes(model.device) - len(stored) * (8 if weights is None else 16)
     staged: list[str] = []
-    if not pipeline.own_stages and _bytes(stored, taken) <= room:
+    if not pipeline.own_stages and _bytes(stored, taken) <= free:
         # As the network takes it: nothing is left to do in a step.
         given = pipeline.stages.apply(stored.samples(), Draw())
-    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= room and can_run_on_device(
+    elif _bytes(stored, [array.dtype for array in stored.arrays]) <= free and can_run_on_device(
         pipeline, pipeline.example(0), 0
     ):
         staged, given = names, stored.samples()
@@ -190,7 +183,7 @@ def _bytes(stored: StoredArrays, dtypes: Sequence[np.dtype[Any]]) -> int:
     )
 
 
-def _room(device: Device) -> float:
+def _free_bytes(device: Device) -> float:
     """The bytes that data may take on a device."""
     there = device.memory_bytes
     return float("inf") if there is None else settings.resident_fraction * there

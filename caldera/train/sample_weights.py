@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import is_float
 
 
@@ -38,10 +40,26 @@ class SampleWeights:
         if by_sample is None and by_class is None:
             return None
         return cls(
-            None if by_sample is None else _checked(by_sample, data),
+            None if by_sample is None else _by_sample(by_sample, data),
             None if by_class is None else _by_label(by_class),
-            isinstance(by_class, dict),
+            isinstance(by_class, Mapping),
         )
+
+    def check_classes(self, classes: int) -> None:
+        """Refuse weights for other classes than a model tells apart."""
+        if self.by_class is None:
+            return
+        given = len(self.by_class)
+        if given > classes or (given < classes and not self.is_partial):
+            raise DataError.build(
+                "fit", expected=f"class_weights for {classes} classes, 0 to {classes - 1}",
+                got=f"one for class {given - 1}" if self.is_partial else f"{given} of them",
+                hint="a dict such as {1: 5.0} has those that do not count once",
+            )  # fmt: skip
+        if given == classes and not self.by_class.any():
+            raise DataError.build(
+                "fit", expected="class_weights of which some are above 0", got="only 0"
+            )
 
     def of_batch(self, batch: Batch) -> np.ndarray:
         """The weights of a batch's samples."""
@@ -78,26 +96,65 @@ def _classes(labels: np.ndarray | None) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _checked(given: Any, data: Pipeline) -> np.ndarray:
+def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
     if data.is_stream:
         raise DataError.build(
             "fit", expected="data with numbered samples for sample_weights", got="a stream",
             hint="use arrays, or class_weights",
         )  # fmt: skip
-    weights = np.asarray(given, dtype=np.float64)
+    weights = _numbers(given, "sample_weights")
     count = len(data)
     if weights.shape != (count,):
         raise DataError.build(
             "fit", expected=f"one weight for each of {count} samples", got=f"{weights.shape}"
         )
+    if not weights.any():
+        raise DataError.build(
+            "fit", expected="sample_weights of which some are above 0", got="only 0",
+            hint="a sample of weight 0 counts for nothing",
+        )  # fmt: skip
     return weights
 
 
 def _by_label(given: Any) -> np.ndarray:
     """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
-    if isinstance(given, dict):
-        found = np.ones(max(given) + 1)
-        for label, weight in given.items():
-            found[label] = weight
-        return found
-    return np.asarray(given, dtype=np.float64)
+    if not isinstance(given, Mapping):
+        weights = _numbers(given, "class_weights")
+        if weights.ndim != 1:
+            raise DataError.build(
+                "fit", expected="class_weights= one for each class, or a dict",
+                got=f"an array of shape {weights.shape}",
+            )  # fmt: skip
+        return weights
+    labels = [label for label in given if _is_label(label)]
+    if len(labels) < len(given):
+        wrong = next(label for label in given if not _is_label(label))
+        raise DataError.build(
+            "fit", expected="class_weights by the numbers of classes, from 0", got=repr(wrong),
+            hint="as in class_weights={1: 5.0}",
+        )  # fmt: skip
+    if not labels:
+        raise DataError.build("fit", expected="class_weights= of a class", got="an empty dict")
+    found = np.ones(max(labels) + 1)
+    found[labels] = _numbers(list(given.values()), "class_weights")
+    return found
+
+
+def _is_label(given: Any) -> bool:
+    whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
+    return whole and given >= 0
+
+
+def _numbers(given: Any, name: str) -> np.ndarray:
+    """Weights: numbers of at least 0."""
+    array = array_of(given, f"fit {name}")
+    if array.dtype.kind not in "biuf" and not is_float(array.dtype):
+        raise DataError.build("fit", expected=f"{name}= numbers", got=f"{array.dtype}")
+    weights = array.astype(np.float64)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        raise DataError.build(
+            "fit", expected=f"{name} of at least 0", got=f"{weights[wrong][0]}",
+            hint="0 leaves a sample out, 2 counts it twice",
+        )  # fmt: skip
+    return weights

@@ -18,14 +18,14 @@ def check_schema(model: Model, data: Pipeline) -> None:
     """
     if model.schema is None:
         return
-    given = _of_inputs(model, data)
+    given = schema_of_inputs(model, data.schema)
     if given is not None:
         model.schema.check(given, type(model).__name__)
 
 
 def learn_schema(model: Model, data: Pipeline) -> None:
     """Have the model remember what it is trained on."""
-    given = _of_inputs(model, data)
+    given = schema_of_inputs(model, data.schema)
     if given is None:
         return
     known = model.schema or Schema()
@@ -34,10 +34,9 @@ def learn_schema(model: Model, data: Pipeline) -> None:
     model.schema = replace(known if known.columns else given, classes=classes)
 
 
-def _of_inputs(model: Model, data: Pipeline) -> Schema | None:
+def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
     """The schema of data, without columns that are not what the model takes: a stage of a pipeline
     may have made something else of them."""
-    schema = data.schema
     if schema is None or not schema.columns:
         return schema
     (shape, _), *_ = model.signature.inputs

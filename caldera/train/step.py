@@ -11,9 +11,10 @@ replayed: a step is one launch that nobody waits for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,17 +25,27 @@ from caldera.lazy import Expr, Variable, compile
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
+from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
 from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
-from caldera.train.batch_source import BatchSource, HostSource, drawn, synchronised_stream
+from caldera.tensor.seeding import seeded
+from caldera.train.batch_source import (
+    BatchSource,
+    HostSource,
+    as_words,
+    drawn,
+    synchronised_stream,
+)
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.step_graph import Objective, StepGraph
+from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
 TRAINING, EVALUATION = "training", "evaluation"
 Votes = Sequence[float]
+MOST_SIZES = 64
+"""Plans of a model that are kept: those for the sizes of batches that were there last."""
 
 
 @dataclass
@@ -44,7 +55,7 @@ class Steps:
     model: Model
     objective: Objective
     optimizer: Optimizer
-    metrics: list[Metric]
+    metrics: Sequence[Metric]
     strategy: Strategy
     loss_scale: LossScale | None = None
     weighted: bool = False
@@ -55,20 +66,21 @@ class Steps:
 
     def __post_init__(self) -> None:
         device = self.model.device
+        self.metrics = self.objective.judged_by(self.metrics)
         self.training_totals = MetricTotals("training", self.metrics, device)
         self.evaluation_totals = MetricTotals("evaluation", self.metrics, device)
         self.random = op.var(
             "random state",
             (2,),
-            fill=np.array([self.model.seed, self.model.steps_done]),
+            fill=as_words(self.model.seed, self.model.steps_done),
             dtype="int64",
             device=device,
         )
         self.bad_step = op.var(
             "first bad step", (), fill=np.array(-1), dtype="int64", device=device
         )
-        self._plans: dict[tuple[str, Hashable], Plan] = {}
-        self._ran: set[Plan] = set()
+        self._plans = RecentPlans(MOST_SIZES)
+        self._ran: WeakSet[Plan] = WeakSet()
         self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
 
@@ -76,7 +88,7 @@ class Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
         twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
-        twin._plans, twin._ran = {}, set()
+        twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         return twin
 
     # --- running
@@ -142,9 +154,11 @@ class Steps:
     def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
         batch = _whole(given) if isinstance(given, int) else given
         key = (kind, self.source.key(batch))
-        if key not in self._plans:
-            self._plans[key] = self.strategy.compiled(lambda: self._compiled(kind, batch))
-        return self._plans[key]
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self.strategy.compiled(lambda: self._compiled(kind, batch))
+            self._plans.add(key, plan)
+        return plan
 
     def _compiled(self, kind: str, batch: Share | Batch) -> Plan:
         values = self.source.values(batch)
@@ -213,7 +227,7 @@ def trace_network(
         for i, (shape, dtype) in enumerate(model.signature.inputs)
     ]
     random = op.var("random state", (2,), dtype="int64", device=model.device)
-    with trace(
+    with seeded(model.seed, AFTER_PARAMETERS, random), trace(
         training=True, dtype=model.dtype, device=model.device, random=random,
         several_ranks=several_ranks,
     ) as traced:  # fmt: skip

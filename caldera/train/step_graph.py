@@ -12,9 +12,11 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
 from caldera.nn.losses import Loss
+from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.strategy import BatchSums, Gradients, StepProgram
+from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import Values
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
+AFTER_PARAMETERS = 1 << 24
+"""The first random stream of what a network draws by itself; those before are its parameters'."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,16 @@ class Signature:
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
     outputs: dict[str, tuple[int, ...]]
+    last_ops: dict[str, str]
+    """The op that makes each output, past those that only move or cast numbers."""
+
+    @classmethod
+    def of(
+        cls, inputs: tuple[tuple[tuple[int, ...], str], ...], outputs: Mapping[str, Expr]
+    ) -> Signature:
+        """From the outputs of a network that has been written down."""
+        shapes = {name: each.shape[1:] for name, each in outputs.items()}
+        return cls(inputs, shapes, {name: _last_op(each) for name, each in outputs.items()})
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,18 @@ class Objective:
                 hint="name them after what forward gives back",
             )  # fmt: skip
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
+
+    def judged_by(self, metrics: Sequence[Metric]) -> list[Metric]:
+        """Metrics for what the first loss is about; any that makes no sense for it is refused."""
+        names = [metric.name for metric in metrics]
+        for name in names:
+            if names.count(name) > 1 or name == "loss":
+                raise ConfigError.build(
+                    "metrics", expected="metrics that are reported under names of their own",
+                    got=", ".join(names), hint="give a metric of your own another name",
+                )  # fmt: skip
+        task = next(iter(self.losses.values())).task()
+        return [metric.for_task(task) for metric in metrics]
 
 
 class StepGraph:
@@ -105,12 +131,12 @@ class StepGraph:
     def network(self, *, training: bool) -> tuple[dict[str, Expr], Context]:
         """The outputs of the network, and the trace that made them."""
         inputs = self.inputs()
-        with trace(
-            training=training, dtype=self._model.dtype, device=self._model.device,
-            random=self._steps.random, first=self._values.share.first,
-            several_ranks=self._strategy.shares_batches,
+        model, random = self._model, self._steps.random
+        with seeded(model.seed, AFTER_PARAMETERS, random), trace(
+            training=training, dtype=model.dtype, device=model.device, random=random,
+            first=self._values.share.first, several_ranks=self._strategy.shares_batches,
         ) as traced:  # fmt: skip
-            result = self._model(*inputs)
+            result = model(*inputs)
         return named_outputs(result), traced
 
     def loss(
@@ -185,6 +211,13 @@ class StepGraph:
             op.assign(random, op.where(fine, random + np.array([0, 1]), random)),
             op.assign(bad_step, op.where(fine | (bad_step >= 0), bad_step, random[1])),
         ]
+
+
+def _last_op(output: Expr) -> str:
+    node = output.node
+    while node.op.name in ("cast", "reshape", "transpose"):
+        node = node.inputs[0]
+    return node.op.name
 
 
 def _only_if(fine: Expr, update: Expr) -> Expr:

@@ -1,65 +1,142 @@
-"""Whether targets are what a loss takes: told before the first step, in words about the data."""
+"""Whether outputs and targets are what a loss takes: told before the first step, in words about the
+data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from caldera.data import Data, IterableData, Pipeline
-from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.nn.losses import CrossEntropy
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.nn.losses import CrossEntropy, Loss
+from caldera.nn.task import MULTICLASS, REGRESSION
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
+
+MOST_LOOKED_AT = 1 << 24
+"""How many numbers of the targets are looked at, before training and before each evaluation."""
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output that has a loss, and its targets in a small batch."""
+
+    name: str
+    loss: Loss
+    prediction: tuple[int, ...]
+    target: np.ndarray
+    number: int
+    """Which of a sample's arrays the targets are."""
+
+    @property
+    def what(self) -> str:
+        return type(self.loss).__name__
 
 
 def check_targets(
     model: Model, data: Data | IterableData, sample: Sequence[np.ndarray], *, weighted: bool
 ) -> None:
-    """Refuse targets that do not fit the loss of a model with one; `sample` is a small batch.
+    """Refuse outputs and targets that do not fit their losses; `sample` is a small batch.
 
     Where samples are `weighted`, one of weight 0 may have any class.
     """
-    inputs = len(model.signature.inputs)
-    if len(sample) != inputs + 1:
+    for output in _outputs(model, sample):
+        _check_output(output, model.signature.last_ops[output.name])
+        _check_kind(output, model.dtype)
+        if weighted:
+            continue
+        loss, targets = output.loss, _labels(data, output)
+        loss.check_targets(targets)
+        if isinstance(loss, CrossEntropy) and not loss.probabilities:
+            _check_range(targets, output.prediction[loss.axis], output.what)
+
+
+def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]) -> None:
+    """Say so if all targets are the same class or label: there is nothing to tell apart."""
+    for output in _outputs(model, sample):
+        task, labels = output.loss.task(), _labels(data, output)
+        if task is None or task.kind == REGRESSION:
+            continue
+        if len(labels) > 1 and np.all(labels == labels.flat[0]):
+            warnings.warn(
+                f"fit: all {len(labels)} targets are {labels.flat[0]}; a model can only learn to "
+                "say that. Data to tell classes apart have samples of each", stacklevel=4,
+            )  # fmt: skip
+
+
+def _outputs(model: Model, sample: Sequence[np.ndarray]) -> Iterator[_Output]:
+    inputs, known = len(model.signature.inputs), model.objective.losses
+    targets = len(sample) - inputs
+    if targets not in (1, len(known)):
+        raise DataError.build(
+            "targets", expected=f"an array for each of the {len(known)} losses, or one for all",
+            got=f"{targets}", hint="pass (x, y), or (x1, x2, y1, y2) for several",
+        )  # fmt: skip
+    for place, (name, loss) in enumerate(known.items()):
+        if name in model.signature.outputs:
+            number = inputs + (place if targets > 1 else 0)
+            prediction = (len(sample[number]), *model.signature.outputs[name])
+            yield _Output(name, loss, prediction, sample[number], number)
+
+
+def _check_output(output: _Output, last_op: str) -> None:
+    task = output.loss.task()
+    if task is None:
         return
-    name, loss = next(iter(model.objective.losses.items()))
-    if name not in model.signature.outputs:
-        return
-    target = sample[inputs]
-    prediction = (len(target), *model.signature.outputs[name])
-    shape, dtype = loss.target_spec(prediction, model.dtype)
-    what = type(loss).__name__
+    if task.kind == MULTICLASS and output.prediction[task.axis] == 1:
+        raise ConfigError.build(
+            f"outputs for {output.what}", expected="a number for each of at least 2 classes",
+            got="1, which is right whatever it is",
+            hint="give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
+            "0.0 and 1.0 in a column; one class alone cannot be learned",
+        )  # fmt: skip
+    twice = {"softmax", "sigmoid"} | (set() if task.kind == MULTICLASS else {"log_softmax"})
+    if task.logits and last_op in twice:
+        own = "softmax" if task.kind == MULTICLASS else "sigmoid"
+        raise ConfigError.build(
+            f"outputs for {output.what}", expected=f"numbers from which it takes {own} itself",
+            got=f"those of {last_op}", hint="leave that last layer out: taken twice, hardly "
+            f"anything is learned; op.{own}(model.predict(x)) gives probabilities",
+        )  # fmt: skip
+
+
+def _check_kind(output: _Output, float_dtype: object) -> None:
+    target = output.target
+    shape, dtype = output.loss.target_spec(output.prediction, float_dtype)
     if dtype.kind == "i" and target.dtype.kind not in "iub":
         raise DtypeError.build(
-            f"targets for {what}", expected="the number of a class for each sample, as int64",
+            f"targets for {output.what}",
+            expected="the number of a class for each sample, as int64",
             got=f"targets of {target.dtype}",
             hint="rows of probabilities, as of data.OneHot, are what "
             "loss=nn.losses.CrossEntropy(probabilities=True) takes"
-            if target.shape == prediction
+            if target.shape == output.prediction
             else "predict values with loss='mean_squared', or convert classes with "
             "y.astype('int64')",
         )  # fmt: skip
     if target.shape[1:] != shape[1:]:
         raise ShapeError.build(
-            f"targets for {what}", expected=f"targets of shape {shape[1:]} for each sample",
+            f"targets for {output.what}", expected=f"targets of shape {shape[1:]} for each sample",
             got=f"{target.shape[1:]}", hint=_reshaped(target.shape[1:], shape[1:]),
         )  # fmt: skip
-    if isinstance(loss, CrossEntropy) and not loss.probabilities and not weighted:
-        classes = prediction[loss.axis]
-        _check_range(_labels(data, target), classes, what)
 
 
-def _labels(data: Data | IterableData, sample: np.ndarray) -> np.ndarray:
+def _labels(data: Data | IterableData, output: _Output) -> np.ndarray:
     """All labels, where they lie in an array as they are; else those of the sample."""
     pipeline = Pipeline.of(data)
     stored = None if pipeline.changes_targets else pipeline.stored()
     if stored is None:
-        return sample
-    labels = stored.arrays[-1]
-    return labels if stored.rows is None else labels[stored.rows]
+        return output.target
+    labels = stored.arrays[output.number]
+    rows = np.arange(len(labels)) if stored.rows is None else stored.rows
+    # Of very many, evenly spaced ones: they may lie on disk.
+    every = max(1, len(rows) * max(labels[:1].size, 1) // MOST_LOOKED_AT)
+    return labels[rows[::every]] if every > 1 or stored.rows is not None else labels
 
 
 def _reshaped(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:

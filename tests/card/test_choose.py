@@ -15,7 +15,7 @@ import pytest
 from caldera.config import settings
 from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
+from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops import product
 from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices
@@ -175,6 +175,21 @@ def test_our_own_kernels_on_the_course(real: Device) -> None:
         assert all(seconds > 0 for seconds in outcome.times.values())
 
 
+def test_kernels_are_measured_on_inputs_that_are_given(real: Device) -> None:
+    seen = []
+
+    def bind(call: Call) -> Runner:
+        compute = _by_oracle(call)
+        return lambda: (seen.append(call.inputs[0].copy()), compute())
+
+    x = parameter(0, Spec((1, 2, 3, 4), float32, NHWC))
+    node = OPS["cumsum"](x, axis=1, reverse=False)
+    value = np.arange(24, dtype="float32").reshape(1, 2, 3, 4)
+    outcome = on_card.measure(node, [Kernel("cumsum", "cuda", "any", bind)], 0.01, [value])
+    assert not outcome.failures
+    np.testing.assert_array_equal(seen[0], value)
+
+
 def test_no_memory_to_measure_in(real: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError
@@ -206,7 +221,7 @@ def test_a_deterministic_run_measures_nothing(card: Device) -> None:
     node = next(nodes_of(POINTWISE, "float32"))
     with settings.override(deterministic=True):
         assert Choices().verdict(node, "cuda").source == "guess"
-    assert not list(tuning_cache.all_here())
+    assert not list(tuning_cache.all_records())
 
 
 def test_another_card_is_another_question(
@@ -218,7 +233,7 @@ def test_another_card_is_another_question(
     assert choices.verdict(node, "cuda").source == "measured"
     assert "conv2d" in choices.table()
     monkeypatch.setitem(tuning_cache.FACTS, "cuda", lambda: {"card": "another one"})
-    assert not list(tuning_cache.all_here())
+    assert not list(tuning_cache.all_records())
     assert Choices().verdict(node, "cuda").source == "measured"
 
 

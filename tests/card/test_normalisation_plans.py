@@ -15,7 +15,7 @@ from caldera.memory import Device
 from tests.card.variants import numbers
 
 
-def _slopes(device: Any, build: Any, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _gradients(device: Any, build: Any, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
     """A loss and its gradients."""
     given = [
         op.var(name, array.shape, fill=array, device=device, dtype=array.dtype)
@@ -27,7 +27,7 @@ def _slopes(device: Any, build: Any, arrays: dict[str, np.ndarray]) -> list[np.n
 
 
 def _check(card: Device, build: Any, arrays: dict[str, np.ndarray]) -> None:
-    there, here = (_slopes(device, build, arrays) for device in (card, "cpu"))
+    there, here = (_gradients(device, build, arrays) for device in (card, "cpu"))
     for found, right in zip(there, here, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
 

@@ -196,19 +196,19 @@ def _loop(source: np.ndarray, target: np.ndarray) -> Loop:
 
 
 def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before() -> None:
-    weights, slopes, ended, other = (np.zeros((3, 4), np.float32) for _ in range(4))
-    producer = Producer((weights,), slopes)
+    weights, gradients, ended, other = (np.zeros((3, 4), np.float32) for _ in range(4))
+    producer = Producer((weights,), gradients)
     update = _loop(other, weights)
-    follower = _loop(slopes, ended)
+    follower = _loop(gradients, ended)
     assert fuse_epilogues([producer, update, follower], lambda array: True) == [producer, update]
     assert producer.epilogues == [follower]
     assert not producer.stores
 
 
 def test_a_loop_that_reads_what_is_written_in_between_is_not_taken_in() -> None:
-    weights, slopes, other = (np.zeros((3, 4), np.float32) for _ in range(3))
-    pieces = [Producer((weights,), slopes), _loop(other, weights), _loop(weights, slopes)]
-    pieces.append(_loop(slopes, other))
+    weights, gradients, other = (np.zeros((3, 4), np.float32) for _ in range(3))
+    pieces = [Producer((weights,), gradients), _loop(other, weights), _loop(weights, gradients)]
+    pieces.append(_loop(gradients, other))
     assert fuse_epilogues(pieces, lambda array: True) == pieces
 
 

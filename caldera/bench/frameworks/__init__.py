@@ -5,7 +5,6 @@ from __future__ import annotations
 from caldera.bench.frameworks.base import Framework, Task, Trainer
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.frameworks.jax_tasks import JaxFramework
-from caldera.bench.frameworks.tensorflow_tasks import TensorFlowFramework
 from caldera.bench.frameworks.torch_tasks import TorchFramework
 from caldera.registry import Registry
 
@@ -15,6 +14,5 @@ FRAMEWORKS: Registry[type[Framework]] = Registry("framework")
 FRAMEWORKS.add("caldera", CalderaFramework)
 FRAMEWORKS.add("torch", TorchFramework)
 FRAMEWORKS.add("jax", JaxFramework)
-FRAMEWORKS.add("tensorflow", TensorFlowFramework)
 
 __all__ = ["FRAMEWORKS", "Framework", "Task", "Trainer"]

@@ -205,8 +205,8 @@ def first_gradients(
     loss, _ = graph.loss(outputs, steps.objective.of(outputs))
     wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
     plan = compile(wanted, device=model.device, precision=model.precision)
-    value, *slopes = [result.numpy() for result in plan.run(steps.feeds(batch, None))]
-    return float(value), [np.array(slope) for slope in slopes]
+    value, *gradients = [result.numpy() for result in plan.run(steps.feeds(batch, None))]
+    return float(value), [np.array(gradient) for gradient in gradients]
 
 
 def epoch_of(given: Batches, batches: int) -> ArrayData:

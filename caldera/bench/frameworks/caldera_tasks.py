@@ -83,8 +83,8 @@ class UpdateTask(PlanTask):
     def __init__(self, case: UpdateCase) -> None:
         parameters, gradients = case.arrays()
         self._parameters = [_variable(f"w{i}", array) for i, array in enumerate(parameters)]
-        slopes = [_variable(f"g{i}", array) for i, array in enumerate(gradients)]
-        super().__init__(*caldera_optimizer(case.rule).apply(self._parameters, slopes))
+        given = [_variable(f"g{i}", array) for i, array in enumerate(gradients)]
+        super().__init__(*caldera_optimizer(case.rule).apply(self._parameters, given))
 
     def results(self) -> list[Array]:
         self.call()

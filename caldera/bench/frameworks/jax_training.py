@@ -65,12 +65,12 @@ class JaxTrainer(Restartable):
 
         def step(carried: Any, batch: Any) -> Any:
             params, state, memory = carried
-            slope = jax.value_and_grad(loss_of, has_aux=True)
-            (loss, state), gradients = slope(params, state, *batch)
+            loss_and_gradients = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, state), gradients = loss_and_gradients(params, state, *batch)
             params, memory = update(params, gradients, memory)
             return (params, state, memory), loss
 
-        self._slope = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+        self._loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
         self._step = jax.jit(step, donate_argnums=0)
         self._apply = jax.jit(lambda p, s, x: self._network.apply(p, s, x, False)[0])
         self._stretch: Callable[..., Any] | None = None
@@ -109,7 +109,9 @@ class JaxTrainer(Restartable):
         return [float(self._carry(self._step, self._batches[self.turn()])) for _ in range(steps)]
 
     def gradients(self) -> tuple[float, list[Array]]:
-        (loss, _), gradients = self._slope(self._params, self._state, *self._batches[0])
+        (loss, _), gradients = self._loss_and_gradients(
+            self._params, self._state, *self._batches[0]
+        )
         return float(loss), [np.asarray(each) for each in self._network.arrays(gradients)]
 
     def train(self, x: Array, y: Array) -> None:

@@ -1,6 +1,6 @@
 """A Caldera network as the identical network of another framework, to measure the two side by side.
 
-    from caldera.bench.translate import to_jax, to_tensorflow, to_torch
+    from caldera.bench.translate import to_jax, to_torch
 
 The translation has the same weights, takes the same data and gives the same results and gradients.
 It is written as a user of that framework would write it, with the framework's own layers and
@@ -10,15 +10,12 @@ functions, so that it is as fast as the framework can be. Each framework is opti
 from __future__ import annotations
 
 from caldera.bench.translate.to_jax import JaxNetwork, JaxState, to_jax
-from caldera.bench.translate.to_tensorflow import TensorFlowNetwork, to_tensorflow
 from caldera.bench.translate.to_torch import TorchNetwork, to_torch
 
 __all__ = [
     "JaxNetwork",
     "JaxState",
-    "TensorFlowNetwork",
     "TorchNetwork",
     "to_jax",
-    "to_tensorflow",
     "to_torch",
 ]

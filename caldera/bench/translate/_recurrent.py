@@ -1,4 +1,4 @@
-"""LSTM and GRU step by step, for the frameworks that have no such layer of their own."""
+"""LSTM and GRU step by step, for JAX, which has no such layer of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = ("input_weight", "state_weight", "input_bias", "state_bias")
 
 
 def directions(layer: Recurrent) -> list[tuple[list[Variable], bool]]:
-    """The variables of each direction, as the loops below take them, and whether it goes back."""
+    """The variables of each direction, as the loop below takes them, and whether it goes back."""
     held = layer.variables()
     ends = {"": False, "_reverse": True} if layer.bidirectional else {"": layer.go_backwards}
     return [([held[name + end] for name in _NAMES], back) for end, back in ends.items()]
@@ -67,48 +67,3 @@ def jax_loop(
     start = (zero, widened(zero))[: layer.states_held]
     last, outputs = jax.lax.scan(body, start, (products, by_step), reverse=reverse)
     return outputs.transpose(1, 0, 2) if layer.return_sequences else last[0]
-
-
-def tensorflow_loop(
-    tf: Any, layer: Recurrent, x: Any, real: Any, weights: Sequence[Any], reverse: bool
-) -> Any:
-    """One direction in TensorFlow."""
-    sigmoid = tf.sigmoid
-    input_weight, state_weight, input_bias, state_bias = weights
-
-    def lstm(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        output, cell = state
-        i, f, g, o = tf.split(product + tf.matmul(output, state_weight), 4, axis=1)
-        cell = sigmoid(f) * cell + sigmoid(i) * tf.tanh(g)
-        return sigmoid(o) * tf.tanh(cell), cell
-
-    def gru(product: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        (last,) = state
-        reset, update, new = tf.split(product, 3, axis=1)
-        of_state = tf.split(tf.matmul(last, state_weight) + state_bias, 3, axis=1)
-        gate = sigmoid(update + of_state[1])
-        candidate = tf.tanh(new + sigmoid(reset + of_state[0]) * of_state[2])
-        return (candidate + gate * (last - candidate),)
-
-    is_lstm = isinstance(layer, nn.LSTM)
-    step = lstm if is_lstm else gru
-
-    def body(state: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...]:
-        new = step(given[0], state)
-        if real is None:
-            return new
-        pairs = zip(new, state, strict=True)
-        return tuple(tf.where(given[1], after, before) for after, before in pairs)
-
-    bias = input_bias + state_bias if is_lstm else input_bias
-    by_step = tf.transpose(x, (1, 0, 2))
-    given: tuple[Any, ...] = (tf.tensordot(by_step, input_weight, 1) + bias,)
-    if real is not None:
-        given = (*given, tf.transpose(real)[:, :, None])
-    zero = tf.zeros((x.shape[0], layer.units), x.dtype)
-    outputs = tf.scan(body, given, (zero,) * layer.states_held, reverse=reverse)[0]
-    if not layer.return_sequences:
-        return outputs[0 if reverse else -1]
-    if real is not None:
-        outputs = tf.where(given[1], outputs, tf.zeros_like(outputs))
-    return tf.transpose(outputs, (1, 0, 2))

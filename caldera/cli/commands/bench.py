@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from caldera.bench.case_runner import Options
-from caldera.bench.contestants import ACCURACIES, CARD_PEERS, INSTALL, PEERS, missing_peers
+from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS
 from caldera.bench.page import page
 from caldera.bench.results import Report
@@ -19,6 +19,7 @@ from caldera.cli.command import Command
 from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.machine import card_state
 
 _CPU, _CARD = "cpu", "cuda"
@@ -34,8 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         metavar="NAME,...",
-        help=f"whom to compare with (default: {','.join(PEERS)}; on a card {','.join(CARD_PEERS)}; "
-        "'' for nobody)",
+        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
     )
     parser.add_argument(
         "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     def keep(report: Report) -> None:
         # After each work: what was measured is not lost when a long run is stopped.
         for target, text in kept:
-            target.write_text(text(report), encoding="utf-8")
+            write_file(target, text(report))
 
     report = Session(options, _tell).run(keep)
     print_report(report)
@@ -135,7 +135,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     limit = _count(arguments.limit, "--limit")
     return Options(
         works=list(dict.fromkeys(arguments.work)),
-        peers=_peers(arguments, device),
+        peers=_peers(arguments),
         accuracies=_accuracies(arguments, device),
         threads=threads,
         repeats=_count(arguments.repeats, "--repeats"),
@@ -153,13 +153,12 @@ def _networks() -> list[str]:
     return [name for name in WORKLOADS if WORKLOADS[name].is_training]
 
 
-def _peers(arguments: argparse.Namespace, device: str) -> list[str]:
-    known = PEERS if device == _CPU else CARD_PEERS
+def _peers(arguments: argparse.Namespace) -> list[str]:
     if arguments.peers is None:
-        return list(known)
+        return list(PEERS)
     if not arguments.peers:
         return []
-    return list(dict.fromkeys(Names("peer", lambda: known).from_text(arguments.peers, "--peers")))
+    return list(dict.fromkeys(Names("peer", lambda: PEERS).from_text(arguments.peers, "--peers")))
 
 
 def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
@@ -230,10 +229,9 @@ def _print_list(options: Options) -> None:
         count = f"  ({len(work.cases)} cases)" if len(work.cases) > 1 else ""
         text = work.description(options.device) + _precisions_text(name, options)
         print(f"  {name:<14}{text}{count}")
-    known = CARD_PEERS if options.on_card else PEERS
     print("peers")
-    missing = missing_peers(options.peers or list(known))
-    for peer in options.peers or known:
+    missing = missing_peers(options.peers or list(PEERS))
+    for peer in options.peers or PEERS:
         state = f"missing: {INSTALL[peer]}" if peer in missing else "here"
         print(f"  {peer:<14}{state}")
 
@@ -249,7 +247,7 @@ def _precisions_text(name: str, options: Options) -> str:
 COMMAND = Command(
     name="bench",
     takes="WORKLOADS ...",
-    summary="Measure Caldera beside PyTorch, JAX and TensorFlow, with equal results.",
+    summary="Measure Caldera beside PyTorch and JAX, with equal results.",
     examples="""
         caldera bench --list
         caldera bench mlp --quick

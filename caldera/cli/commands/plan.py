@@ -10,6 +10,7 @@ from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import Count
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
+from caldera.file_cache import write_file
 from caldera.planner import Proposal, plan
 from caldera.report.plan import plan_page
 
@@ -86,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _written(proposal: Proposal, target: Path, name: str) -> Path:
     if target.suffix.lower() == ".svg":
         return proposal.plot(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(plan_page(proposal, name), encoding="utf-8")
+    write_file(target, plan_page(proposal, name))
     return target
 
 

@@ -6,6 +6,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, add_option, given_options
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.errors import ShapeError
+from caldera.file_cache import write_file
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 
@@ -58,8 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if path.suffix.lower() == ".npy":
         io.save_npy(path, outputs)
     else:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            _write(file, names, outputs, class_names)
+        text = StringIO(newline="")
+        _write(text, names, outputs, class_names)
+        write_file(path, text.getvalue())
     print(f"wrote   {path}")
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from caldera.cli.command import Command, UsageError
+from caldera.file_cache import write_file
 from caldera.report import run_page
 from caldera.train.tracking.run_folder import RunFolder
 
@@ -29,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     if target.suffix.lower() not in (".html", ".htm"):
         raise UsageError.build("--out", expected="a file that ends in .html", got=str(target))
     text = run_page(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    write_file(target, text)
     print(f"wrote   {target}")
     return 0
 

@@ -128,15 +128,16 @@ def alltoall(
 def exchange_messages(
     comm: PointToPoint, leaving: Mapping[int, np.ndarray], longest: Mapping[int, int]
 ) -> dict[int, np.ndarray]:
-    """All at once, beginning with the neighbours; messages lie in rooms for the longest."""
-    rooms = {rank: np.empty(longest[rank], np.uint8) for rank in longest}
+    """All at once, beginning with the neighbours; messages lie in buffers for the longest."""
+    buffers = {rank: np.empty(longest[rank], np.uint8) for rank in longest}
     arriving = {
-        rank: comm._start_receive(room, rank, TAG, shorter=True) for rank, room in rooms.items()
+        rank: comm._start_receive(buffer, rank, TAG, shorter=True)
+        for rank, buffer in buffers.items()
     }
     nearest = sorted(leaving, key=lambda rank: (rank - comm.rank) % comm.size)
     wait_all([*arriving.values(), *[post_send(comm, leaving[rank], rank) for rank in nearest]])
     comm.traffic.received(sum(request.received for request in arriving.values()))
-    return {rank: rooms[rank][: request.received] for rank, request in arriving.items()}
+    return {rank: buffers[rank][: request.received] for rank, request in arriving.items()}
 
 
 def barrier(comm: PointToPoint) -> None:

@@ -46,16 +46,16 @@ def direct_reduce_scatter(
     parts = bounds(counts)
     begin, end = parts[comm.rank]
     others = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
-    rooms = {rank: np.empty(end - begin, send.dtype) for rank in others}
+    received = {rank: np.empty(end - begin, send.dtype) for rank in others}
     # Nearest neighbours first on both sides, so that not all of them send to one rank at once.
-    arriving = {rank: start_receive(comm, rooms[rank], rank) for rank in reversed(others)}
+    arriving = {rank: start_receive(comm, received[rank], rank) for rank in reversed(others)}
     leaving = [r for rank in others for r in start_send(comm, send[slice(*parts[rank])], rank)]
-    rooms[comm.rank] = send[begin:end]
+    received[comm.rank] = send[begin:end]
     halves = must_widen(send.dtype, op)
 
     def numbers_of(rank: int) -> np.ndarray:
         wait_all(arriving.get(rank, []))
-        return upcast(rooms[rank], comm.size) if halves else rooms[rank]
+        return upcast(received[rank], comm.size) if halves else received[rank]
 
     total = numbers_of(0).copy()
     for rank in range(1, comm.size):

@@ -103,22 +103,22 @@ def _travel(
     def receive(index: int) -> tuple[Request, np.ndarray]:
         step, begin, end = arriving[index]
         if step < n - 1:
-            room = scratch[index % WINDOW, : end - begin]
+            part = scratch[index % WINDOW, : end - begin]
         else:
-            room = buffer[begin:end]
+            part = buffer[begin:end]
             # This part was sent n - 1 steps ago, and must have left before it is overwritten.
             while sends and sends[0][0] <= step + 1 - n:
                 sends.popleft()[1].wait()
-        return post_receive(comm, room, left), room
+        return post_receive(comm, part, left), part
 
     underway = deque(receive(index) for index in range(len(scratch)))
     for begin, end in segments(parts[(me - 1 - steps[0]) % n], piece):
         send(steps[0], begin, end)
     for index, (step, begin, end) in enumerate(arriving):
-        request, room = underway.popleft()
+        request, part = underway.popleft()
         request.wait()
         if step < n - 1:
-            combine(buffer[begin:end], room, op)
+            combine(buffer[begin:end], part, op)
         if step == n - 2:
             finish(buffer[begin:end], op, n)
         if step != steps[-1]:

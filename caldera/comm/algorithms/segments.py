@@ -82,18 +82,18 @@ def combine_from(
 
     def receive(index: int) -> None:
         begin, end = pieces[index]
-        room = scratch[index % WINDOW, : end - begin]
-        underway.append((post_receive(comm, room, source), room))
+        part = scratch[index % WINDOW, : end - begin]
+        underway.append((post_receive(comm, part, source), part))
 
     for index in range(min(WINDOW, len(pieces))):
         receive(index)
     for index, (begin, end) in enumerate(pieces):
-        request, room = underway.popleft()
+        request, part = underway.popleft()
         request.wait()
         if theirs_first:
-            combine(room, target[begin:end], op)
-            target[begin:end] = room
+            combine(part, target[begin:end], op)
+            target[begin:end] = part
         else:
-            combine(target[begin:end], room, op)
+            combine(target[begin:end], part, op)
         if index + WINDOW < len(pieces):
             receive(index + WINDOW)

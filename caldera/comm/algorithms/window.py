@@ -1,7 +1,7 @@
 """Through memory that the ranks of one machine have in common: nothing is sent at all.
 
-Each rank adds up one part. It leaves the other parts in its room, where those find them who add
-them up; then its own sum, which everybody takes from there. There are two rooms a rank, used in
+Each rank adds up one part. It leaves the other parts in its buffer, where those find them who add
+them up; then its own sum, which everybody takes from there. There are two buffers a rank, used in
 turn: who comes back to the first knows that all have left it, since all have met in between.
 """
 
@@ -24,7 +24,7 @@ ROOM_BYTES = 1 << 20
 """A longer buffer goes through it piece by piece."""
 
 
-class _Rooms:
+class _SharedBuffers:
     """Those of all ranks of one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -32,14 +32,14 @@ class _Rooms:
         self._turn = 0
 
     def next(self, dtype: np.dtype, elements: int) -> np.ndarray:
-        """The rooms that are free: one row of so many numbers for each rank."""
+        """The buffers that are free: one row of so many numbers for each rank."""
         self._turn = 1 - self._turn
-        rooms = self._memory.arrays[0][self._turn]
-        numbers: np.ndarray = rooms[:, : elements * dtype.itemsize].view(dtype)
+        buffers = self._memory.arrays[0][self._turn]
+        numbers: np.ndarray = buffers[:, : elements * dtype.itemsize].view(dtype)
         return numbers
 
 
-_rooms: WeakKeyDictionary[Communicator, _Rooms] = WeakKeyDictionary()
+_buffers_of: WeakKeyDictionary[Communicator, _SharedBuffers] = WeakKeyDictionary()
 
 
 def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
@@ -54,20 +54,20 @@ def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
     >>> run_virtual_ranks(3, work)[2]
     [3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    if comm not in _rooms:
+    if comm not in _buffers_of:
         with comm.traffic.apart("tuning"):
-            _rooms[comm] = _Rooms(comm)
+            _buffers_of[comm] = _SharedBuffers(comm)
     # What it moves is what others do with messages.
     with comm.traffic.operation("window"):
         comm._count(allreduce_volume(comm.rank, comm.size, buffer.size), buffer)
     for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
-        _piece(comm, buffer[begin:end], op, _rooms[comm])
+        _piece(comm, buffer[begin:end], op, _buffers_of[comm])
 
 
-def _piece(comm: Communicator, piece: np.ndarray, op: str, rooms: _Rooms) -> None:
+def _piece(comm: Communicator, piece: np.ndarray, op: str, buffers: _SharedBuffers) -> None:
     parts = bounds(even_counts(piece.size, comm.size))
     begin, end = parts[comm.rank]
-    theirs = rooms.next(piece.dtype, piece.size)
+    theirs = buffers.next(piece.dtype, piece.size)
     mine = theirs[comm.rank]
     mine[:begin], mine[end:] = piece[:begin], piece[end:]
     comm._barrier()

@@ -12,6 +12,7 @@ from caldera.config import settings
 from caldera.data.sources.base import Array
 from caldera.errors import DataError
 from caldera.file_cache import atomic_write
+from caldera.file_names import checked_file_name
 from caldera.io.files import PathLike, opened
 
 ENVIRONMENT = "CALDERA_DATA"
@@ -76,7 +77,7 @@ def cached_arrays(key: str, make: Callable[[], dict[str, Array]]) -> dict[str, A
     `key` must name all they depend on. A cache that is damaged is made again; one that cannot be
     written is done without.
     """
-    path = cache_folder() / f"{key}.npz"
+    path = cache_folder() / f"{checked_file_name(key, 'data cache')}.npz"
     if path.is_file():
         try:
             return {name: tensor.numpy() for name, tensor in io.load_npz(path).items()}

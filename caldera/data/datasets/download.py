@@ -9,6 +9,7 @@ from pathlib import Path
 
 from caldera.errors import DataError
 from caldera.file_cache import atomic_write
+from caldera.file_names import checked_file_name
 
 _PIECE = 1 << 20
 _TIMEOUT_S = 30
@@ -29,7 +30,7 @@ class PublishedFile:
 
 def download(file: PublishedFile, mirrors: Sequence[str], folder: Path, where: str) -> Path:
     """The file in `folder`, from the first mirror that has it as published."""
-    target = folder / file.name
+    target = folder / checked_file_name(file.name, where)
     failures = []
     for mirror in mirrors:
         try:

@@ -50,17 +50,17 @@ class Prefetcher(Generic[Job, Made]):
         self._made: dict[int, Made | _Failure] = {}
         self._asking = threading.Lock()
         lock = threading.Lock()
-        self._room = threading.Condition(lock)
+        self._not_full = threading.Condition(lock)
         self._ready = threading.Condition(lock)
 
     def resize(self, workers: int, prefetch: int) -> None:
         """Go on with so many threads, which may be so many things ahead."""
-        with self._room:
+        with self._not_full:
             self._wanted = workers
             self._prefetch = max(prefetch, 1)
             missing = max(workers - self._active, 0)
             self._active += missing
-            self._room.notify_all()
+            self._not_full.notify_all()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for _ in range(missing):
             thread = threading.Thread(target=self._work, name="caldera-data", daemon=True)
@@ -81,7 +81,7 @@ class Prefetcher(Generic[Job, Made]):
                 self._ready.wait()
             made = self._made.pop(self._taken)
             self._taken += 1
-            self._room.notify()
+            self._not_full.notify()
         if isinstance(made, _Failure):
             raise made.error
         return made
@@ -91,9 +91,9 @@ class Prefetcher(Generic[Job, Made]):
 
     def close(self) -> None:
         """End all threads, and wait until each has finished what it is making."""
-        with self._room:
+        with self._not_full:
             self._wanted = 0
-            self._room.notify_all()
+            self._not_full.notify_all()
         for thread in self._threads:
             thread.join()
         self._made.clear()
@@ -135,9 +135,9 @@ class Prefetcher(Generic[Job, Made]):
         return number
 
     def _claim(self) -> int | None:
-        with self._room:
+        with self._not_full:
             while self._is_needed() and self._claimed - self._taken >= self._prefetch:
-                self._room.wait()
+                self._not_full.wait()
             if not self._is_needed():
                 self._active -= 1
                 return None

@@ -232,8 +232,8 @@ class Tuner:
         if window.idle > _IDLE or self._workers is not None:
             if self._prefetch is not None:
                 return now
-            room = min(2 * now.prefetch, self._most_prefetch())
-            return replace(now, prefetch=max(room, now.prefetch))
+            longer = min(2 * now.prefetch, self._most_prefetch())
+            return replace(now, prefetch=max(longer, now.prefetch))
         workers = min(math.ceil(_STEP * now.workers), self._most_workers())
         return self._of(max(workers, now.workers), now)
 

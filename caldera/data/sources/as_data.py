@@ -101,6 +101,8 @@ def as_data(value: Any) -> Data | IterableData:
         return ArrayData(*value)
     if isinstance(value, list):
         return ArrayData(value)
+    if isinstance(value, np.ndarray):
+        return ArrayData(value)
     array = np.asarray(value)
     # NumPy makes one object of what it cannot read as an array.
     if (

@@ -15,7 +15,7 @@ from caldera.data.sources.encoded_images import Files
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.shards import FORMAT, INDEX, VERSION, Column, Shards
 from caldera.errors import ConfigError, DataError
-from caldera.file_cache import atomic_write
+from caldera.file_cache import write_file
 from caldera.io import save_npy
 from caldera.io.files import PathLike
 
@@ -68,8 +68,7 @@ def write_shards(
         "arrays": [_entry(column) for column in columns],
         "class_names": list(names),
     }
-    with atomic_write(place / INDEX, durable=True) as unfinished:
-        unfinished.write_text(json.dumps(index, indent=1))
+    write_file(place / INDEX, json.dumps(index, indent=1), durable=True)
     return Shards(place)
 
 

@@ -35,14 +35,15 @@ from caldera.graph.ops.elementwise import (
     minimum,
     mul,
     neg,
+    reciprocal,
     relu,
+    scalar,
     sigmoid,
     square,
     sub,
     tanh,
     where,
 )
-from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.reduction import max_
 from caldera.graph.ops.widening import widened
 from caldera.tensor.dtype import is_float
@@ -53,10 +54,8 @@ SELU_SCALE = 1.0507009873554805
 # float64.
 _NORMAL_END = 40.0
 _SIGMOID_END = 1000.0
-
-
-def _scalar(value: float, like: Node) -> Node:
-    return constant(value, like.dtype)
+# Adding 1 to this changes nothing, in float64 too.
+_LARGE = 2.0**60
 
 
 def _check_float(x: Node) -> None:
@@ -65,7 +64,7 @@ def _check_float(x: Node) -> None:
 
 
 def _clipped(x: Node, end: float) -> Node:
-    node: Node = minimum(maximum(x, _scalar(-end, x)), _scalar(end, x))
+    node: Node = minimum(maximum(x, scalar(-end, x)), scalar(end, x))
     return node
 
 
@@ -77,19 +76,19 @@ def _clipped(x: Node, end: float) -> Node:
 def leaky_relu(x: Node, *, slope: float) -> Node:
     """x above 0, slope * x below."""
     _check_float(x)
-    node: Node = where(greater(x, _scalar(0, x)), x, mul(x, _scalar(slope, x)))
+    node: Node = where(greater(x, scalar(0, x)), x, mul(x, scalar(slope, x)))
     return node
 
 
 @leaky_relu.gradient
 @widened
 def _(g: Node, y: Node, x: Node, *, slope: float) -> Nodes:
-    return (mul(g, where(greater(x, _scalar(0, x)), _scalar(1, x), _scalar(slope, x))),)
+    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), scalar(slope, x))),)
 
 
 def _negative_part(x: Node) -> Node:
     """x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
-    node: Node = where(greater(x, _scalar(0, x)), _scalar(0, x), x)
+    node: Node = where(greater(x, scalar(0, x)), scalar(0, x), x)
     return node
 
 
@@ -98,16 +97,16 @@ def _negative_part(x: Node) -> Node:
 def elu(x: Node, *, alpha: float) -> Node:
     """x above 0, alpha * (exp(x) - 1) below."""
     _check_float(x)
-    below = mul(expm1(_negative_part(x)), _scalar(alpha, x))
-    node: Node = where(greater(x, _scalar(0, x)), x, below)
+    below = mul(expm1(_negative_part(x)), scalar(alpha, x))
+    node: Node = where(greater(x, scalar(0, x)), x, below)
     return node
 
 
 @elu.gradient
 @widened
 def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
-    below = mul(exp(_negative_part(x)), _scalar(alpha, x))
-    return (mul(g, where(greater(x, _scalar(0, x)), _scalar(1, x), below)),)
+    below = mul(exp(_negative_part(x)), scalar(alpha, x))
+    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), below)),)
 
 
 @composite("selu", kind="elementwise")
@@ -115,7 +114,7 @@ def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
 def selu(x: Node) -> Node:
     """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., 2017)."""
     _check_float(x)
-    node: Node = mul(elu(x, alpha=SELU_ALPHA), _scalar(SELU_SCALE, x))
+    node: Node = mul(elu(x, alpha=SELU_ALPHA), scalar(SELU_SCALE, x))
     return node
 
 
@@ -134,25 +133,50 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (mul(g, sigmoid(x)),)
 
 
+@composite("prelu", kind="elementwise")
+@widened
+def prelu(x: Node, slope: Node) -> Node:
+    """x above 0, slope * x below, with slopes that are learned."""
+    _check_float(x)
+    node: Node = where(greater(x, scalar(0, x)), x, mul(_negative_part(x), slope))
+    return node
+
+
+@composite("softsign", kind="elementwise")
+@widened
+def softsign(x: Node) -> Node:
+    """x / (1 + |x|)."""
+    _check_float(x)
+    node: Node = div(_clipped(x, _LARGE), add(scalar(1, x), minimum(abs_(x), scalar(_LARGE, x))))
+    return node
+
+
+@softsign.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    inverse = reciprocal(add(scalar(1, x), abs_(x)))
+    return (mul(mul(g, inverse), inverse),)
+
+
 # --- x times a gate between 0 and 1
 
 
 def _normal_gate(x: Node) -> Node:
     """The probability that a standard normal number is below x."""
-    half = _scalar(0.5, x)
-    node: Node = add(mul(erf(mul(x, _scalar(math.sqrt(0.5), x))), half), half)
+    half = scalar(0.5, x)
+    node: Node = add(mul(erf(mul(x, scalar(math.sqrt(0.5), x))), half), half)
     return node
 
 
 def _tanh_argument(x: Node) -> Node:
-    cubic = add(mul(square(x), _scalar(0.044715, x)), _scalar(1, x))
-    node: Node = mul(mul(x, _scalar(math.sqrt(2 / math.pi), x)), cubic)
+    cubic = add(mul(square(x), scalar(0.044715, x)), scalar(1, x))
+    node: Node = mul(mul(x, scalar(math.sqrt(2 / math.pi), x)), cubic)
     return node
 
 
 def _tanh_gate(x: Node) -> Node:
     """The same by Hendrycks and Gimpel's (2016) approximation."""
-    half = _scalar(0.5, x)
+    half = scalar(0.5, x)
     node: Node = add(mul(tanh(_tanh_argument(x)), half), half)
     return node
 
@@ -163,7 +187,7 @@ def gelu(x: Node, *, approximate: bool) -> Node:
     """x times the probability that a standard normal number is below it."""
     _check_float(x)
     gate = _tanh_gate(x) if approximate else _normal_gate(x)
-    node: Node = mul(maximum(x, _scalar(-_NORMAL_END, x)), gate)
+    node: Node = mul(maximum(x, scalar(-_NORMAL_END, x)), gate)
     return node
 
 
@@ -174,13 +198,13 @@ def _(g: Node, y: Node, x: Node, *, approximate: bool) -> Nodes:
     if approximate:
         gate = _tanh_gate(near)
         # gate' = 2 gate (1 - gate) argument'
-        slope = add(mul(square(near), _scalar(3 * 0.044715, x)), _scalar(1, x))
-        slope = mul(slope, _scalar(2 * math.sqrt(2 / math.pi), x))
-        density = mul(mul(gate, sub(_scalar(1, x), gate)), slope)
+        slope = add(mul(square(near), scalar(3 * 0.044715, x)), scalar(1, x))
+        slope = mul(slope, scalar(2 * math.sqrt(2 / math.pi), x))
+        density = mul(mul(gate, sub(scalar(1, x), gate)), slope)
     else:
         gate = _normal_gate(near)
-        bell = exp(mul(square(near), _scalar(-0.5, x)))
-        density = mul(bell, _scalar(1 / math.sqrt(2 * math.pi), x))
+        bell = exp(mul(square(near), scalar(-0.5, x)))
+        density = mul(bell, scalar(1 / math.sqrt(2 * math.pi), x))
     return (mul(g, add(gate, mul(near, density))),)
 
 
@@ -189,7 +213,7 @@ def _(g: Node, y: Node, x: Node, *, approximate: bool) -> Nodes:
 def silu(x: Node) -> Node:
     """x * sigmoid(x), also known as swish."""
     _check_float(x)
-    node: Node = mul(maximum(x, _scalar(-_SIGMOID_END, x)), sigmoid(x))
+    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), sigmoid(x))
     return node
 
 
@@ -197,8 +221,25 @@ def silu(x: Node) -> Node:
 @widened
 def _(g: Node, y: Node, x: Node) -> Nodes:
     gate = sigmoid(x)
-    bend = mul(_clipped(x, _SIGMOID_END), sub(_scalar(1, x), gate))
-    return (mul(g, mul(gate, add(bend, _scalar(1, x)))),)
+    bend = mul(_clipped(x, _SIGMOID_END), sub(scalar(1, x), gate))
+    return (mul(g, mul(gate, add(bend, scalar(1, x)))),)
+
+
+@composite("mish", kind="elementwise")
+@widened
+def mish(x: Node) -> Node:
+    """x * tanh(softplus(x)) (Misra, 2019)."""
+    _check_float(x)
+    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), tanh(softplus(x)))
+    return node
+
+
+@mish.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    gate = tanh(softplus(x))
+    bend = mul(sub(scalar(1, x), square(gate)), sigmoid(x))
+    return (mul(g, add(gate, mul(_clipped(x, _SIGMOID_END), bend))),)
 
 
 @composite("hard_sigmoid", kind="elementwise")
@@ -206,16 +247,16 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def hard_sigmoid(x: Node) -> Node:
     """x / 6 + 1/2, kept between 0 and 1."""
     _check_float(x)
-    line = add(mul(x, _scalar(1 / 6, x)), _scalar(0.5, x))
-    node: Node = minimum(maximum(line, _scalar(0, x)), _scalar(1, x))
+    line = add(mul(x, scalar(1 / 6, x)), scalar(0.5, x))
+    node: Node = minimum(maximum(line, scalar(0, x)), scalar(1, x))
     return node
 
 
 @hard_sigmoid.gradient
 @widened
 def _(g: Node, y: Node, x: Node) -> Nodes:
-    inside = less(abs_(x), _scalar(3, x))
-    return (mul(g, where(inside, _scalar(1 / 6, x), _scalar(0, x))),)
+    inside = less(abs_(x), scalar(3, x))
+    return (mul(g, where(inside, scalar(1 / 6, x), scalar(0, x))),)
 
 
 @composite("hard_swish", kind="elementwise")
@@ -223,16 +264,16 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def hard_swish(x: Node) -> Node:
     """x * hard_sigmoid(x)."""
     _check_float(x)
-    node: Node = mul(maximum(x, _scalar(-3, x)), hard_sigmoid(x))
+    node: Node = mul(maximum(x, scalar(-3, x)), hard_sigmoid(x))
     return node
 
 
 @hard_swish.gradient
 @widened
 def _(g: Node, y: Node, x: Node) -> Nodes:
-    inside = less(abs_(x), _scalar(3, x))
-    line = add(mul(x, _scalar(1 / 3, x)), _scalar(0.5, x))
-    outside = cast(greater(x, _scalar(0, x)), x.dtype)
+    inside = less(abs_(x), scalar(3, x))
+    line = add(mul(x, scalar(1 / 3, x)), scalar(0.5, x))
+    outside = cast(greater(x, scalar(0, x)), x.dtype)
     return (mul(g, where(inside, line, outside)),)
 
 
@@ -241,15 +282,15 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def rbf(x: Node, *, eps: float) -> Node:
     """The Gaussian radial basis function exp(-(eps x)^2)."""
     _check_float(x)
-    node: Node = exp(neg(square(mul(x, _scalar(eps, x)))))
+    node: Node = exp(neg(square(mul(x, scalar(eps, x)))))
     return node
 
 
 @rbf.gradient
 @widened
 def _(g: Node, y: Node, x: Node, *, eps: float) -> Nodes:
-    near = _clipped(mul(x, _scalar(eps, x)), _NORMAL_END)
-    slope = mul(mul(near, exp(neg(square(near)))), _scalar(-2 * eps, x))
+    near = _clipped(mul(x, scalar(eps, x)), _NORMAL_END)
+    slope = mul(mul(near, exp(neg(square(near)))), scalar(-2 * eps, x))
     return (mul(g, slope),)
 
 
@@ -259,8 +300,8 @@ def _(g: Node, y: Node, x: Node, *, eps: float) -> Nodes:
 def below_largest(x: Node, axis: int) -> Node:
     """x less the largest element along `axis`, and 0 where x is +inf."""
     largest = max_(x, axis=(axis,), keepdims=True)
-    infinite = equal(x, _scalar(math.inf, x))
-    node: Node = where(infinite, _scalar(0, x), sub(x, largest))
+    infinite = equal(x, scalar(math.inf, x))
+    node: Node = where(infinite, scalar(0, x), sub(x, largest))
     return node
 
 

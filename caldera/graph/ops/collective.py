@@ -199,10 +199,10 @@ def _resized(shape: Shape, dim: int, length: int) -> Shape:
     return (*shape[:dim], length, *shape[dim + 1 :])
 
 
-def _flat(part: Node, room: int) -> Node:
-    """A part as it travels: all of them take the room of the largest."""
+def _flat(part: Node, capacity: int) -> Node:
+    """A part as it travels: all of them take the space of the largest."""
     flat = reshape(part, (part.spec.size,))
-    return pad(flat, ((0, room - part.spec.size),))
+    return pad(flat, ((0, capacity - part.spec.size),))
 
 
 @composite("all_gather")
@@ -213,13 +213,13 @@ def all_gather(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number:
     if len(sizes) == 1:
         return x
     shapes = [_resized(x.shape, dim, length) for length in sizes]
-    room = max(map(size, shapes))
+    capacity = max(map(size, shapes))
     # It depends on what this rank computes: none is begun before it is needed.
     message = Message("gather", axis, number, len(sizes), now=True, ahead=0)
-    rows = run_collective([_flat(x, room)], message)
+    rows = run_collective([_flat(x, capacity)], message)
     parts = []
     for index, shape in enumerate(shapes):
-        row = reshape(narrow(rows, 0, index, 1), (room,))
+        row = reshape(narrow(rows, 0, index, 1), (capacity,))
         parts.append(reshape(narrow(row, 0, 0, size(shape)), shape))
     return concat(tuple(parts), dim)
 
@@ -240,9 +240,9 @@ def sum_scatter(x: Node, *, axis: str, dim: int, sizes: Sizes, rank: int, number
     if len(sizes) == 1:
         return x
     shapes = [_resized(x.shape, dim, length) for length in sizes]
-    room, begin, parts = max(map(size, shapes)), 0, []
+    capacity, begin, parts = max(map(size, shapes)), 0, []
     for length in sizes:
-        parts.append(_flat(narrow(x, dim, begin, length), room))
+        parts.append(_flat(narrow(x, dim, begin, length), capacity))
         begin += length
     message = Message("scatter", axis, number, len(sizes), now=True)
     own = run_collective([concat(tuple(parts), 0)], message)

@@ -98,23 +98,23 @@ def _(
     ]
     found = accumulate(body.outputs, live, parameters)
     carried = [i for i in range(carries) if is_float(parameters[i].dtype)]
-    slopes: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
+    gradients: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
     for i in carried:
-        slopes.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
+        gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
 
     # A constant's gradient is a sum over all steps. Where each term is a product of two matrices,
     # the whole sum is one large product of the stacked factors, made after the loop.
-    emitted = [i for i in slopes if carries <= i < first_constant]
-    factored = [i for i in slopes if i >= first_constant and _is_plain_product(slopes[i])]
-    summed = [i for i in slopes if i >= first_constant and i not in factored]
+    emitted = [i for i in gradients if carries <= i < first_constant]
+    factored = [i for i in gradients if i >= first_constant and _is_plain_product(gradients[i])]
+    summed = [i for i in gradients if i >= first_constant and i not in factored]
     sums = [
         parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
         for i, k in enumerate(summed)
     ]
-    outputs = [slopes[i] for i in carried]
-    outputs += [add(total, slopes[k]) for total, k in zip(sums, summed, strict=True)]
-    outputs += [slopes[i] for i in emitted]
-    outputs += [factor for i in factored for factor in slopes[i].inputs]
+    outputs = [gradients[i] for i in carried]
+    outputs += [add(total, gradients[k]) for total, k in zip(sums, summed, strict=True)]
+    outputs += [gradients[i] for i in emitted]
+    outputs += [factor for i in factored for factor in gradients[i].inputs]
     if not outputs:
         return (None,) * len(inputs)
 
@@ -135,7 +135,7 @@ def _(
     stacks = iter(items(results))
     gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
     for i in factored:
-        gradient[i] = _product_over_steps(next(stacks), next(stacks), slopes[i])
+        gradient[i] = _product_over_steps(next(stacks), next(stacks), gradients[i])
     return tuple(gradient.get(i) for i in range(len(inputs)))
 
 

@@ -46,7 +46,8 @@ def _numbers(*specs: Spec) -> Spec:
     return result
 
 
-def _floats(*specs: Spec) -> Spec:
+def floats(*specs: Spec) -> Spec:
+    """The rule of functions of floating-point numbers: one dtype, shapes that broadcast."""
     result = _same(*specs)
     if not is_float(result.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
@@ -64,26 +65,28 @@ def _test(*specs: Spec) -> Spec:
     return Spec(_same(*specs).shape, bool_)
 
 
-def _define(name: str, rule: Callable[..., Spec], *, commutative: bool = False) -> Op:
+def define(name: str, rule: Callable[..., Spec], *, commutative: bool = False) -> Op:
+    """An element-wise op with one of the rules above."""
     return op(name, kind="elementwise", commutative=commutative)(rule)
 
 
-def _scalar(value: float, like: Node) -> Node:
+def scalar(value: float, like: Node) -> Node:
+    """A constant of the dtype of `like`."""
     return constant(value, like.dtype)
 
 
 # --- arithmetic
 
-add = _define("add", _numbers, commutative=True)
-sub = _define("sub", _numbers)
-mul = _define("mul", _numbers, commutative=True)
-div = _define("div", _floats)
-neg = _define("neg", _numbers)
-pow_ = _define("pow", _numbers)
-floor_div = _define("floor_div", _numbers)
-mod = _define("mod", _numbers)
-maximum = _define("maximum", _same, commutative=True)
-minimum = _define("minimum", _same, commutative=True)
+add = define("add", _numbers, commutative=True)
+sub = define("sub", _numbers)
+mul = define("mul", _numbers, commutative=True)
+div = define("div", floats)
+neg = define("neg", _numbers)
+pow_ = define("pow", _numbers)
+floor_div = define("floor_div", _numbers)
+mod = define("mod", _numbers)
+maximum = define("maximum", _same, commutative=True)
+minimum = define("minimum", _same, commutative=True)
 
 
 @add.gradient
@@ -114,22 +117,22 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 @pow_.gradient
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     if b.op.name == "constant":
-        return _slope_of_power(g, a, b), None
+        return _power_gradient(g, a, b), None
     # b a^(b - 1) is 0 * inf where both are 0; there the base is taken as 1.
-    zero = equal(a, _scalar(0, a))
-    base = where(logical_and(zero, equal(b, _scalar(0, b))), _scalar(1, a), a)
-    da = mul(g, mul(b, pow_(base, sub(b, _scalar(1, b)))))
+    zero = equal(a, scalar(0, a))
+    base = where(logical_and(zero, equal(b, scalar(0, b))), scalar(1, a), a)
+    da = mul(g, mul(b, pow_(base, sub(b, scalar(1, b)))))
     # d/db = y log a; at a = 0 the limit is 0 for b > 0, where log alone would give 0 * -inf.
-    safe = where(zero, _scalar(1, a), a)
+    safe = where(zero, scalar(1, a), a)
     db = mul(g, where(zero, full(y.shape, 0, y.dtype), mul(y, log(safe))))
     return sum_to(da, a.shape), sum_to(db, b.shape)
 
 
-def _slope_of_power(g: Node, a: Node, b: Node) -> Node | None:
+def _power_gradient(g: Node, a: Node, b: Node) -> Node | None:
     exponent = b.attrs["value"]
     if exponent == 0:
         return None
-    node: Node = mul(g, mul(b, pow_(a, _scalar(exponent - 1, b))))
+    node: Node = mul(g, mul(b, pow_(a, scalar(exponent - 1, b))))
     return node
 
 
@@ -144,7 +147,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 
 
 def _share(g: Node, a: Node, b: Node, a_wins: Node, b_wins: Node) -> Gradient:
-    half = mul(g, _scalar(0.5, g))
+    half = mul(g, scalar(0.5, g))
     none = full(g.shape, 0, g.dtype)
     tie = equal(a, b)
     for_a = where(tie, half, where(a_wins, g, none))
@@ -164,18 +167,18 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 
 # --- comparison and logic: results are truth values, which have no derivative
 
-equal = _define("equal", _test, commutative=True)
-not_equal = _define("not_equal", _test, commutative=True)
-less = _define("less", _test)
-less_equal = _define("less_equal", _test)
-greater = _define("greater", _test)
-greater_equal = _define("greater_equal", _test)
-logical_and = _define("logical_and", _truths, commutative=True)
-logical_or = _define("logical_or", _truths, commutative=True)
-logical_xor = _define("logical_xor", _truths, commutative=True)
-logical_not = _define("logical_not", _truths)
-isfinite = _define("isfinite", _test)
-isnan = _define("isnan", _test)
+equal = define("equal", _test, commutative=True)
+not_equal = define("not_equal", _test, commutative=True)
+less = define("less", _test)
+less_equal = define("less_equal", _test)
+greater = define("greater", _test)
+greater_equal = define("greater_equal", _test)
+logical_and = define("logical_and", _truths, commutative=True)
+logical_or = define("logical_or", _truths, commutative=True)
+logical_xor = define("logical_xor", _truths, commutative=True)
+logical_not = define("logical_not", _truths)
+isfinite = define("isfinite", _test)
+isnan = define("isnan", _test)
 
 
 @op("where", kind="elementwise")
@@ -208,25 +211,28 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 
 # --- functions of one argument
 
-exp = _define("exp", _floats)
-log = _define("log", _floats)
-log1p = _define("log1p", _floats)
-expm1 = _define("expm1", _floats)
-sqrt = _define("sqrt", _floats)
-rsqrt = _define("rsqrt", _floats)
-square = _define("square", _numbers)
-reciprocal = _define("reciprocal", _floats)
-abs_ = _define("abs", _numbers)
-sign = _define("sign", _numbers)
-floor = _define("floor", _floats)
-ceil = _define("ceil", _floats)
-round_ = _define("round", _floats)
-sin = _define("sin", _floats)
-cos = _define("cos", _floats)
-tanh = _define("tanh", _floats)
-erf = _define("erf", _floats)
-sigmoid = _define("sigmoid", _floats)
-relu = _define("relu", _numbers)
+exp = define("exp", floats)
+log = define("log", floats)
+log1p = define("log1p", floats)
+expm1 = define("expm1", floats)
+log2 = define("log2", floats)
+log10 = define("log10", floats)
+exp2 = define("exp2", floats)
+sqrt = define("sqrt", floats)
+rsqrt = define("rsqrt", floats)
+square = define("square", _numbers)
+reciprocal = define("reciprocal", floats)
+abs_ = define("abs", _numbers)
+sign = define("sign", _numbers)
+floor = define("floor", floats)
+ceil = define("ceil", floats)
+round_ = define("round", floats)
+sin = define("sin", floats)
+cos = define("cos", floats)
+tanh = define("tanh", floats)
+erf = define("erf", floats)
+sigmoid = define("sigmoid", floats)
+relu = define("relu", _numbers)
 
 
 @exp.gradient
@@ -241,27 +247,42 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 
 @log1p.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, add(x, _scalar(1, x))),)
+    return (div(g, add(x, scalar(1, x))),)
 
 
 @expm1.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, add(y, _scalar(1, y))),)
+    return (mul(g, add(y, scalar(1, y))),)
+
+
+@log2.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, mul(x, scalar(math.log(2), x))),)
+
+
+@log10.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, mul(x, scalar(math.log(10), x))),)
+
+
+@exp2.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(mul(g, scalar(math.log(2), g)), y),)
 
 
 @sqrt.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(mul(g, _scalar(0.5, g)), y),)
+    return (div(mul(g, scalar(0.5, g)), y),)
 
 
 @rsqrt.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, _scalar(-0.5, g)), div(y, x)),)
+    return (mul(mul(g, scalar(-0.5, g)), div(y, x)),)
 
 
 @square.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, _scalar(2, g)), x),)
+    return (mul(mul(g, scalar(2, g)), x),)
 
 
 @reciprocal.gradient
@@ -274,14 +295,14 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
     return (mul(g, sign(x)),)
 
 
-def _no_slope(g: Node, y: Node, x: Node) -> Gradient:
+def _no_gradient(g: Node, y: Node, x: Node) -> Gradient:
     return (None,)
 
 
-sign.gradient(_no_slope)
-floor.gradient(_no_slope)
-ceil.gradient(_no_slope)
-round_.gradient(_no_slope)
+sign.gradient(_no_gradient)
+floor.gradient(_no_gradient)
+ceil.gradient(_no_gradient)
+round_.gradient(_no_gradient)
 
 
 @sin.gradient
@@ -296,19 +317,19 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 
 @tanh.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, sub(_scalar(1, y), square(y))),)
+    return (mul(g, sub(scalar(1, y), square(y))),)
 
 
 @erf.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(mul(g, _scalar(2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),)
+    return (mul(mul(g, scalar(2 / math.sqrt(math.pi), g)), exp(neg(square(x)))),)
 
 
 @sigmoid.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, mul(y, sub(_scalar(1, y), y))),)
+    return (mul(g, mul(y, sub(scalar(1, y), y))),)
 
 
 @relu.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (where(greater(x, _scalar(0, x)), g, full(g.shape, 0, g.dtype)),)
+    return (where(greater(x, scalar(0, x)), g, full(g.shape, 0, g.dtype)),)

@@ -49,7 +49,9 @@ def is_channel_bias(bias: Node, images: Node) -> bool:
     return bias.shape == (images.shape[1], 1, 1)
 
 
-def ended(result: Node, bias: Nodes, activation: str | None, attributes: Attributes) -> Node:
+def apply_epilogue(
+    result: Node, bias: Nodes, activation: str | None, attributes: Attributes
+) -> Node:
     """activation(result + bias): the bias may be left out, and the activation be None."""
     for each in bias:
         result = add(result, each)
@@ -72,7 +74,7 @@ def matmul_epilogue(
     result: Node = matmul(a, b, ta=ta, tb=tb, **how)
     if len(bias) > 1 or not all(is_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the last axis of {result.shape}")
-    return ended(result, bias, activation, attributes)
+    return apply_epilogue(result, bias, activation, attributes)
 
 
 @composite("conv2d_epilogue", kind="product")
@@ -89,7 +91,7 @@ def conv2d_epilogue(
     result: Node = conv2d(x, w, **how)
     if len(bias) > 1 or not all(is_channel_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the channels of {result.shape}")
-    return ended(result, bias, activation, attributes)
+    return apply_epilogue(result, bias, activation, attributes)
 
 
 @composite("max_pool2d_epilogue")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caldera.file_names import file_name
 from caldera.io.events import messages
 from caldera.io.events.messages import GraphNode, Setting
 
@@ -36,7 +37,7 @@ class EventFile:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         now = time.time()
-        name = f"{now:.6f}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        name = f"{now:.6f}.{file_name(socket.gethostname())}.{os.getpid()}.{next(_numbers)}"
         self.path = Path(folder) / f"events.out.tfevents.{name}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("wb")

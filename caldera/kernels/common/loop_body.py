@@ -15,12 +15,12 @@ Step = tuple[str, str, tuple[str, ...], tuple[Reference, ...]]
 """The op, its dtype, the dtypes of its operands, and where they come from."""
 Reduction = tuple[str, str, Reference]
 """The op, the dtype of what it reduces, and where that comes from."""
-Parts = tuple[tuple[str, ...], tuple[Step, ...], tuple[tuple[str, Reference], ...],
-              tuple[Reduction, ...]]  # fmt: skip
 
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
 HEAVY = frozenset({
-    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid",
+    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "erfc", "lgamma",
+    "log2", "log10", "exp2", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
+    "acosh", "atanh",
 })  # fmt: skip
 """Ops that take tens of instructions."""
 
@@ -33,11 +33,6 @@ class LoopBody:
     steps: tuple[Step, ...]
     outputs: tuple[tuple[str, Reference], ...]
     reductions: tuple[Reduction, ...] = ()
-
-    @property
-    def parts(self) -> Parts:
-        """The recipe as plain tuples, to be a parameter of a compiled kernel."""
-        return self.inputs, self.steps, self.outputs, self.reductions
 
     @property
     def heavy(self) -> int:
@@ -81,7 +76,7 @@ class _Reader:
 
 
 def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
-    """The recipe of an element-wise, reduction or fused node.
+    """The loop of an element-wise, reduction or fused node.
 
     Of a fused node's reductions it has those outputs whose indices are in `reduced`.
     """

@@ -63,7 +63,7 @@ def fused_tasks(call: Call) -> list[ReductionTask]:
     return tasks
 
 
-def neutral(op: str, dtype: str) -> bool | int | float:
+def identity(op: str, dtype: str) -> bool | int | float:
     """The number that changes nothing in a reduction."""
     if op in ("sum", "prod"):
         return 1 if op == "prod" else 0
@@ -74,7 +74,7 @@ def neutral(op: str, dtype: str) -> bool | int | float:
     return lowest if op == "max" else (1 << bits) - 1
 
 
-def accumulated(op: str, dtype: str) -> str:
+def accumulator_dtype(op: str, dtype: str) -> str:
     """The dtype of partial results: sums and products of floats are kept in float64."""
     if op in ("sum", "prod") and dtype.startswith(("float", "bfloat")):
         return "float64"

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 Kind = TypeVar("Kind")
-Given = TypeVar("Given")
 
 
 class Signature(Generic[Kind]):
@@ -15,9 +14,8 @@ class Signature(Generic[Kind]):
     What a kind is, is the device's business: a type of LLVM, one of C++.
 
     >>> copy = Signature("copy", {"target": "float*", "source": "float*", "count": "long"})
-    >>> copy.ordered({"count": 3, "source": 8, "target": 0})
-    [0, 8, 3]
-    >>> copy.ordered({"count": 3, "source": 8, "goal": 0})
+    >>> copy.check({"count": 3, "source": 8, "target": 0})
+    >>> copy.check({"count": 3, "source": 8, "goal": 0})
     Traceback (most recent call last):
         ...
     TypeError: kernel copy takes target, source, count: missing target, unknown goal
@@ -36,11 +34,6 @@ class Signature(Generic[Kind]):
                 f"kernel {self.kernel} takes {', '.join(self.kinds)}: "
                 + ", ".join(self._wrong(given))
             )
-
-    def ordered(self, given: Mapping[str, Given]) -> list[Given]:
-        """What is given for each name, in order."""
-        self.check(given)
-        return [given[name] for name in self.kinds]
 
     def _wrong(self, given: Iterable[str]) -> list[str]:
         here = set(given)

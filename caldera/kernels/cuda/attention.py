@@ -301,11 +301,11 @@ class _Gradient:
         work = self.work(_Operand("dq", dq, is_written=True))
         columns, kind = work.columns(self.depth), work.computed
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
             f"int top = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
             f"block_query_gradients<{columns}, {self.causal}>(\n"
-            f"        of, in, scale, top, left, room, {work.masked}, results);\n    }}\n"
+            f"        of, in, scale, top, left, shared, {work.masked}, results);\n    }}\n"
             f"    for (int m = 0; m < Tile<{kind}>::M; m++)\n"
             f"        for (int n = 0; n < {columns}; n++) results[m][n] *= scale;\n"
             f"    deliver<{columns}>({work.matrix('dq', 'own')}, top, in.queries, left, "
@@ -334,12 +334,12 @@ class _Gradient:
             ) if array is not None
         )  # fmt: skip
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
             f"{_cleared(kind, columns, 'for_values')}"
             f"int side = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
             f"block_key_gradients<{columns}, {options}>(\n"
-            f"        of, in, scale, side, left, room, {work.masked}, for_keys, for_values);\n"
+            f"        of, in, scale, side, left, shared, {work.masked}, for_keys, for_values);\n"
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
@@ -357,24 +357,24 @@ class _Gradient:
         kind = work.computed
         size_ = f"Tile<{kind}>::SIZE"
         body = (
-            f"{_room(kind)}{work.begin}{_cleared(kind, f'Tile<{kind}>::M', 'results')}"
+            f"{_workspace(kind)}{work.begin}{_cleared(kind, f'Tile<{kind}>::M', 'results')}"
             f"int top = {'tile * ' + size_ if rows else '0'}, "
             f"side = {'part * ' + size_ if columns else '0'};\n    {work.each_sharer}"
             f"{self.attended(work)}"
             f"for (int t = top; t < {'top + 1' if rows else 'in.queries'}; t += {size_})\n"
             f"    for (int s = side; s < {'side + 1' if columns else 'in.keys'}; s += {size_})\n"
-            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, room, "
+            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, shared, "
             f"{work.masked}, results);\n    }}\n"
             f"    block_deliver_mask<{flags(rows, columns)}>("
-            f"{work.matrix('gradients', 'own')}, in, top, side, room.tile, results);"
+            f"{work.matrix('gradients', 'own')}, in, top, side, shared.tile, results);"
         )
         return work.launch(
             "attention_backward.cuh", "attention_mask_gradients", down, across, 4, body
         )
 
 
-def _room(kind: str) -> str:
-    return f"DYNAMIC_SHARED({kind}, memory);\n    Places<{kind}> room = places_in(memory);\n    "
+def _workspace(kind: str) -> str:
+    return f"DYNAMIC_SHARED({kind}, memory);\n    Places<{kind}> shared = places_in(memory);\n    "
 
 
 def _cleared(kind: str, columns: int | str, name: str) -> str:

@@ -49,14 +49,14 @@ def _gather(
 ) -> None:  # fmt: skip
     """Read from the other. Shared out by position."""
     lanes = natural_lanes(out.type)
-    first, last = k.share(before * positions)
+    first, last = k.part_range(before * positions)
     with k.loop(first, last) as line:
         place = _position(k, indices, line % positions, length, unsigned=unsigned)
-        with k.either((place >= 0) & (place < length)) as (inside, outside):
+        with k.if_else((place >= 0) & (place < length)) as (inside, outside):
             with inside:
                 source = other.at((line // positions * length + place) * after)
                 target = out.at(line * after)
-                k.in_vectors(0, after, lanes, lambda i, n: target.store(i, source.load(i, n)))
+                k.vector_loop(0, after, lanes, lambda i, n: target.store(i, source.load(i, n)))
             with outside:
                 status.store(0, 1)
 
@@ -72,15 +72,15 @@ def _scatter_add(
     of workers.
     """
     lanes = natural_lanes(out.type)
-    begin, end = k.share(after, lanes)
+    begin, end = k.part_range(after, lanes)
     with k.loop(0, before) as outer, k.loop(0, positions) as position:
         place = _position(k, indices, position, length, unsigned=unsigned)
-        with k.either((place >= 0) & (place < length)) as (inside, outside):
+        with k.if_else((place >= 0) & (place < length)) as (inside, outside):
             with inside:
                 target = out.at((outer * length + place) * after)
                 source = other.at((outer * positions + position) * after)
 
-                k.in_vectors(begin, end, lanes, partial(_add, target, source))
+                k.vector_loop(begin, end, lanes, partial(_add, target, source))
             with outside:
                 status.store(0, 1)
 
@@ -121,7 +121,7 @@ def _is_dense(*arrays: np.ndarray) -> bool:
 def _bind_gather(call: Call) -> Runner:
     (out,), (x, indices) = call.outputs, call.inputs
     if not _is_dense(out, x, indices):
-        return _by_oracle(call)
+        return _by_reference(call)
     return NativeRunner([_moving(call, _gather, as_integers(out), as_integers(x), x)])
 
 
@@ -129,11 +129,11 @@ def _bind_scatter_add(call: Call) -> Runner:
     (out,), (x, indices, updates) = call.outputs, call.inputs
     copy = copy_calls(out, x)
     if copy is None or not _is_dense(out, indices, updates):
-        return _by_oracle(call)
+        return _by_reference(call)
     return NativeRunner([*copy, _moving(call, _scatter_add, out, updates, x)])
 
 
-def _by_oracle(call: Call) -> Runner:
+def _by_reference(call: Call) -> Runner:
     oracle = next(each for each in TABLE.candidates(call.node, "cpu") if each.name == "reference")
     return oracle.bind(call)
 

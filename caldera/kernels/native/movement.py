@@ -129,7 +129,7 @@ def _copy(
     units = chunks
     for axis in outer:
         units = units * axis.count
-    first, last = k.share(units)
+    first, last = k.part_range(units)
     with k.loop(first, last) as unit:
         rest, chunk = unit // chunks, unit % chunks
         to, start = k.constant(0, I64), k.constant(0, I64)
@@ -177,10 +177,12 @@ class _Block:
                     taken = min(self.lanes, count)
                     target.store(i + part, source.load(i + part, taken))
 
-            k.in_vectors(0, self.count, wide, move)
+            k.vector_loop(0, self.count, wide, move)
         elif mode == "fill":
             value = source.load()
-            k.in_vectors(0, self.count, self.lanes, lambda i, n: target.store(i, k.splat(value, n)))
+            k.vector_loop(
+                0, self.count, self.lanes, lambda i, n: target.store(i, k.splat(value, n))
+            )
         else:
             with k.loop(0, self.count) as i:
                 target.store(i * self.step, source.load(i * self.source_step))

@@ -117,7 +117,7 @@ def _pool(
 ) -> None:  # fmt: skip
     """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
     winner of each window: "max" writes it, "gather" and "scatter" read it."""
-    first, last = k.share(images * rows)
+    first, last = k.part_range(images * rows)
     with k.loop(first, last) as line, k.loop(0, columns) as column:
         image, row = line // rows, line % rows
         row_from, row_to = row_begin.load(row), row_begin.load(row + 1)
@@ -127,7 +127,7 @@ def _pool(
         def one(channel: Value, count: int) -> None:
             loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
-                with k.when(taken > 0):
+                with k.if_then(taken > 0):
                     down, across = row_taps.at(3 * row_from), column_taps.at(3 * column_from)
                     loop.begin_at(down.load(1) * width + across.load(1))
             if mode == "gather":
@@ -154,7 +154,7 @@ def _pool(
                 place = index.at(index.line(image, row), column, channel)
                 index.memory.store(place, loop.name.value)
 
-        k.in_widths(0, channels, lanes, one)
+        k.vector_loops(0, channels, lanes, one)
 
 
 class _Channels:
@@ -214,7 +214,7 @@ def _scatter(
     the window begins; for each position in a window how far down and how far right it is, the
     largest of these, and for each position how far it is from the first.
     """
-    first, last = k.share(images)
+    first, last = k.part_range(images)
     with k.loop(first, last) as image:
         k.clear_bytes(out.memory.at(image * out.of_image).place, nbytes)
         with k.loop(0, rows) as row, k.loop(0, columns) as column:
@@ -236,10 +236,10 @@ def _scatter(
                 y, x = downs.load(position), rights.load(position)
                 place = out.at(out.line(image, top + y), left + x, channel)
                 inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width)
-                with k.when((winner >= 0) & inside):
+                with k.if_then((winner >= 0) & inside):
                     out.memory.store(place, out.memory.load(place) + added)
 
-            with k.either(whole) as (all_of_it, some):
+            with k.if_else(whole) as (all_of_it, some):
                 with all_of_it, k.loop(0, channels) as channel:
                     add(channel, checked=False)
                 with some, k.loop(0, channels) as channel:

@@ -43,15 +43,15 @@ def _uniform(
     numbers = lanes * _WORDS_IN_BLOCK // words_each
     first = offset.load()
     philox = Philox(k, lanes, state.load(0), state.load(apart), stream)
-    aside = k.stack(kind, numbers)
-    begin, end = k.share(count)
+    aside = k.alloca(kind, numbers)
+    begin, end = k.part_range(count)
     # Whole blocks are computed: the first and the last may reach beyond what is wanted.
     start = (first + begin) // numbers
     stop = (first + end + (numbers - 1)) // numbers
     with k.loop(start, k.select(end > begin, stop, start)) as group:
         words = philox.words(group * lanes)
         place = group * numbers - first
-        with k.either((place >= begin) & (place + numbers <= end)) as (inside, across):
+        with k.if_else((place >= begin) & (place + numbers <= end)) as (inside, across):
             with inside:
                 _store(k, out, place, words, kind)
             with across:

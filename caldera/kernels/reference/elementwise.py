@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 
 from caldera.kernels.reference.registry import reference
@@ -57,11 +60,32 @@ UFUNCS: dict[str, np.ufunc] = {
     "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sqrt": np.sqrt, "square": np.square,
     "reciprocal": np.reciprocal, "abs": np.absolute, "sign": np.sign, "floor": np.floor,
     "ceil": np.ceil, "round": np.rint, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+    "log2": np.log2, "log10": np.log10, "exp2": np.exp2, "tan": np.tan, "asin": np.arcsin,
+    "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
 }  # fmt: skip
 for _name, _ufunc in UFUNCS.items():
     reference(_name)(_ufunc)
 reference("where")(np.where)
 reference("erf")(erf)
+
+
+def _by_number(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of Python's that NumPy has not, number by number, in float64."""
+    every = np.vectorize(function, otypes=[np.float64])
+    return lambda x: every(x).astype(x.dtype)
+
+
+def _lgamma(x: float) -> float:
+    try:
+        return math.lgamma(x)
+    except (ValueError, OverflowError):
+        # At 0 and negative whole numbers, and where it is too large.
+        return math.inf
+
+
+reference("erfc")(_by_number(math.erfc))
+reference("lgamma")(_by_number(_lgamma))
 
 
 @reference("cast")

@@ -14,6 +14,8 @@ from caldera.tensor.dtype import HALVES, float32
 operator("Relu")(lambda x: op.relu(x))
 operator("Softplus")(lambda x: op.softplus(x))
 operator("HardSwish")(lambda x: op.hard_swish(x))
+operator("Softsign")(lambda x: op.softsign(x))
+operator("Mish")(lambda x: op.mish(x))
 
 
 @operator("LeakyRelu")
@@ -60,22 +62,10 @@ def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Expr:
     return op.clip(op.add(op.mul(x, alpha), beta), 0.0, 1.0)
 
 
-@operator("Softsign")
-def softsign(x: Value) -> Expr:
-    """x / (1 + |x|)."""
-    return op.div(x, op.add(1.0, op.abs(x)))
-
-
 @operator("Gelu")
 def gelu(x: Value, *, approximate: str = "none") -> Expr:
     """x times the probability that a normal number lies below it."""
     return op.gelu(x, approximate == "tanh")
-
-
-@operator("Mish")
-def mish(x: Value) -> Expr:
-    """x tanh(softplus(x))."""
-    return op.mul(x, op.tanh(op.softplus(x)))
 
 
 @operator("Swish")

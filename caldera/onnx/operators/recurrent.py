@@ -21,7 +21,7 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "relu": lambda x, a, b: op.relu(x),
     "tanh": lambda x, a, b: op.tanh(x),
     "sigmoid": lambda x, a, b: op.sigmoid(x),
-    "softsign": lambda x, a, b: op.div(x, op.add(1.0, op.abs(x))),
+    "softsign": lambda x, a, b: op.softsign(x),
     "softplus": lambda x, a, b: op.softplus(x),
     "affine": lambda x, a, b: op.add(op.mul(x, a), b),
     "leakyrelu": lambda x, a, b: op.leaky_relu(x, a),

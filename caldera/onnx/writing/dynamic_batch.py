@@ -64,6 +64,11 @@ class Pair:
         """An attribute that is a shape."""
         return sizes(self.node.attrs[name], self.twin.attrs[name], self.node)
 
+    def different(self) -> list[str]:
+        """The attributes that are not the same in both graphs."""
+        a, b = self.node.attrs, self.twin.attrs
+        return [name for name in a if not (a[name] == b[name] or _both_nan(a[name], b[name]))]
+
     def parts(self) -> tuple[Pair, ...]:
         """What a composite op is made of."""
         assert self.node.op.decompose is not None
@@ -74,18 +79,27 @@ class Pair:
         return tuple(Pair(a, b) for a, b in zip(firsts, seconds, strict=True))
 
 
+def _both_nan(a: Any, b: Any) -> bool:
+    return bool(a != a) and bool(b != b)
+
+
 def size(first: int, second: int, node: Node) -> Size:
     """A size as a function of the number of samples."""
     if first == second:
         return first
     times, rest = divmod(first, FIRST)
     if rest or times * SECOND != second:
-        raise ConfigError.build(
-            "onnx export", expected="sizes that are multiples of the number of samples",
-            got=f"{first} for {FIRST} and {second} for {SECOND} in {describe(node)}",
-            hint="export it with batch_size=, for a fixed number of samples",
-        )  # fmt: skip
+        raise not_open("sizes that are multiples of the number of samples", first, second, node)
     return Samples(times)
+
+
+def not_open(expected: str, first: object, second: object, node: Node) -> ConfigError:
+    """The error about something that is not a known function of the number of samples."""
+    return ConfigError.build(
+        "onnx export", expected=expected,
+        got=f"{first} for {FIRST} and {second} for {SECOND} in {describe(node)}",
+        hint="export it with batch_size=, for a fixed number of samples",
+    )  # fmt: skip
 
 
 def sizes(first: Sequence[int], second: Sequence[int], node: Node) -> tuple[Size, ...]:
@@ -116,8 +130,4 @@ def in_order(roots: Iterable[Pair]) -> list[Pair]:
 def _check(pair: Pair) -> None:
     a, b = pair.node, pair.twin
     if a.op is not b.op or len(a.inputs) != len(b.inputs):
-        raise ConfigError.build(
-            "onnx export", expected="the same ops for every number of samples",
-            got=f"{describe(a)} for {FIRST} and {describe(b)} for {SECOND}",
-            hint="export it with batch_size=, for a fixed number of samples",
-        )  # fmt: skip
+        raise not_open("the same ops for every number of samples", describe(a), describe(b), a)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.onnx.library import helper, onnx
+from caldera.file_cache import write_file
+from caldera.onnx.library import helper
 from caldera.onnx.reading.files import LARGEST_FILE
+from caldera.onnx.writing.check import check
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
@@ -22,7 +24,9 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
 
     The number of samples stays open unless `batch_size` fixes it. Parameters and running statistics
     keep their names. The file says what the outputs are called; with auxiliary heads it holds the
-    main output alone, as `predict` gives it.
+    main output alone, as `predict` gives it. Before it is written it is run, by onnxruntime where
+    that is installed, for two numbers of samples; where it gives anything else than the model, that
+    is an error, and there is no file.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -41,28 +45,23 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
             "onnx export", expected="a file in a folder that exists", got=repr(str(target))
         )
     raw = to_proto(model, batch_size).SerializeToString()
-    # ONNX's own check, of what will really be in the file.
-    onnx.checker.check_model(raw)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_bytes(raw)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    check(raw, model, batch_size)
+    write_file(target, raw, durable=True)
     return target
 
 
 def to_proto(model: Model, batch_size: int | None = None) -> Any:
     """A model as a ModelProto."""
     counts = (FIRST, SECOND) if batch_size is None else (batch_size, batch_size)
-    first, second = (model.expressions(count) for count in counts)
+    first, second = (model.open_expressions(count) for count in counts)
+    if batch_size is not None and not any(batch_size in each.shape for each in first[0]):
+        raise ConfigError.build(
+            "onnx export", expected="batch_size= the number of samples that the model takes",
+            got=f"{batch_size} for inputs of {', '.join(str(each.shape) for each in first[0])}",
+        )  # fmt: skip
     write = Writer()
-    sources = {}
     for i, (a, b) in enumerate(zip(first[0], second[0], strict=True)):
-        name = "input" if len(first[0]) == 1 else f"input{i}"
-        pair = Pair(a.node, b.node)
-        write.names[pair] = (write.unique(name),)
-        sources[write.name(pair)] = pair
+        write.source("input" if len(first[0]) == 1 else f"input{i}", Pair(a.node, b.node))
     roots = {name: Pair(first[1][name].node, second[1][name].node) for name in first[1]}
     write.write(list(roots.values()))
     outputs = []
@@ -78,7 +77,7 @@ def to_proto(model: Model, batch_size: int | None = None) -> Any:
         )  # fmt: skip
     graph = helper.make_graph(
         write.nodes, model.name or type(model).__name__,
-        [write.declared(name, pair) for name, pair in sources.items()], outputs,
+        [write.declared(name, pair) for name, pair in write.sources.items()], outputs,
         [as_proto(name, array) for name, array in write.arrays.items()],
     )  # fmt: skip
     return helper.make_model(

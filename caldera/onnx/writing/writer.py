@@ -12,7 +12,7 @@ from caldera.errors import ConfigError
 from caldera.graph.node import describe
 from caldera.onnx.dtypes import NUMBERS
 from caldera.onnx.library import helper, numpy_helper
-from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order
+from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order, not_open
 from caldera.onnx.writing.rules import RULES
 from caldera.tensor.dtype import DType
 
@@ -33,6 +33,7 @@ class Writer:
         self.names: dict[Pair, tuple[str, ...]] = {}
         self._taken: Counter[str] = Counter() if outer is None else outer._taken
         self._known: dict[Any, str] = {} if outer is None else outer._known
+        self.sources: dict[str, Pair] = {}
         self._samples = ""
         self.absorbed: set[Pair] = set()
 
@@ -117,14 +118,24 @@ class Writer:
         return count if times == 1 else self.add("Mul", count, self.integers([times]))
 
     def _number_of_samples(self) -> str:
-        """The first size of the first input, read before everything else."""
+        """A size of an input that is the number of samples, read before everything else."""
         if self.outer is not None:
             return self.outer._number_of_samples()
         if not self._samples:
-            source = next(iter(self.names.values()))[0]
-            self._samples = self.add("Shape", source, start=0, end=1)
+            source, axis = next(
+                (name, pair.shape.index(Samples(1)))
+                for name, pair in self.sources.items()
+                if Samples(1) in pair.shape
+            )
+            self._samples = self.add("Shape", source, start=axis, end=axis + 1)
             self.nodes.insert(0, self.nodes.pop())
         return self._samples
+
+    def source(self, name: str, pair: Pair) -> None:
+        """An input of the graph."""
+        own = self.unique(name)
+        self.names[pair] = (own,)
+        self.sources[own] = pair
 
     def element_type(self, dtype: DType) -> int:
         """The number of a dtype in ONNX."""
@@ -164,9 +175,16 @@ class Writer:
 
     def _written(self, pair: Pair) -> tuple[str, ...]:
         rule = RULES.get(pair.name)
-        result = NotImplemented if rule is None else rule(self, pair)
+        different = [] if rule is None else sorted(set(pair.different()) - rule.by_samples)
+        result = NotImplemented if rule is None or different else rule.function(self, pair)
         if result is NotImplemented and pair.node.op.decompose is not None:
             return tuple(self.write(pair.parts()))
+        if different:
+            first, second = (
+                {name: each.attrs[name] for name in different} for each in (pair.node, pair.twin)
+            )
+            expected = "attributes that are the same for every number of samples"
+            raise not_open(expected, first, second, pair.node)
         if result is NotImplemented:
             raise ConfigError.build(
                 "onnx export", expected="ops that ONNX has a form for", got=describe(pair.node)
@@ -203,4 +221,5 @@ def _fixed(size: Size) -> int | None:
 
 def as_proto(name: str, array: np.ndarray) -> Any:
     """An array as ONNX's files hold it."""
-    return numpy_helper.from_array(np.ascontiguousarray(array), name)
+    # Not `ascontiguousarray`, which gives a number an axis.
+    return numpy_helper.from_array(np.asarray(array, order="C"), name)

@@ -42,6 +42,7 @@ _HINTS = {
     "div": "keep the divisor away from 0",
     "reciprocal": "keep the divisor away from 0",
     "exp": "its argument is too large; subtract the maximum, or use softmax",
+    "cross_entropy": "targets have to be classes from 0 on, one for each output",
     "power": "a negative base needs a whole exponent, and 0 one that is not negative",
 }
 _ROLES = {"x": "the input", "y": "the targets", "w": "the weights"}
@@ -57,6 +58,7 @@ class StopAtNonFinite(Callback):
         self._at_once = True
         self._reading: Reading | None = None
         self._steps_before = 0
+        self._epoch = _Epoch(0, {})
 
     def run_begins(self, run: Run) -> None:
         # A model that has been trained before goes on counting; a run counts from 0.
@@ -70,6 +72,8 @@ class StopAtNonFinite(Callback):
         self._reading = None
 
     def batch_ends(self, run: Run) -> None:
+        if self._last is None:
+            self._epoch = _Epoch.of(run)
         # Nothing changes after the bad step, so there is no hurry: the number is looked at when it
         # has arrived. But the epoch must not end before.
         is_due = run.batch % self._every == 0
@@ -78,10 +82,16 @@ class StopAtNonFinite(Callback):
         if must_know or (is_due and self._reading is None):
             self._reading = run.steps.bad_step.tensor.memory.begin_read()
         if self._reading is not None and (must_know or self._reading.done()):
-            bad = int(self._reading.numbers()[0])
-            self._reading = None
+            bad, self._reading = int(self._reading.numbers()[0]), None
             if bad >= 0:
+                self._epoch = _Epoch.of(run)
                 raise self._explained(run, bad - self._steps_before)
+
+    def epoch_ends(self, run: Run) -> None:
+        # Nobody knew which batch of a stream would be the last.
+        bad = -1 if self._last is not None else int(run.steps.bad_step.numpy())
+        if bad >= 0:
+            raise self._explained(run, bad - self._steps_before)
 
     def _explained(self, run: Run, bad: int) -> CalderaError:
         if not run.steps.strategy.is_distributed:
@@ -99,11 +109,16 @@ class StopAtNonFinite(Callback):
         return error if len(found) == 1 else NonFiniteError(f"rank {rank}: {text}")
 
     def _explained_here(self, run: Run, bad: int) -> tuple[CalderaError, str]:
-        count, feeds = _fed(run, bad)
+        try:
+            count, feeds = _fed(run, self._epoch, bad)
+        except CalderaError:
+            if run.batches is not None:
+                raise
+            return _unexplained(bad), "data"
         error, blamed = explain(run.steps.fed(), count, feeds, bad)
-        if blamed == "variable" and bad > run.step - run.batch:
+        if blamed == "variable" and bad > self._epoch.first:
             # A finite loss can have gradients that are not: then the batch before is to be seen.
-            _, earlier = _fed(run, bad - 1)
+            _, earlier = _fed(run, self._epoch, bad - 1)
             for name, value in earlier.items():
                 if not _all_finite(np.asarray(value)):
                     error = _bad_data(f"fit, step {bad - 1}", name, np.asarray(value))
@@ -111,16 +126,37 @@ class StopAtNonFinite(Callback):
         return error, blamed
 
 
-def _fed(run: Run, step: int) -> tuple[int, dict[str, Any]]:
-    """The samples of a step of this epoch, and how they were fed.
+@dataclass(frozen=True)
+class _Epoch:
+    """The number of an epoch's first step, and where its loader was."""
+
+    first: int
+    loader: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, run: Run) -> _Epoch:
+        return cls(run.step - run.batch, run.loader.state())
+
+
+def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int, dict[str, Any]]:
+    """The samples of a step of an epoch, and how they were fed.
 
     Batches depend on their number alone, so any of them can be had again.
     """
     spare = copy.copy(run.loader)
-    place = {"position": (step - (run.step - run.batch)) * run.loader.batch_size}
-    spare.restore({**run.loader.state(), **place})
+    place = {"position": (step - epoch.first) * run.loader.batch_size}
+    spare.restore({**epoch.loader, **place})
     batch = next(iter(spare))
     return len(batch), run.steps.feeds(batch.arrays, run.weights_of(batch))
+
+
+def _unexplained(step: int) -> NonFiniteError:
+    return NonFiniteError.build(
+        f"fit, step {step}", expected="a finite loss", got="nan or infinity from a stream that "
+        "cannot be read again to say where it came from",
+        hint="look for nan and for classes without an output in its samples; a function that gives "
+        "a new iterator can be read again",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
-from caldera.file_cache import sync
+from caldera.file_cache import sync, write_file
 from caldera.io import load_safetensors, save_safetensors
-from caldera.io.files import bytes_of
+from caldera.io.files import bytes_of, little_endian
 from caldera.plain_data import decoded, encoded
 from caldera.tensor.dtype import canonical
 from caldera.tensor.shape import size
@@ -73,10 +73,10 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], t
         "tensors": {name: described(array) for name, array in tensors.items()},
         "state": json.loads(text),
     }
-    whole = {"format": FORMAT, "digest": _digest(_canonical(content)), "content": content}
-    (path / STATE).write_text(json.dumps(whole, allow_nan=False), encoding="utf-8")
-    for each in (path / TENSORS, path / STATE, path):
-        sync(each)
+    whole = {"format": FORMAT, "digest": digest(_canonical(content)), "content": content}
+    write_file(path / STATE, json.dumps(whole, allow_nan=False), durable=True)
+    sync(path / TENSORS)
+    sync(path)
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
@@ -112,7 +112,7 @@ def _content(path: Path) -> dict[str, Any]:
         content: Any = whole["content"]
         intact = (
             whole["format"] == FORMAT
-            and whole["digest"] == _digest(_canonical(content))
+            and whole["digest"] == digest(_canonical(content))
             and set(content) == {"step", "tensors", "state"}
             and isinstance(content["tensors"], dict)
             and isinstance(content["state"], dict)
@@ -146,7 +146,7 @@ def described(array: np.ndarray) -> dict[str, Any]:
     return {
         "dtype": array.dtype.name,
         "shape": list(array.shape),
-        "digest": _digest(bytes_of(np.ascontiguousarray(array))),
+        "digest": digest(bytes_of(little_endian(np.ascontiguousarray(array)))),
     }
 
 
@@ -158,7 +158,8 @@ def nbytes(description: Any, where: str) -> int:
         raise CheckpointError.build(where, expected="shape and dtype", got=str(problem)) from None
 
 
-def _digest(content: str | memoryview) -> str:
+def digest(content: str | memoryview) -> str:
+    """Of a text or of bytes, as it is written beside them."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 

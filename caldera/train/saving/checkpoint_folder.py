@@ -97,7 +97,12 @@ class CheckpointFolder:
         final = self.path / f"step-{step}"
         unfinished = self.path / f"step-{step}.tmp"
         _remove(unfinished)
-        write_checkpoint(unfinished, step, tensors, text)
+        try:
+            write_checkpoint(unfinished, step, tensors, text)
+        except BaseException:
+            # A full disk has no room for half a checkpoint.
+            _remove(unfinished)
+            raise
         if final.exists():
             # Moved aside, where `latest` still finds it: one of the two is there at any moment.
             _remove(self.path / f"{final.name}.old")

@@ -16,6 +16,7 @@ from caldera.nn.config import to_config
 from caldera.optim import EpochRule
 from caldera.plain_data import json_digest
 from caldera.strategy import VariableView
+from caldera.train.arguments import plain_number, truth, whole_number
 from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
 from caldera.train.saving.checkpoint_file import Checkpoint, state_of, state_text
@@ -64,13 +65,15 @@ class Checkpointer(Callback):
         every_epoch: bool = True,
         keep: int = 2,
     ) -> None:
-        for name, value in (("every_steps", every_steps), ("every_seconds", every_seconds)):
-            if value is not None and value <= 0:
-                raise ConfigError.build("Checkpointer", expected=f"{name} > 0", got=f"{value}")
-        self.folder = CheckpointFolder(folder, keep)
+        where = "Checkpointer"
+        if every_steps is not None:
+            whole_number(every_steps, "every_steps", 1, where)
+        if every_seconds is not None and not plain_number(every_seconds, "every_seconds", 0, where):
+            raise ConfigError.build(where, expected="every_seconds= a number above 0", got="0")
+        self.folder = CheckpointFolder(folder, whole_number(keep, "keep", 1, where))
         self.every_steps = every_steps
         self.every_seconds = every_seconds
-        self.every_epoch = every_epoch
+        self.every_epoch = truth(every_epoch, "every_epoch", where)
         self._resumed = False
         self._last_time = 0.0
 

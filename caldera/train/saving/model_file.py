@@ -1,11 +1,14 @@
 """Model files: one safetensors file with the weights, and in its metadata what the model is.
 
-    {"format": "caldera-1", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
+    {"format": "caldera-2", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
      "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}},
      "schema": {"columns": [...], "classes": [...], ...}}
 
 The schema says which columns of a table the model takes, and what its classes are called; see
 `caldera.data.Schema`. Files that were written before there was one have none.
+
+Beside this text stands its digest, and in it that of each tensor, so that no flipped bit is loaded.
+Files of the format caldera-1, without a digest of the text, are still read.
 
 Layers, losses and optimizers are registered names with plain arguments, never import paths, so a
 file can make nothing else. A model with a `forward` of its own is saved with its weights and the
@@ -14,6 +17,7 @@ name of its class; those who have the class load the weights into it.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -26,17 +30,20 @@ from caldera.data import Schema
 from caldera.errors import CheckpointError, ConfigError, DataError
 from caldera.file_cache import atomic_write
 from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
+from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.nn.config import to_config
 from caldera.tensor.dtype import canonical
-from caldera.train.saving.checkpoint_file import described, differences, nbytes
+from caldera.train.saving.checkpoint_file import described, differences, digest, nbytes
 from caldera.train.saving.snapshot import assign_all, model_variables
+from caldera.train.schema_checks import schema_of_inputs
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
-FORMAT = "caldera-1"
-KEY = "caldera"
-"""The name of our text in the metadata."""
+FORMAT = "caldera-2"
+WITHOUT_DIGEST = "caldera-1"
+KEY, DIGEST = "caldera", "caldera-digest"
+"""The names of our text in the metadata, and of its digest."""
 SETTINGS = (
     "loss", "loss_weights", "optimizer", "metrics", "batch_size", "epochs", "dtype", "precision",
     "seed", "name",
@@ -64,10 +71,31 @@ def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None
     """
     target = Path(path)
     # Asked for first: a model that was never built has no weights to save.
+    tensors, metadata = _described_model(model, schema)
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError.build(
+            "save", expected="a file in a folder that exists", got=repr(str(target))
+        )
+    with atomic_write(target, durable=True) as unfinished:
+        save_safetensors(unfinished, tensors, metadata)
+    return target
+
+
+def model_bytes(model: Model) -> bytes:
+    """What `save_model` writes, in memory."""
+    file = io.BytesIO()
+    save_safetensors(file, *_described_model(model))
+    return file.getvalue()
+
+
+def _described_model(
+    model: Model, schema: Schema | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors of a model file, and its metadata."""
     inputs = [[list(shape), dtype] for shape, dtype in model.signature.inputs]
     tensors = {name: each.numpy() for name, each in model_variables(model).items()}
     layers = _layers_of(model)
-    schema = model.schema or schema
+    schema = model.schema or schema_of_inputs(model, schema)
     content = {
         "format": FORMAT,
         "kind": "Model" if layers is None else "NeuralNetwork",
@@ -78,17 +106,11 @@ def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None
         "tensors": {name: described(array) for name, array in tensors.items()},
         "schema": None if schema is None else schema.to_plain(),
     }
-    if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError.build(
-            "save", expected="a file in a folder that exists", got=repr(str(target))
-        )
     text = json.dumps(content, allow_nan=False)
-    with atomic_write(target, durable=True) as unfinished:
-        save_safetensors(unfinished, tensors, {KEY: text})
-    return target
+    return tensors, {KEY: text, DIGEST: digest(text)}
 
 
-def load_weights(model: Model, path: str | os.PathLike[str]) -> None:
+def load_weights(model: Model, path: Source) -> None:
     """Give a model the weights of a file, by name; any that does not fit is an error that names it.
 
     The file may also be one that another program wrote.
@@ -109,29 +131,36 @@ def load_weights(model: Model, path: str | os.PathLike[str]) -> None:
     """
     # Asked for first: a model that was never built has nothing to load into.
     _ = model.signature
-    if KEY in load_safetensors_metadata(path):
+    # Either name is enough to know our files by: one may be damaged.
+    if {KEY, DIGEST} & load_safetensors_metadata(path).keys():
         content = read_content(path)
         tensors = read_tensors(path, content)
-        model.schema = read_schema(content, Path(path).name) or model.schema
+        model.schema = read_schema(content, file_name_of(path)) or model.schema
     else:
         tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
-    assign_all(model_variables(model), tensors, Path(path).name)
+    assign_all(model_variables(model), tensors, file_name_of(path))
 
 
-def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_content(path: Source) -> dict[str, Any]:
     """What a file says about its model; nothing is made, and no tensor is read."""
-    where = Path(path).name
-    text = load_safetensors_metadata(path).get(KEY)
-    if text is None:
+    where = file_name_of(path)
+    metadata = load_safetensors_metadata(path)
+    text = metadata.get(KEY)
+    if text is None and DIGEST not in metadata:
         raise DataError.build(
             where, expected="a model file of Caldera", got="a safetensors file without a model",
             hint="load its tensors into a model you have with model.load_weights(path)",
         )  # fmt: skip
+    if text is None or (DIGEST in metadata and metadata[DIGEST] != digest(text)):
+        raise _damaged(where)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise DataError.build(where, expected="JSON", got=str(problem)) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    said = content.get("format") if isinstance(content, dict) else None
+    if said == FORMAT and DIGEST not in metadata:
+        raise _damaged(where)
+    if not isinstance(content, dict) or said not in (FORMAT, WITHOUT_DIGEST):
         raise DataError.build(
             where, expected=f"the format {FORMAT}",
             got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
@@ -142,13 +171,21 @@ def read_content(path: str | os.PathLike[str]) -> dict[str, Any]:
             where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
         )
     wanted = sum(nbytes(each, f"{where}, {name!r}") for name, each in content["tensors"].items())
-    there = Path(path).stat().st_size
+    with opened(path, "rb", where) as file:
+        there = file_size(file)
     if wanted > there:
         raise DataError.build(
             where, expected=f"{wanted} bytes of tensors", got=f"a file of {there} bytes",
             hint="the file is damaged",
         )  # fmt: skip
     return content
+
+
+def _damaged(where: str) -> DataError:
+    return DataError.build(
+        where, expected="a text with its digest", got="a text that does not fit its digest",
+        hint="the file is damaged",
+    )  # fmt: skip
 
 
 def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
@@ -166,13 +203,13 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
     return schema
 
 
-def read_tensors(path: str | os.PathLike[str], content: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a file, compared with what `content` says about them."""
     tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
     problems = differences(content["tensors"], tensors)
     if problems:
         raise CheckpointError.build(
-            Path(path).name, expected="the tensors that were saved", got="; ".join(problems[:8]),
+            file_name_of(path), expected="the tensors that were saved", got="; ".join(problems[:8]),
             hint="the file is damaged",
         )  # fmt: skip
     return tensors

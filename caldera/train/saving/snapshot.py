@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,9 +15,6 @@ from caldera.strategy import VariableView
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
-
-# The seed that parameters are drawn from belongs to the process.
-_one_at_a_time = threading.Lock()
 
 
 def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
@@ -135,15 +131,14 @@ def reinitialise(model: Model) -> None:
     """
     variables = model_variables(model)
     books = [(layer, dict(vars(layer))) for layer in model.walk()]
-    with _one_at_a_time:
-        try:
-            for layer, _ in books:
-                layer.forget()
-            model.build_again()
-            values = {name: each.numpy() for name, each in model_variables(model).items()}
-        finally:
-            # The variables stay, with all who know them; only their values are new.
-            for layer, kept in books:
-                vars(layer).clear()
-                vars(layer).update(kept)
+    try:
+        for layer, _ in books:
+            layer.forget()
+        model.build_again()
+        values = {name: each.numpy() for name, each in model_variables(model).items()}
+    finally:
+        # The variables stay, with all who know them; only their values are new.
+        for layer, kept in books:
+            vars(layer).clear()
+            vars(layer).update(kept)
     assign_all(variables, values, "reinitialise")

@@ -12,15 +12,15 @@ from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 from caldera.kernels.native.codegen.blas import blas
-from caldera.kernels.native.codegen.target import machine as target_of_kernels
-from caldera.kernels.tuning_cache import all_here
+from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.tuning_cache import all_records
 from caldera.machine import available_memory, this_machine, usable_cores
 from caldera.optional import optional_import
 
 
 def environment() -> dict[str, dict[str, int | str]]:
     """The machine, the software and Caldera itself, as what JSON can hold."""
-    here, target, products = this_machine(), target_of_kernels(), blas()
+    here, target, products = this_machine(), host_target(), blas()
     return {
         "machine": {
             "system": here.system,
@@ -43,7 +43,7 @@ def environment() -> dict[str, dict[str, int | str]]:
             "version": caldera.__version__,
             "threads": settings.threads,
             "cache folder": str(settings.cache_dir),
-            "kernel choices remembered": sum(1 for _ in all_here()),
+            "kernel choices remembered": sum(1 for _ in all_records()),
             "data folder": os.environ.get(ENVIRONMENT) or str(cache_folder()),
         },
     }

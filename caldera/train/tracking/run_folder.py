@@ -1,6 +1,7 @@
 """A folder with everything that is known of a run: for `caldera report`, and for whoever asks.
 
-NAME.caldera          the model, with the names of its columns and classes
+NAME.caldera          the model, with the names of its columns and classes; NAME is that of the
+                      data, as far as it can be a file's
 run.json              settings, seeds, versions, results, where time and memory went
 history.json          the results of each epoch
 curves.svg            the learning curves
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from caldera.data import Dataset
 from caldera.errors import DataError
+from caldera.file_cache import write_file
+from caldera.file_names import file_name
 from caldera.plain_data import from_plain, to_plain
 from caldera.train.saving.model_file import save_model
 from caldera.train.tracking.history import History
@@ -66,10 +69,11 @@ class RunFolder:
         itself. Without `measured` nothing is computed: only what is known already is written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        # First: whatever goes wrong with the rest, what was learned is not lost.
+        save_model(model, self.model_file(data.name), data.schema)
         record, plan = record_of(model, history, data, settings, measured=measured)
         self._write_json(RUN, to_plain(record))
         self._write_json(HISTORY, history.to_dict())
-        save_model(model, self.model_file(data.name), data.schema)
         if history.epochs:
             history.plot(self.path / CURVES, f"{data.name}: learning curves")
         if plan is not None:
@@ -78,7 +82,7 @@ class RunFolder:
 
     def model_file(self, name: str) -> Path:
         """Where the model that was trained on the data of this name is."""
-        return self.path / f"{name}.caldera"
+        return self.path / f"{file_name(name)}.caldera"
 
     # --- reading
 
@@ -108,7 +112,7 @@ class RunFolder:
 
     def _write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False)
-        (self.path / name).write_text(text + "\n", encoding="utf-8")
+        write_file(self.path / name, text + "\n")
 
     def _read_json(self, name: str) -> Any:
         text = self._text(name)

@@ -32,7 +32,7 @@ def report(*entries: Entry) -> Report:
     return Report(
         machine=dict(MACHINE),
         options={"quick": True},
-        missing={"tensorflow": "pip install tensorflow"},
+        missing={"jax": "pip install jax"},
         notes=["a note"],
         versions={"caldera": "1"},
         entries=list(entries),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caldera.bench.contestants import CARD_PEERS, Contestant, card_contestants
+from caldera.bench.contestants import PEERS, Contestant, card_contestants
 from caldera.bench.equality import PRECISIONS, is_as_strict
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 
@@ -19,7 +19,7 @@ def _case(work: str) -> TrainingCase:
 
 def _found(work: str, precisions: list[str], **more: object) -> list[Contestant]:
     settings = {"compiler": True, **more}
-    return card_contestants(_case(work), CARD_PEERS, precisions, **settings)  # type: ignore[arg-type]
+    return card_contestants(_case(work), list(PEERS), precisions, **settings)  # type: ignore[arg-type]
 
 
 def test_a_small_network_meets_peers_in_every_setting() -> None:

@@ -21,7 +21,7 @@ def _options(*arguments: str) -> Options:
 def test_without_flags_the_cpu_is_measured_as_ever() -> None:
     found = _options("mlp")
     assert (found.device, found.on_card) == ("cpu", False)
-    assert found.peers == ["torch", "jax", "tensorflow"]
+    assert found.peers == ["torch", "jax"]
     assert found.accuracies == ["strict", "fast"]
     assert found.limit is None
 

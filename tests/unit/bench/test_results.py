@@ -84,5 +84,5 @@ def test_json_has_raw_times_and_statistics() -> None:
     assert found["entries"][0]["seconds"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert found["entries"][0]["ratios"][0]["ratio"]["value"] == 2.0
     assert found["entries"][0]["equality"]["holds"] is True
-    assert found["missing"] == {"tensorflow": "pip install tensorflow"}
+    assert found["missing"] == {"jax": "pip install jax"}
     assert found["machine"]["cores"] == 2

@@ -13,7 +13,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.bench.translate import to_jax, to_tensorflow, to_torch
+from caldera.bench.translate import to_jax, to_torch
 from caldera.bench.translate._windows import Windows, window_means
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.lazy import compile
@@ -93,8 +93,8 @@ def _activations() -> list[nn.Layer]:
     kinds = [
         nn.ELU(0.5), nn.GELU(), nn.GELU(approximate=True), nn.HardSigmoid(), nn.HardSwish(),
         nn.LeakyReLU(0.2), nn.LogSoftmax(), nn.RBF(0.7), nn.ReLU(), nn.SELU(), nn.SiLU(),
-        nn.Sigmoid(), nn.Softmax(), nn.Softplus(), nn.Tanh(), nn.Activation("softplus"),
-        nn.Activation("linear"),
+        nn.Sigmoid(), nn.Softmax(), nn.Softplus(), nn.Tanh(), nn.Mish(), nn.Softsign(),
+        nn.Activation("softplus"), nn.Activation("linear"),
     ]  # fmt: skip
     return [
         nn.Input((6,)),
@@ -213,11 +213,6 @@ def jax() -> Iterator[Any]:
     found.config.update("jax_enable_x64", before)
 
 
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-
 # --- results and gradients
 
 
@@ -283,17 +278,6 @@ def test_jax_with_products_in_half_precision(jax: Any, name: str) -> None:
             assert "bf16[" in line.split("=")[0], line
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "dilated"])
-def test_tensorflow(tf: Any, name: str) -> None:
-    case = _case(name)
-    network = to_tensorflow(case.model)
-    with tf.GradientTape() as tape:
-        outputs = _by_name(network(case.x, training=True))
-        loss = sum(tf.reduce_sum(each * case.weights[key]) for key, each in outputs.items())
-    gradients = network.arrays(tape.gradient(loss, network.variables))
-    _check(case, {key: each.numpy() for key, each in outputs.items()}, gradients)
-
-
 # --- evaluation, running statistics, float32
 
 
@@ -350,18 +334,6 @@ def test_jax_keeps_running_statistics_and_evaluates_with_them(jax: Any) -> None:
     y, same = network.apply(params, state, x, training=False)
     _equal([np.asarray(y)], [model.predict(x)])
     _equal(network.states(same), network.states(state))
-
-
-@pytest.mark.parametrize(("dtype", "within"), [("float64", 1e-12), ("float32", 1e-5)])
-def test_tensorflow_keeps_running_statistics_and_evaluates_with_them(
-    tf: Any, dtype: str, within: float
-) -> None:
-    model = _small(dtype)
-    x = _random_images(dtype)
-    network = to_tensorflow(model)
-    _equal([network(x, training=False).numpy()], [model.predict(x)], within)
-    network(x, training=True)
-    _equal(network.states(), _after_a_step(model, x), within)
 
 
 def test_dropout_leaves_out_its_part(torch: Any) -> None:
@@ -446,20 +418,12 @@ def test_frozen_layers_and_half_precision_are_refused(torch: Any) -> None:
         to_torch(cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)], dtype="bfloat16"))
 
 
-def test_tensorflow_has_no_gradient_of_dilated_convolutions(tf: Any) -> None:
-    with pytest.raises(ConfigError, match="1-Conv2D: expected no groups and no dilation"):
-        to_tensorflow(_case("dilated").model)
-
-
 def test_jax_knows_two_orders_of_axes() -> None:
     with pytest.raises(ConfigError, match="NCHW"):
         to_jax(cd.NeuralNetwork([nn.Input((4,))]), data_format="CHWN")
 
 
-@pytest.mark.parametrize(
-    ("package", "translate"),
-    [("torch", to_torch), ("jax", to_jax), ("tensorflow", to_tensorflow)],
-)
+@pytest.mark.parametrize(("package", "translate"), [("torch", to_torch), ("jax", to_jax)])
 def test_a_missing_framework_says_what_to_install(
     package: str, translate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     for expected in (
         "a <processor>", "caldera strict", "2.00 [2.00, 2.00] torch eager", "test 97.50%",
         "3.0 MiB (+1.0 MiB)", "0.500000 after 100", "NO, does not count: loss <b> 1",
-        "<Segmentation fault>", "TensorFlow is not installed: pip install tensorflow",
+        "<Segmentation fault>", "JAX is not installed: pip install jax",
     ):  # fmt: skip
         assert expected in text
     assert "://" not in html

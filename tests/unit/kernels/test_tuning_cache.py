@@ -1,4 +1,4 @@
-"""What is remembered of measured kernels: for which question, and what is not believed."""
+"""What is remembered of measured kernels: for which key, and what is not believed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from caldera.kernels.measure import measure
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plain_data import json_digest
 from caldera.tensor.dtype import float32, int64
-from tests.unit.kernels.watched import Watched, product_node, race
+from tests.unit.kernels.fake_kernels import FakeKernels, product_node, race
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def test_another_process_remembers(kernels: Watched, tmp_path: Path) -> None:
+def test_another_process_remembers(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.bound.clear()
     verdict = Choices(kernels.table).verdict(product_node(), "cpu")
@@ -40,10 +40,10 @@ def test_another_process_remembers(kernels: Watched, tmp_path: Path) -> None:
     assert verdict.times is not None
     assert set(verdict.times) == {"slow", "fast"}
     assert not kernels.measured()
-    assert len(list((tmp_path / "choices").iterdir())) == 1
+    assert len(list(FileCache("choices"))) == 1
 
 
-def test_another_set_of_kernels_is_another_question(kernels: Watched) -> None:
+def test_another_set_of_kernels_is_another_question(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.add("new", priority=-1)
     kernels.bound.clear()
@@ -92,11 +92,11 @@ def test_what_matters_is_part_of_the_question(change: str) -> None:
 
 
 def test_the_machine_is_part_of_the_question() -> None:
-    question = tuning_cache.tuning_key(product_node(), "cpu", [])
-    assert question is not None
-    assert question["machine"]["numpy"] == np.__version__
-    assert question["machine"]["cpu"]
-    assert question["machine"]["blas"]
+    key = tuning_cache.tuning_key(product_node(), "cpu", [])
+    assert key is not None
+    assert key["machine"]["numpy"] == np.__version__
+    assert key["machine"]["cpu"]
+    assert key["machine"]["blas"]
 
 
 def test_the_number_of_a_random_stream_does_not_matter() -> None:
@@ -109,13 +109,13 @@ def test_the_number_of_a_random_stream_does_not_matter() -> None:
 
 def test_bodies_are_written_down_by_structure() -> None:
     x = parameter(0, Spec((3,), float32))
-    questions = [
+    keys = [
         tuning_cache.tuning_key(fused(x, body=Body([x], [output])), "cpu", [])
         for output in (exp(x), add(exp(x), x))
     ]
-    assert None not in questions
-    assert questions[0] != questions[1]
-    assert json.loads(json.dumps(questions)) == questions
+    assert None not in keys
+    assert keys[0] != keys[1]
+    assert json.loads(json.dumps(keys)) == keys
 
 
 def test_what_cannot_be_written_down_is_not_asked() -> None:
@@ -125,13 +125,13 @@ def test_what_cannot_be_written_down_is_not_asked() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '"text"', '{"format": 1}', '{"format": 2, "question": {}}', "\x00\xff",
-     '{"format": 1, "question": {}, "chosen": "fast", "times": {}}',
-     '{"format": 1, "question": [], "chosen": 3, "times": []}'],
+    ["", "{", "[]", "null", '"text"', '{"format": 2}', '{"format": 3, "key": {}}', "\x00\xff",
+     '{"format": 2, "key": {}, "chosen": "fast", "times": {}}',
+     '{"format": 2, "key": [], "chosen": 3, "times": []}'],
 )  # fmt: skip
 @pytest.mark.parametrize("foreign", [True, False])
 def test_a_damaged_or_foreign_file_is_measured_anew(
-    kernels: Watched, content: str, foreign: bool
+    kernels: FakeKernels, content: str, foreign: bool
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
     cache = FileCache("choices")
@@ -149,10 +149,10 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
 
 @pytest.mark.parametrize(
     "damage",
-    [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"question": {"op": "add"}}],
+    [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"key": {"op": "add"}}],
 )
 def test_an_answer_that_does_not_fit_is_not_believed(
-    kernels: Watched, damage: dict[str, Any]
+    kernels: FakeKernels, damage: dict[str, Any]
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
     cache = FileCache("choices")
@@ -162,7 +162,7 @@ def test_an_answer_that_does_not_fit_is_not_believed(
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(
-    kernels: Watched, tmp_path: Path
+    kernels: FakeKernels, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     choices = race(kernels)
@@ -173,11 +173,9 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(
 
 
 def test_readers_never_see_half_a_file() -> None:
-    question = tuning_cache.tuning_key(
-        product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)]
-    )
-    assert question is not None
-    record = tuning_cache.Record(question, "k", {"k": 1.0})
+    key = tuning_cache.tuning_key(product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)])
+    assert key is not None
+    record = tuning_cache.Record(key, "k", {"k": 1.0})
     tuning_cache.store(record)
     done = threading.Event()
 
@@ -189,7 +187,7 @@ def test_readers_never_see_half_a_file() -> None:
     for writer in writers:
         writer.start()
     try:
-        assert all(tuning_cache.load(question) == record for _ in range(200))
+        assert all(tuning_cache.load(key) == record for _ in range(200))
     finally:
         done.set()
         for writer in writers:

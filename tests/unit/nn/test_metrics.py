@@ -83,9 +83,8 @@ class TestAgainstNumPy:
         right = LOGITS.argmax(axis=1) == LABELS
         expected = _average(right, np.ones(COUNT) if weights is None else weights)
         assert _evaluate(Accuracy(), LOGITS, LABELS, weights) == pytest.approx(expected)
-        assert _evaluate(Accuracy(), LOGITS, np.eye(CLASSES)[LABELS], weights) == pytest.approx(
-            expected
-        )
+        rows = np.eye(CLASSES)[LABELS]
+        assert _evaluate(Accuracy(axis=-1), LOGITS, rows, weights) == pytest.approx(expected)
 
     def test_top_k(self, weights: np.ndarray | None) -> None:
         factors = np.ones(COUNT) if weights is None else weights
@@ -152,7 +151,9 @@ def test_a_threshold_decides_each_of_several_labels() -> None:
     expected = np.mean((chances > 0.5) == (truths > 0.5))
     assert _evaluate(Accuracy(threshold=0.5), chances, truths) == pytest.approx(expected)
     said = chances > 0.5
-    precision = np.sum(said & (truths > 0)) / said.sum()
+    claimed = said.sum(axis=0)
+    hits = np.sum(said & (truths > 0), axis=0)
+    precision = np.mean((hits / np.maximum(claimed, 1))[claimed + truths.sum(axis=0) > 0])
     assert _evaluate(Precision(threshold=0.5), chances, truths) == pytest.approx(precision)
 
 
@@ -190,7 +191,8 @@ def test_padding_counts_for_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", list(metrics))
 def test_without_samples_there_is_no_value(name: str) -> None:
     metric = metrics.make(name)
-    prediction, target = (VALUES, TARGETS) if name == "r2" else (LOGITS, LOGITS)
+    errors = name in ("mae", "mean_absolute", "mse", "mean_squared", "r2")
+    prediction, target = (VALUES, TARGETS) if errors else (LOGITS, LABELS)
     found = _evaluate(metric, prediction, target, np.zeros(COUNT))
     if name == "confusion_matrix":
         assert not found.any()

@@ -24,7 +24,7 @@ def _pool(x: np.ndarray, **how: Any) -> tuple[np.ndarray, np.ndarray]:
     return first.numpy(), second.numpy()
 
 
-def _slope(x: np.ndarray, **how: Any) -> np.ndarray:
+def _gradient(x: np.ndarray, **how: Any) -> np.ndarray:
     variable = op.var("x", x.shape, fill=x, dtype="float64")
     return op.grad(op.sum(op.max_pool2d(variable, **how)), variable).numpy()
 
@@ -35,7 +35,7 @@ def test_of_equal_elements_the_first_wins_and_takes_the_gradient() -> None:
     assert values.item() == 7.0
     assert index.dtype == np.int8
     assert index.item() == 1
-    assert _slope(x, size=2).tolist() == [[[[0.0, 1.0], [0.0, 0.0]]]]
+    assert _gradient(x, size=2).tolist() == [[[[0.0, 1.0], [0.0, 0.0]]]]
 
 
 def test_nan_wins() -> None:
@@ -49,7 +49,7 @@ def test_padding_never_wins_not_even_over_minus_infinity() -> None:
     values, index = _pool(x, padding=((1, 0), (1, 0)))
     assert values.item() == -np.inf
     assert index.item() == 3
-    assert _slope(x, size=2, padding=((1, 0), (1, 0))).item() == 1.0
+    assert _gradient(x, size=2, padding=((1, 0), (1, 0))).item() == 1.0
 
 
 def test_a_window_of_padding_alone_has_no_winner() -> None:
@@ -59,12 +59,12 @@ def test_a_window_of_padding_alone_has_no_winner() -> None:
     values, index = _pool(x, stride=(1, 1), **how)
     assert values.item() == -np.inf
     assert index.item() == -1
-    assert _slope(x, stride=1, **how).item() == 0.0
+    assert _gradient(x, stride=1, **how).item() == 0.0
 
 
 def test_gradients_of_overlapping_windows_add_up() -> None:
     x = np.array([[[[0.0, 3.0, 1.0]]]])
-    assert _slope(x, size=(1, 2), stride=1).tolist() == [[[[0.0, 2.0, 0.0]]]]
+    assert _gradient(x, size=(1, 2), stride=1).tolist() == [[[[0.0, 2.0, 0.0]]]]
 
 
 def test_gather_reads_the_winners_and_scatter_writes_them() -> None:

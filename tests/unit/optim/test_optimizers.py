@@ -14,7 +14,7 @@ STARTS = [np.array([[1.0, -2.0], [0.5, 3.0]]), np.array(2.0), np.zeros(3)]
 Rule = Callable[[np.ndarray], Iterator[np.ndarray]]
 
 
-def _slopes(w: np.ndarray) -> np.ndarray:
+def _gradient(w: np.ndarray) -> np.ndarray:
     """The gradient of sum(w ** 3 / 3 + w)."""
     return w**2 + 1
 
@@ -38,7 +38,7 @@ def _norm(w: np.ndarray) -> float:
 
 def descent(w: np.ndarray, rate: float = 0.01) -> Iterator[np.ndarray]:
     while True:
-        w = w - rate * _slopes(w)
+        w = w - rate * _gradient(w)
         yield w
 
 
@@ -47,7 +47,7 @@ def momentum(
 ) -> Iterator[np.ndarray]:
     velocity = np.zeros_like(w)
     while True:
-        g = _slopes(w) + l2 * w
+        g = _gradient(w) + l2 * w
         velocity = mu * velocity + g
         w = w - rate * (g + mu * velocity if nesterov else velocity)
         yield w
@@ -55,14 +55,14 @@ def momentum(
 
 def lasso(w: np.ndarray) -> Iterator[np.ndarray]:
     while True:
-        w = w - 0.01 * (_slopes(w) + 0.3 * np.sign(w))
+        w = w - 0.01 * (_gradient(w) + 0.3 * np.sign(w))
         yield w
 
 
 def adagrad(w: np.ndarray) -> Iterator[np.ndarray]:
     total = np.zeros_like(w)
     while True:
-        g = _slopes(w)
+        g = _gradient(w)
         total = total + g * g
         w = w - 0.1 * g / (np.sqrt(total) + 1e-6)
         yield w
@@ -73,7 +73,7 @@ def rmsprop(
 ) -> Iterator[np.ndarray]:
     square, mean, velocity = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
     while True:
-        g = _slopes(w)
+        g = _gradient(w)
         square = rho * square + (1 - rho) * g * g
         mean = rho * mean + (1 - rho) * g
         spread = square - mean**2 if centered else square
@@ -88,7 +88,7 @@ def _adam_directions(w: np.ndarray, l2: float) -> Generator[np.ndarray, np.ndarr
     step = 0
     while True:
         step += 1
-        g = _slopes(w) + l2 * w
+        g = _gradient(w) + l2 * w
         mean = 0.8 * mean + 0.2 * g
         square = 0.95 * square + 0.05 * g * g
         w = yield (mean / (1 - 0.8**step)) / (np.sqrt(square / (1 - 0.95**step)) + 1e-6)
@@ -117,7 +117,7 @@ def lamb(w: np.ndarray) -> Iterator[np.ndarray]:
 def lars(w: np.ndarray) -> Iterator[np.ndarray]:
     velocity = np.zeros_like(w)
     while True:
-        g = _slopes(w)
+        g = _gradient(w)
         trust = 0.02 * _norm(w) / (_norm(g) + 0.2 * _norm(w)) if _norm(w) > 0 else 1.0
         velocity = 0.9 * velocity + 0.1 * trust * (g + 0.2 * w)
         w = w - velocity

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import caldera as cd
@@ -12,6 +13,7 @@ from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
 from caldera.strategy import Strategy
+from caldera.train.data_digest import data_digest
 from tests.unit.parallel.families import FAMILIES
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
 
@@ -53,6 +55,67 @@ def test_held_out_samples_are_as_many_on_all_ranks(name: str) -> None:
 
     with pytest.raises(CommError, match="validation=7 on rank 0, got validation=20 on rank 1"):
         run_virtual_ranks(2, work)
+
+
+def held_out(rank: int, at: int) -> dict[str, Any]:
+    x, y = samples(20)
+    return {"validation": (x, np.where(np.arange(20) == at * rank, (y + rank) % CLASSES, y))}
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda rank: (samples(20)[0] + rank, samples(20)[1], {}), "data="),
+        (lambda rank: (*(each[:: 1 - 2 * rank] for each in samples(20)), {}), "data="),
+        (lambda rank: (samples(20)[0], (samples(20)[1] + rank) % CLASSES, {}), "data="),
+        (lambda rank: (*samples(20), held_out(rank, 17)), "validation data="),
+        (lambda rank: (*samples(20), {"class_weights": {0: 1.0 + rank}}), "weights of samples="),
+        (
+            lambda rank: (*samples(20), {"sample_weights": np.arange(20.0) + rank}),
+            "weights of samples=",
+        ),
+    ],
+    ids=["inputs", "order", "targets", "validation", "classes", "weights"],
+)
+def test_data_are_the_same_on_all_ranks(give: Callable[[int], Any], said: str) -> None:
+    """As many samples, and others: each rank would train on its part of another whole."""
+    models = [small() for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        x, y, more = give(comm.rank)
+        models[comm.rank].fit((x, y), parallel=FAMILIES["data"](comm), verbose=0, **more)
+
+    with pytest.raises(CommError, match=f"ranks: expected the same .* {said}"):
+        run_virtual_ranks(2, work)
+
+
+def test_data_to_evaluate_on_are_the_same_on_all_ranks() -> None:
+    models = [small() for _ in range(2)]
+
+    def work(comm: Communicator) -> None:
+        x, y = samples(20)
+        models[comm.rank].evaluate((x + comm.rank, y), parallel=FAMILIES["data"](comm))
+
+    with pytest.raises(CommError, match=r"expected the same on all ranks: .* data="):
+        run_virtual_ranks(2, work)
+
+
+class Drawn(cd.data.Data):
+    """Samples that are others each time they are asked for, as some data are."""
+
+    shape, dtype = (FEATURES,), np.dtype("float64")
+
+    def __len__(self) -> int:
+        return 20
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        chance, count = np.random.default_rng(), len(indices)
+        return chance.normal(size=(count, FEATURES)), chance.integers(0, CLASSES, count)
+
+
+def test_data_made_by_chance_have_no_name() -> None:
+    assert data_digest(cd.data.Pipeline(Drawn())) == "random"
+    assert data_digest(None) == data_digest(cd.data.Pipeline(iter([([1.0], 0)]))) == ""
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def workload(layers: int = 8, nbytes: float = 8 * MEGABYTE) -> Workload:
         1e9,
         2 * whole,
         activations=1e5,
-        room=whole,
+        workspace=whole,
         shapes=((round(nbytes) // 4,),) * layers,
     )
 

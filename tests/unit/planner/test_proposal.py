@@ -215,7 +215,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert all(seconds > 0 for _, seconds in compute.points)
     assert 0.1 <= compute.forward <= 0.6
     assert work.activations > 0
-    assert work.room >= work.trained
+    assert work.workspace >= work.trained
     for old, parameter in zip(before, model.parameters(), strict=True):
         np.testing.assert_array_equal(old, parameter.numpy())
     assert not model.optimizer.state

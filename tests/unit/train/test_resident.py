@@ -191,7 +191,7 @@ def test_a_missing_target_is_named() -> None:
             return dict.fromkeys("abc", self.layer(x))
 
     x, _ = points()
-    with pytest.raises(cd.DataError, match="an array for y2"):
+    with pytest.raises(cd.DataError, match=r"an array for each of the 3 losses.* got 2"):
         Three().fit((x, x, x), verbose=0)
 
 

@@ -51,7 +51,7 @@ def test_classes_beyond_the_outputs() -> None:
 
 
 def test_every_label_is_looked_at_and_only_those_of_a_subset() -> None:
-    late = np.zeros(20, "int64")
+    late = np.arange(20) % 2
     late[-1] = 7
     with pytest.raises(DataError, match="got 0 to 7"):
         fit(3, late)
@@ -89,3 +89,102 @@ def test_x_and_y_are_one_argument() -> None:
 def test_the_shape_of_an_input_is_a_tuple() -> None:
     with pytest.raises(ConfigError, match=r"write nn.Input\(\(4,\)\)"):
         nn.Input(4)  # type: ignore[arg-type]
+
+
+# --- outputs, and values of targets
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "rows"),
+    [
+        (nn.Softmax(), "cross_entropy", False),
+        (nn.Sigmoid(), "cross_entropy", False),
+        (nn.Softmax(), "kl", True),
+        (nn.Sigmoid(), "binary_cross_entropy", True),
+        (nn.LogSoftmax(), "binary_cross_entropy", True),
+    ],
+)
+def test_what_a_loss_takes_by_itself_is_not_taken_before(
+    last: nn.Layer, loss: str, rows: bool
+) -> None:
+    layers = [nn.Input((4,)), nn.Dense(3), last, nn.Reshape((3,))]
+    model = cd.NeuralNetwork(layers, loss=loss)
+    targets = np.eye(3, dtype="float32")[CLASSES] if rows else CLASSES
+    own = "sigmoid" if loss.startswith("binary") else "softmax"
+    with pytest.raises(ConfigError, match=rf"leave that last layer out.* op\.{own}\(model"):
+        model.fit((X, targets), verbose=0)
+    with pytest.raises(ConfigError, match="leave that last layer out"):
+        model.evaluate((X, targets))
+
+
+def test_log_probabilities_are_logits() -> None:
+    layers = [nn.Input((4,)), nn.Dense(3)]
+    plain = cd.NeuralNetwork(layers).evaluate((X, CLASSES))
+    same = cd.NeuralNetwork([*layers, nn.LogSoftmax()]).evaluate((X, CLASSES))
+    assert same["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "kl"])
+def test_one_number_is_no_choice_between_classes(loss: str) -> None:
+    targets = np.ones((20, 1), "float32") if loss == "kl" else np.zeros(20, "int64")
+    with pytest.raises(ConfigError, match=r"at least 2 classes.*loss='binary_cross_entropy'"):
+        fit(1, targets, loss)
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss"),
+    [
+        (np.ones(20, "int64"), "cross_entropy"),
+        (np.zeros((20, 3), "float32"), "binary_cross_entropy"),
+        (-np.ones((20, 3), "float32"), "hinge"),
+    ],
+)
+def test_targets_of_one_class_are_told_of(targets: np.ndarray, loss: str) -> None:
+    with pytest.warns(
+        UserWarning, match=r"all 20 targets are -?\d.*only learn to say that"
+    ) as seen:
+        fit(3, targets, loss)
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_and_an_evaluation_may_be_of_one_kind() -> None:
+    fit(3, np.zeros((20, 3), "float32"), "mse")
+    cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)]).evaluate((X, np.ones(20, "int64")))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "said"),
+    [
+        (
+            "binary_cross_entropy",
+            CLASSES[:, None] * np.ones(3),
+            r"from 0 \(no\) to 1 \(yes\), got 0",
+        ),
+        ("binary_cross_entropy", np.sign(X[:, :3]), r"got -1.0 to 1.0; \(y \+ 1\) / 2"),
+        ("hinge", X[:, :3] > 0, r"-1 \(no\) or 1 \(yes\).*2 \* y - 1"),
+        ("kl", X[:, :3], "probabilities, which are not below 0"),
+        ("kl", np.ones((20, 3)), "add up to 1"),
+        (nn.losses.CrossEntropy(probabilities=True), np.ones((20, 3)), "add up to 1"),
+    ],
+)
+def test_values_that_a_loss_is_not_made_for(loss: Any, targets: np.ndarray, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        fit(3, targets.astype("float32"), loss)
+
+
+def test_every_output_has_its_targets_checked() -> None:
+    class Two(cd.Model):
+        def __init__(self) -> None:
+            super().__init__(loss={"side": "cross_entropy", "size": "mse"})
+            self.side, self.size = nn.Dense(2), nn.Dense(1)
+
+        def forward(self, x: Any) -> Any:
+            return {"side": self.side(x), "size": self.size(x)}
+
+    with pytest.raises(ShapeError, match=r"targets for MeanSquared: .*y\[:, None\]"):
+        Two().fit((X, CLASSES % 2, X[:, 0]), verbose=0)
+    with pytest.raises(DataError, match=r"one array of targets for class_weights, got several"):
+        Two().fit((X, CLASSES % 2, X[:, :1]), verbose=0, class_weights={1: 2.0})
+    with pytest.raises(DataError, match="targets for CrossEntropy: expected classes from 0 to 1"):
+        Two().fit((X, CLASSES, X[:, :1]), verbose=0)

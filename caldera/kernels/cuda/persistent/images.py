@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.reduction import accumulated, neutral
+from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
@@ -261,8 +261,8 @@ class ImageSums(_FromMemory):
         here = ["image", *(named[axis] for axis in range(1, len(self.shape)))]
         lines, found = evaluated(places, self.loop_body, self.given, here, {})
         op, dtype, _ = self.loop_body.reductions[0]
-        kind, combined = computed_type(accumulated(op, dtype)), COMBINED[op]
-        start = literal(neutral(op, dtype), accumulated(op, dtype))
+        kind, combined = computed_type(accumulator_dtype(op, dtype)), COMBINED[op]
+        start = literal(identity(op, dtype), accumulator_dtype(op, dtype))
         return [
             f"for (i32 result = threadIdx.x >> 5; result < {results}; result += {WARPS}) {{",
             *(f"    {line}" for line in outer),
@@ -288,7 +288,7 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
         return None
     op, dtype, _ = reduction.loop_body.reductions[0]
     kept = tuple(shape[axis] for axis in range(AXES) if axis not in axes)
-    kind = accumulated(op, dtype)
+    kind = accumulator_dtype(op, dtype)
     partial = fresh((shape[0], *kept), kind)
     inside = tuple(axis for axis in axes if axis)
     first = ImageSums(reduction.loop_body, shape, inside, reduction.given, partial)

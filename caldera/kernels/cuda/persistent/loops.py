@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.reduction import accumulated, neutral
+from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
 from caldera.kernels.cuda.codegen.expression import statements
 from caldera.kernels.cuda.codegen.signature import Array
@@ -113,12 +113,12 @@ class _Job:
     @property
     def type_text(self) -> str:
         """The type of partial results."""
-        return computed_type(accumulated(*self.what))
+        return computed_type(accumulator_dtype(*self.what))
 
     @property
     def start(self) -> str:
         """The result of nothing."""
-        return literal(neutral(*self.what), accumulated(*self.what))
+        return literal(identity(*self.what), accumulator_dtype(*self.what))
 
     def side_by_side(self) -> bool:
         """Whether neighbouring results come from neighbouring elements."""
@@ -207,7 +207,7 @@ def _columns(job: _Job, places: Access) -> list[str]:
         f"if (result < {job.results}) {{",
         *(f"    {line}" for line in job.loop(places, f"threadIdx.x / {lanes}", sharing)),
         "}",
-        f"{kind}* totals = ({kind}*)room;",
+        f"{kind}* totals = ({kind}*)scratch;",
         "totals[threadIdx.x] = total;",
         "__syncthreads();",
         f"if (threadIdx.x < {lanes} && result < {job.results}) {{",

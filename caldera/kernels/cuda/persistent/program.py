@@ -116,7 +116,7 @@ __constant__ Task parts[] = {{{table}}};
     DYNAMIC_SHARED(float, shared);
     u32* masks = (u32*)shared;
     i32* numbers = (i32*)shared + {MASKS};
-    float* room = shared + {MASKS + NUMBERS};
+    float* scratch = shared + {MASKS + NUMBERS};
     PhaseScheduler scheduler(parts, {parts}, {phases}, count, masks, counters);
     bool begun = false;
     while (scheduler.go()) {{

@@ -12,6 +12,7 @@ from typing import Any
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import detached
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -49,7 +50,6 @@ EPILOGUES = {"relu": "RELU", "gelu": "GELU"}
 class LibraryPlan:
     """What the library computes, and what is left to a launch of our own."""
 
-    product: Multiplication
     epilogue: str = "DEFAULT"
     rest: Multiplication | None = None
     """What ends the product once its terms are there."""
@@ -61,24 +61,22 @@ def library_plan(product: Multiplication) -> LibraryPlan:
     """How a product is shared out between the library and ourselves."""
     sums = compute_dtype(product.dtype)
     if product.accumulation is not None:
-        return LibraryPlan(product, rest=product, terms=sums)
+        return LibraryPlan(rest=product, terms=sums)
     epilogue = product.epilogue
     if not epilogue.changes:
-        return LibraryPlan(product)
+        return LibraryPlan()
     bias_fits = product.dtype != float64 and (
         product.bias is None or product.bias.strides[0] == product.bias.itemsize
     )
     if bias_fits and (epilogue.activation is None or _is_fast(epilogue)):
         words = [] if epilogue.activation is None else [EPILOGUES[epilogue.activation]]
-        return LibraryPlan(product, "_".join([*words, "BIAS"] if epilogue.bias else words))
+        return LibraryPlan("_".join([*words, "BIAS"] if epilogue.bias else words))
     if bias_fits and epilogue.activation == "relu":
         # Rounding to half precision and relu may change places.
         only = replace(product, epilogue=Epilogue(activation="relu"), bias=None)
-        return LibraryPlan(product, "BIAS" if epilogue.bias else "DEFAULT", only)
+        return LibraryPlan("BIAS" if epilogue.bias else "DEFAULT", only)
     is_dense = product.out.flags.c_contiguous
-    return LibraryPlan(
-        product, rest=product, terms=None if sums == product.dtype and is_dense else sums
-    )
+    return LibraryPlan(rest=product, terms=None if sums == product.dtype and is_dense else sums)
 
 
 def _is_fast(epilogue: Epilogue) -> bool:
@@ -190,11 +188,11 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
 def _supports(rank: int, node: Node) -> bool:
     if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
         return False
-    return _found(node, settings.accuracy, settings.workspace_limit)[1] > rank
+    return _found(detached(node), settings.accuracy, settings.workspace_limit)[1] > rank
 
 
 def _workspace(node: Node) -> int:
-    return _found(node, settings.accuracy, settings.workspace_limit)[0]
+    return _found(detached(node), settings.accuracy, settings.workspace_limit)[0]
 
 
 for _rank in range(RANKS):

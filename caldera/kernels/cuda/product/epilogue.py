@@ -10,7 +10,7 @@ from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops.control import fused
-from caldera.graph.ops.epilogue import Attributes, ended
+from caldera.graph.ops.epilogue import Attributes, apply_epilogue
 from caldera.graph.ops.widening import widened
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of
@@ -91,7 +91,7 @@ def epilogue_loop_body(dtype: DType, epilogue: Epilogue) -> LoopBody:
 
     @widened
     def end(result: Node, *bias: Node) -> Node:
-        return ended(result, bias, epilogue.activation, epilogue.attributes)
+        return apply_epilogue(result, bias, epilogue.activation, epilogue.attributes)
 
     return loop_body_of(fused.node(*given, body=Body(given, [_in_parts(end(*given))])))
 

@@ -9,7 +9,6 @@ host's clock decides.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import perf_counter
@@ -36,6 +35,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.tuning_cache import FACTS
 from caldera.memory import Block, Device, device
+from caldera.memory.capture import capture
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import card_count, cupy
 from caldera.tensor.dtype import DType
@@ -56,12 +56,20 @@ REPLAY_S = 1e-3
 longer counts how long a launch takes."""
 
 
-def measure(node: Node, kernels: Sequence[Kernel], seconds: float) -> Outcome:
-    """Time the kernels on this node for about `seconds`, at least twice each."""
+def measure(
+    node: Node,
+    kernels: Sequence[Kernel],
+    seconds: float,
+    values: Sequence[np.ndarray] | None = None,
+) -> Outcome:
+    """Time the kernels on this node for about `seconds`, at least twice each.
+
+    `values` are its inputs, if made-up ones say nothing about these kernels.
+    """
     if not card_count():
-        return on_host.measure(node, kernels, seconds)
+        return on_host.measure(node, kernels, seconds, values)
     place = device(f"cuda:{libraries.current_card()}")
-    outcome = _Course(place, node, kernels).run(perf_counter() + seconds)
+    outcome = _Course(place, node, kernels, values).run(perf_counter() + seconds)
     # What kernels were tried on may be larger than all that training needs.
     place.trim()
     return outcome
@@ -125,11 +133,15 @@ def _fetched(place: Device, value: _Value) -> list[np.ndarray]:
 
 def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
     """The same of a result on the host."""
-    lying = np.ascontiguousarray(array if spec.order is None else array.transpose(spec.order))
-    flat = lying.reshape(-1).view(np.uint8)
+    flat = _as_stored(array, spec).reshape(-1).view(np.uint8)
     return [
         flat[offset : offset + nbytes].view(spec.dtype) for offset, nbytes in _windows(spec.nbytes)
     ]
+
+
+def _as_stored(array: np.ndarray, spec: Spec) -> np.ndarray:
+    """The elements in the order in which they lie in memory."""
+    return np.ascontiguousarray(array if spec.order is None else array.transpose(spec.order))
 
 
 # --- the course
@@ -138,21 +150,29 @@ def _windows_of(array: np.ndarray, spec: Spec) -> list[np.ndarray]:
 class _Course:
     """All that the kernels of one node have in common."""
 
-    def __init__(self, place: Device, node: Node, kernels: Sequence[Kernel]) -> None:
+    def __init__(
+        self,
+        place: Device,
+        node: Node,
+        kernels: Sequence[Kernel],
+        values: Sequence[np.ndarray] | None = None,
+    ) -> None:
         self._place = place
         self._node = node
         # Our own kernel goes first: it may have to judge the others.
         self._kernels = sorted(kernels, key=lambda kernel: kernel.name not in OWN)
         specs = [given.outputs[0] for given in node.inputs]
         self._patterns = [
-            _pattern(index, spec.dtype)[: spec.size] for index, spec in enumerate(specs)
-        ]
+            _pattern(index, spec.dtype)[: spec.size] if values is None
+            else _as_stored(values[index], spec).reshape(-1)
+            for index, spec in enumerate(specs)
+        ]  # fmt: skip
         self._inputs = [_value(place, spec) for spec in specs]
         for value, pattern in zip(self._inputs, self._patterns, strict=True):
             _fill(place, value, pattern)
         self._outputs = [_value(place, spec) for spec in node.outputs]
-        room = max(kernel.workspace(node) for kernel in kernels)
-        spare = _value(place, Spec((room,), np.dtype(np.uint8))) if room else None
+        nbytes = max(kernel.workspace(node) for kernel in kernels)
+        spare = _value(place, Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
         self._call = Call(
             node, tuple(each.array for each in self._outputs),
             tuple(each.array for each in self._inputs), None if spare is None else spare.array,
@@ -232,15 +252,12 @@ class _Course:
         if not kernel.capturable:
             return partial(stream.launch, runner), 1
         calls = max(1, min(CAPTURED, int(REPLAY_S / max(once, 1e-7))))
-        stream.begin_capture()
-        try:
+
+        def several() -> None:
             for _ in range(calls):
                 stream.launch(runner)
-        except BaseException:
-            with suppress(Exception):
-                stream.end_capture()
-            raise
-        return stream.end_capture().replay, calls
+
+        return capture(stream, several).replay, calls
 
 
 def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:

@@ -61,7 +61,7 @@ def _offsets(batch: Shape, arrays: Sequence[Array]) -> np.ndarray:
     return np.stack([offsets_of(array, batch) for array in arrays], axis=1)
 
 
-def _aligned_room(elements: int, dtype: DType) -> int:
+def _aligned_elements(elements: int, dtype: DType) -> int:
     """Elements of a part's memory, whole cache lines."""
     step = CACHE_LINE // dtype.itemsize
     return -(-elements // step) * step
@@ -78,7 +78,7 @@ def _bind_forward(call: Call) -> Runner:
     ready, before = _dense_masks(masks, sizes.keys)
     heads = size(batch)
     parts, chunks = _forward_parts(heads, sizes)
-    elements = _aligned_room(sizes.forward_elements(dtype), dtype)
+    elements = _aligned_elements(sizes.forward_elements(dtype), dtype)
     memory = Scratch(call.workspace).array((parts * elements,), dtype)
     column = logarithm[..., None]
     table = _offsets(batch, [q, key, v, y, column, *ready])
@@ -101,12 +101,12 @@ def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
     return max(1, min(settings.threads, heads * chunks)), chunks
 
 
-def _forward_room(node: Node) -> int:
+def _forward_workspace(node: Node) -> int:
     q, _, v, *_ = node.inputs
     sizes = Sizes.of(q.shape, v.shape)
     dtype = compute_dtype(q.dtype)
     parts, _ = _forward_parts(size(node.outputs[0].shape[:-2]), sizes)
-    elements = _aligned_room(sizes.forward_elements(dtype), dtype)
+    elements = _aligned_elements(sizes.forward_elements(dtype), dtype)
     return workspace_bytes(Spec((parts * elements,), dtype))
 
 
@@ -118,49 +118,49 @@ def _bind_backward(call: Call) -> Runner:
     ready, before = _dense_masks(masks, sizes.keys)
     heads = size(batch)
     parts = _backward_parts(node=call.node)
-    elements = _aligned_room(sizes.backward_elements(dtype), dtype)
+    elements = _aligned_elements(sizes.backward_elements(dtype), dtype)
     memory = Scratch(call.workspace).array((parts * elements,), dtype)
     added = call.outputs[3:]
     whole = (*batch, sizes.queries, sizes.keys) if added else (1, 1)
-    slopes = np.zeros(whole, dtype)
+    score_gradients = np.zeros(whole, dtype)
     rows = [common[..., None], logarithm[..., None]]
-    table = _offsets(batch, [g, q, key, v, *call.outputs[:3], *rows, slopes, *ready])
+    table = _offsets(batch, [g, q, key, v, *call.outputs[:3], *rows, score_gradients, *ready])
     dq, dk, dv = call.outputs[:3]
     differentiate = NativeRunner([
         backward.call(
             table=table, memory=memory, common=common, logarithm=logarithm,
             common_step=steps(rows[0])[0], logarithm_step=steps(rows[1])[0], g=_matrix(g),
             q=_matrix(q), key=_matrix(key), v=_matrix(v), dq=_matrix(dq), dk=_matrix(dk),
-            dv=_matrix(dv), slopes=_matrix(slopes), masks=[_mask(mask) for mask in ready],
-            heads=heads, elements=elements, **_sizes(sizes, dtype),
-            scale=call.node.attrs["scale"], dtype=q.dtype.name, causal=call.node.attrs["causal"],
-            keeps_scores=bool(added), parts=parts,
+            dv=_matrix(dv), score_gradients=_matrix(score_gradients),
+            masks=[_mask(mask) for mask in ready], heads=heads, elements=elements,
+            **_sizes(sizes, dtype), scale=call.node.attrs["scale"], dtype=q.dtype.name,
+            causal=call.node.attrs["causal"], keeps_scores=bool(added), parts=parts,
         )
     ])  # fmt: skip
-    after = [partial(_sum_slopes, slopes, added)] if added else []
+    after = [partial(_mask_gradients, score_gradients, added)] if added else []
     return in_sequence([*before, differentiate, *after])
 
 
-def _sum_slopes(slopes: Array, added: Sequence[Array]) -> None:
+def _mask_gradients(score_gradients: Array, added: Sequence[Array]) -> None:
     """The gradients of masks that were added, from those of the scores."""
     for out in added:
-        extra = slopes.ndim - out.ndim
+        extra = score_gradients.ndim - out.ndim
         axes = tuple(
             axis
-            for axis in range(slopes.ndim)
-            if axis < extra or (out.shape[axis - extra] == 1 and slopes.shape[axis] != 1)
+            for axis in range(score_gradients.ndim)
+            if axis < extra or (out.shape[axis - extra] == 1 and score_gradients.shape[axis] != 1)
         )
-        np.copyto(out, slopes.sum(axes).reshape(out.shape), casting="same_kind")
+        np.copyto(out, score_gradients.sum(axes).reshape(out.shape), casting="same_kind")
 
 
 def _backward_parts(node: Node) -> int:
     return max(1, min(settings.threads, size(node.inputs[1].shape[:-2])))
 
 
-def _backward_room(node: Node) -> int:
+def _backward_workspace(node: Node) -> int:
     _, q, _, v, *_ = node.inputs
     dtype = compute_dtype(q.dtype)
-    elements = _aligned_room(Sizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
+    elements = _aligned_elements(Sizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
     return workspace_bytes(Spec((_backward_parts(node) * elements,), dtype))
 
 
@@ -174,12 +174,12 @@ def _has_plain_heads(node: Node) -> bool:
 TABLE.add(
     Kernel(
         "scaled_dot_product_attention", "cpu", "native", _bind_forward,
-        workspace=_forward_room, priority=10,
+        workspace=_forward_workspace, priority=10,
     )
 )  # fmt: skip
 TABLE.add(
     Kernel(
         "scaled_dot_product_attention_grad", "cpu", "native", _bind_backward, _has_plain_heads,
-        _backward_room, priority=10,
+        _backward_workspace, priority=10,
     )
 )  # fmt: skip

@@ -82,7 +82,7 @@ class Sizes:
 # --- what both kernels are made of
 
 
-class Room:
+class Workspace:
     """Hands out matrices of a part's own memory."""
 
     def __init__(self, k: Emitter, memory: Pointer, elements: Value) -> None:
@@ -145,7 +145,7 @@ def _call_copy(
 ) -> None:  # fmt: skip
     kind = computed_type(dtype)
     pads = name == "lay_out"
-    function = k.inner(
+    function = k.internal_function(
         f"{name}_{dtype}",
         [POINTER, I64, I64, POINTER, I64, I64, I64, I64, kind],
         lambda inside, *given: _copy(inside, dtype, pads, *given),
@@ -172,9 +172,9 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
             value = load_wide(k, origin, from_index, lanes, read) * scale
             store_narrow(k, goal, to_index, value, written)
 
-        with k.either(right.equals(1) & source_right.equals(1)) as (dense, apart):
+        with k.if_else(right.equals(1) & source_right.equals(1)) as (dense, apart):
             with dense:
-                k.in_vectors(0, columns, natural_lanes(own), lambda i, lanes: move(i, i, lanes))
+                k.vector_loop(0, columns, natural_lanes(own), lambda i, lanes: move(i, i, lanes))
             with apart, k.loop(0, columns) as i:
                 move(i * right, i * source_right, 1)
         if pads:
@@ -218,7 +218,7 @@ class Block:
                     value = mask.apply(k, value, self.top + line, place)
                 row.store(place, value)
 
-            k.in_vectors(0, self.seen_by(line), natural_lanes(scores.pointer.type), act)
+            k.vector_loop(0, self.seen_by(line), natural_lanes(scores.pointer.type), act)
 
     def hidden(self, place: Value, limit: Value, scores: Value) -> Value:
         """-inf in place of scores beyond the keys that a query sees."""

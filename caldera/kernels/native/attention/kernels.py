@@ -9,7 +9,7 @@ from caldera.kernels.native.attention.head import (
     TOGETHER,
     Block,
     Mask,
-    Room,
+    Workspace,
     computed_name,
     each_block,
     lay_out,
@@ -45,12 +45,15 @@ def forward(
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
     whole_width = whole_vectors(width, kind)
-    room = Room(k, memory, elements)
-    laid_keys, laid_values = room.matrix(depth, keys_apart), room.matrix(keys, width_apart)
-    asked, scores = room.matrix(BLOCK, depth_apart), room.matrix(BLOCK, keys_apart)
-    results = room.matrix(BLOCK, width_apart)
-    totals, shifts = k.stack(kind, BLOCK), k.stack(kind, BLOCK)
-    begin, end = k.share(heads * chunks)
+    workspace = Workspace(k, memory, elements)
+    laid_keys, laid_values = (
+        workspace.matrix(depth, keys_apart),
+        workspace.matrix(keys, width_apart),
+    )
+    asked, scores = workspace.matrix(BLOCK, depth_apart), workspace.matrix(BLOCK, keys_apart)
+    results = workspace.matrix(BLOCK, width_apart)
+    totals, shifts = k.alloca(kind, BLOCK), k.alloca(kind, BLOCK)
+    begin, end = k.part_range(heads * chunks)
     with k.loop(begin, end) as task:
         head, chunk = task // chunks, task % chunks
         offsets = table.at(head * (5 + len(masks)))
@@ -74,7 +77,7 @@ def forward(
                 found = math.log(k, totals.load(row, lanes)) + shifts.load(row, lanes)
                 logarithms.store(offsets.load(4) + block.top + row, found)
 
-            k.in_vectors(0, block.lines, natural_lanes(kind), store_logarithm)
+            k.vector_loop(0, block.lines, natural_lanes(kind), store_logarithm)
 
 
 def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: Pointer) -> None:
@@ -90,7 +93,7 @@ def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: 
             value = block.hidden(place, limit, row.load(place, block.wide))
             row.store(place, value)
             largest.value = k.maximum(value, largest.value)
-        top = k.total(largest.value, k.maximum)
+        top = k.reduce_lanes(largest.value, k.maximum)
         # A row that is masked altogether has the largest score -inf; -inf - -inf would be nan.
         shift = k.select((top - top).equals(0.0), top, 0.0)
         total = k.variable(0.0, several)
@@ -100,7 +103,7 @@ def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: 
             total.value = total.value + value
         with k.loop(reach, block.width, block.wide) as place:
             row.store(place, k.constant(0.0, several))
-        found = k.total(total.value, lambda a, b: a + b)
+        found = k.reduce_lanes(total.value, lambda a, b: a + b)
         totals.store(line, k.select(found.equals(0.0), 1.0, found))
         shifts.store(line, shift)
 
@@ -120,7 +123,7 @@ def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, V
 def backward(
     k: Emitter, table: Pointer, memory: Pointer, common: Pointer, logarithm: Pointer,
     common_step: Integer, logarithm_step: Integer, g: Matrix, q: Matrix, key: Matrix, v: Matrix,
-    dq: Matrix, dk: Matrix, dv: Matrix, slopes: Matrix, masks: list[Mask], heads: Integer,
+    dq: Matrix, dk: Matrix, dv: Matrix, score_gradients: Matrix, masks: list[Mask], heads: Integer,
     elements: Integer, queries: Integer, keys: Integer, depth: Integer, width: Integer,
     keys_apart: Integer, depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str,
     causal: bool, keeps_scores: bool,
@@ -130,13 +133,18 @@ def backward(
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
     whole_depth, whole_width = whole_vectors(depth, kind), whole_vectors(width, kind)
-    room = Room(k, memory, elements)
-    across_keys, laid_keys = room.matrix(depth, keys_apart), room.matrix(keys, depth_apart)
-    across_values = room.matrix(width, keys_apart)
-    asked, found, told = (room.matrix(BLOCK, n) for n in (depth_apart, depth_apart, width_apart))
-    scores, changes = room.matrix(BLOCK, keys_apart), room.matrix(BLOCK, keys_apart)
-    for_keys, for_values = room.matrix(keys, depth_apart), room.matrix(keys, width_apart)
-    begin, end = k.share(heads)
+    workspace = Workspace(k, memory, elements)
+    across_keys, laid_keys = (
+        workspace.matrix(depth, keys_apart),
+        workspace.matrix(keys, depth_apart),
+    )
+    across_values = workspace.matrix(width, keys_apart)
+    asked, found, told = (
+        workspace.matrix(BLOCK, n) for n in (depth_apart, depth_apart, width_apart)
+    )
+    scores, changes = workspace.matrix(BLOCK, keys_apart), workspace.matrix(BLOCK, keys_apart)
+    for_keys, for_values = workspace.matrix(keys, depth_apart), workspace.matrix(keys, width_apart)
+    begin, end = k.part_range(heads)
     with k.loop(begin, end) as head:
         offsets = table.at(head * (10 + len(masks)))
         start = [offsets.load(i) for i in range(10)]
@@ -158,13 +166,17 @@ def backward(
             block.mask(scores, here)
             with k.loop(0, lines) as line:
                 row = block.top + line
-                _slopes(
+                _score_gradients(
                     k, block, line, scores, changes,
                     logarithm.load(start[8] + row * logarithm_step),
                     common.load(start[7] + row * common_step),
                 )  # fmt: skip
             if keeps_scores:
-                kept = Matrix(moved(slopes, start[9]).row(block.top), slopes.down, slopes.right)
+                kept = Matrix(
+                    moved(score_gradients, start[9]).row(block.top),
+                    score_gradients.down,
+                    score_gradients.right,
+                )
                 write(k, kept, changes, (lines, block.seen), computed_name(dtype))
             multiply(
                 k, for_values, scores.transposed, told, (block.seen, whole_width, lines),
@@ -181,7 +193,7 @@ def backward(
         write(k, moved(dv, start[6]), for_values, (keys, width), dtype)
 
 
-def _slopes(
+def _score_gradients(
     k: Emitter, block: Block, line: Value, scores: Matrix, changes: Matrix, logarithm: Value,
     common: Value,
 ) -> None:  # fmt: skip

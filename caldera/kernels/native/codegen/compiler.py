@@ -21,7 +21,7 @@ from llvmlite import binding as llvm
 
 from caldera.file_cache import FileCache
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
-from caldera.kernels.native.codegen.target import machine, target_machine
+from caldera.kernels.native.codegen.target import host_target, target_machine
 
 _addresses: dict[str, int] = {}
 _engines: list[Any] = []
@@ -65,7 +65,7 @@ def _load_or_compile(name: str, build: Callable[..., None], parameters: dict[str
 @lru_cache(maxsize=1)
 def _toolchain() -> str:
     """The compiler and the processor."""
-    here = machine()
+    here = host_target()
     compiler = f"{llvmlite.__version__} {llvm.llvm_version_info}"
     return f"{compiler} {here}"
 
@@ -118,7 +118,7 @@ def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
 
 def _address(code: bytes, symbol: str) -> int:
     empty = llvm.parse_assembly("")
-    empty.triple = machine().triple
+    empty.triple = host_target().triple
     engine = llvm.create_mcjit_compiler(empty, target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

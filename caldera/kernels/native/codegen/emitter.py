@@ -2,7 +2,7 @@
 
     @native_kernel
     def double(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
-        begin, end = k.share(n)                  # this worker's part of 0..n
+        begin, end = k.part_range(n)                  # this worker's part of 0..n
         with k.loop(begin, end) as i:
             y.store(i, x.load(i) * 2.0)
 
@@ -22,7 +22,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.target import machine, target_machine
+from caldera.kernels.native.codegen.arithmetic import Arithmetic
+from caldera.kernels.native.codegen.target import host_target, target_machine
 from caldera.kernels.native.codegen.values import (
     F16,
     F32,
@@ -74,13 +75,8 @@ __all__ = [
 ]
 
 
-class Emitter:
-    """Writes the instructions of one function."""
-
-    def __init__(self, function: ir.Function) -> None:
-        self.function = function
-        self.module = function.module
-        self.ir = ir.IRBuilder(function.append_basic_block("entry"))
+class Emitter(Arithmetic):
+    """Writes the instructions of one function: arithmetic, loops and branches, memory and calls."""
 
     # --- what a kernel is given
 
@@ -99,7 +95,7 @@ class Emitter:
         place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
         return self.ir.load(place, typ=kind)
 
-    def share(self, count: Number, grain: int = 1) -> tuple[Value, Value]:
+    def part_range(self, count: Number, grain: int = 1) -> tuple[Value, Value]:
         """This worker's part of 0..count: begin and end, both multiples of `grain` but for the
         last end."""
         count = self.constant(count, I64)
@@ -107,174 +103,6 @@ class Emitter:
         begin = blocks * self.part // self.parts * grain
         end = blocks * (self.part + 1) // self.parts * grain
         return (begin, end) if grain == 1 else (begin, self.minimum(end, count))
-
-    # --- numbers
-
-    def constant(self, value: Number, kind: ir.Type) -> Value:
-        """A Python number as a constant of this type; a scalar Value repeated to fit a vector."""
-        if isinstance(value, Value):
-            if lanes(kind) > 1 and value.lanes == 1:
-                return self.splat(value, lanes(kind))
-            return value
-        if isinstance(kind, ir.VectorType):
-            scalar = ir.Constant(kind.element, _literal(value, kind.element))
-            return Value(self, ir.Constant(kind, [scalar] * kind.count))
-        return Value(self, ir.Constant(kind, _literal(value, kind)))
-
-    def bits(self, pattern: int, kind: ir.Type) -> Value:
-        """A floating-point constant by the bits of its pattern."""
-        integer = ir.IntType(8 * itemsize(kind))
-        repeated = vector(integer, lanes(kind))
-        return self.bitcast(self.constant(_signed(pattern, integer.width), repeated), kind)
-
-    def splat(self, value: Value, count: int) -> Value:
-        """A scalar in all lanes of a vector."""
-        if count == 1:
-            return value
-        kind = ir.VectorType(value.type, count)
-        single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value.raw, I32(0))
-        mask = ir.Constant(ir.VectorType(I32, count), [0] * count)
-        return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
-
-    def vector_of(self, values: Sequence[Value]) -> Value:
-        """Scalars as the lanes of a vector; the scalar itself if there is but one."""
-        if len(values) == 1:
-            return values[0]
-        raw = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
-        for index, value in enumerate(values):
-            raw = self.ir.insert_element(raw, value.raw, I32(index))
-        return Value(self, raw)
-
-    def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
-        """Lanes picked from `a` (0, 1, ...) and then `b`."""
-        other = ir.Constant(a.type, ir.Undefined) if b is None else b.raw
-        mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
-        return Value(self, self.ir.shuffle_vector(a.raw, other, mask))
-
-    def spread(self, a: Value, lane: int) -> Value:
-        """One lane of a vector in all lanes."""
-        return self.shuffle(a, None, [lane] * a.lanes)
-
-    def pair(self, a: Number, b: Number) -> tuple[Value, Value]:
-        """Both operands with the same type."""
-        if not isinstance(a, Value):
-            assert isinstance(b, Value)
-            return self.constant(a, b.type), b
-        if not isinstance(b, Value):
-            return a, self.constant(b, a.type)
-        if a.lanes != b.lanes:
-            count = max(a.lanes, b.lanes)
-            a = self.splat(a, count) if a.lanes == 1 else a
-            b = self.splat(b, count) if b.lanes == 1 else b
-        return a, b
-
-    def binary(self, floating: str, integer: str, a: Number, b: Number) -> Value:
-        """One instruction on two operands, by what their type is."""
-        x, y = self.pair(a, b)
-        name = floating if is_floating(x.type) else integer
-        return Value(self, getattr(self.ir, name)(x.raw, y.raw))
-
-    def compare(self, sign: str, a: Number, b: Number, *, unsigned: bool = False) -> Value:
-        """A comparison, lane by lane."""
-        x, y = self.pair(a, b)
-        if is_floating(x.type):
-            if sign == "!=":
-                return Value(self, self.ir.fcmp_unordered(sign, x.raw, y.raw))
-            return Value(self, self.ir.fcmp_ordered(sign, x.raw, y.raw))
-        way = self.ir.icmp_unsigned if unsigned else self.ir.icmp_signed
-        return Value(self, way(sign, x.raw, y.raw))
-
-    def shift_right(self, a: Value, count: Number) -> Value:
-        """Shift to the right that fills with zeros."""
-        return self.binary("", "lshr", a, count)
-
-    def select(self, condition: Value, yes: Number, no: Number) -> Value:
-        """`yes` where the condition holds, else `no`."""
-        x, y = self.pair(yes, no)
-        if condition.lanes > x.lanes:
-            x, y = self.splat(x, condition.lanes), self.splat(y, condition.lanes)
-        return Value(self, self.ir.select(condition.raw, x.raw, y.raw))
-
-    def is_nan(self, a: Value) -> Value:
-        """Whether it is a nan."""
-        return Value(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
-
-    def above_or_nan(self, a: Value, b: Value) -> Value:
-        """Whether a > b, or either is a nan."""
-        return Value(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
-
-    def minimum(self, a: Number, b: Number) -> Value:
-        """The smaller integer, or number (the second if one is a nan)."""
-        x, y = self.pair(a, b)
-        return self.select(x < y, x, y)
-
-    def maximum(self, a: Number, b: Number) -> Value:
-        """The larger integer, or number (the second if one is a nan)."""
-        x, y = self.pair(a, b)
-        return self.select(x > y, x, y)
-
-    def fma(self, a: Number, b: Number, c: Number) -> Value:
-        """a * b + c, rounded once where the machine has such an instruction."""
-        x, y = self.pair(a, b)
-        x, z = self.pair(x, c)
-        y, z = self.pair(y, z)
-        return self.intrinsic("llvm.fmuladd", x, y, z)
-
-    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
-        """A polynomial by Horner's rule, the highest power's coefficient first."""
-        result = self.constant(coefficients[0], x.type)
-        for coefficient in coefficients[1:]:
-            result = self.fma(result, x, coefficient)
-        return result
-
-    def intrinsic(self, name: str, *operands: Value) -> Value:
-        """One of LLVM's intrinsics that is overloaded on its (first) operand's type, such as
-        `llvm.sqrt`, `llvm.fabs`, `llvm.floor`, `llvm.nearbyint`, `llvm.minimum`."""
-        kind = operands[0].type
-        repeated = f"v{lanes(kind)}" if lanes(kind) > 1 else ""
-        suffix = f"{repeated}{element(kind).intrinsic_name}"
-        function = self._declared(
-            f"{name}.{suffix}", ir.FunctionType(kind, [each.type for each in operands])
-        )
-        return Value(self, self.ir.call(function, [each.raw for each in operands]))
-
-    def _declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
-        return self.module.globals.get(name) or ir.Function(self.module, kind, name)
-
-    def bitcast(self, a: Value, kind: ir.Type) -> Value:
-        """The same bits as another type."""
-        return Value(self, self.ir.bitcast(a.raw, kind))
-
-    def convert(self, a: Value, kind: ir.Type, *, unsigned: bool = False) -> Value:
-        """The same number in another type (with the same number of lanes).
-
-        A float becomes an integer by cutting off what follows the point; the result is not defined
-        if it does not fit.
-        """
-        source, wanted = element(a.type), element(kind)
-        target = vector(wanted, a.lanes)
-        if source == wanted:
-            return a
-        if is_floating(source) and is_floating(wanted):
-            narrow = itemsize(wanted) < itemsize(source)
-            return Value(self, (self.ir.fptrunc if narrow else self.ir.fpext)(a.raw, target))
-        unsigned = unsigned or source == I1
-        if is_floating(wanted):
-            return Value(self, (self.ir.uitofp if unsigned else self.ir.sitofp)(a.raw, target))
-        if is_floating(source):
-            return Value(self, (self.ir.fptoui if unsigned else self.ir.fptosi)(a.raw, target))
-        if wanted.width < source.width:
-            return Value(self, self.ir.trunc(a.raw, target))
-        return Value(self, (self.ir.zext if unsigned else self.ir.sext)(a.raw, target))
-
-    def total(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """All lanes combined into one, by halves."""
-        while a.lanes > 1:
-            half = a.lanes // 2
-            low = self.shuffle(a, None, range(half))
-            high = self.shuffle(a, None, range(half, 2 * half))
-            a = combine(low, high) if half > 1 else combine(low.lane(0), high.lane(0))
-        return a
 
     # --- control
 
@@ -299,19 +127,19 @@ class Emitter:
         self.ir.position_at_end(after)
 
     @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
+    def if_then(self, condition: Value) -> Iterator[None]:
         """What is inside runs only where the (scalar) condition holds."""
         with self.ir.if_then(condition.raw):
             yield
 
     @contextmanager
-    def either(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """Two branches: `with k.either(c) as (yes, no):`, then `with yes: ...`, `with no: ...`."""
+    def if_else(self, condition: Value) -> Iterator[tuple[Any, Any]]:
+        """Two branches: `with k.if_else(c) as (yes, no):`, then `with yes: ...`, `with no: ...`."""
         with self.ir.if_else(condition.raw) as branches:
             yield branches
 
     @contextmanager
-    def repeat_while(self, condition: Callable[[], Value]) -> Iterator[None]:
+    def while_loop(self, condition: Callable[[], Value]) -> Iterator[None]:
         """What is inside runs again and again as long as `condition()`, asked before each time."""
         head = self.ir.append_basic_block("head")
         body = self.ir.append_basic_block("body")
@@ -324,7 +152,7 @@ class Emitter:
         self.ir.branch(head)
         self.ir.position_at_end(after)
 
-    def in_vectors(
+    def vector_loop(
         self, begin: Number, end: Number, count: int, body: Callable[[Value, int], None]
     ) -> None:
         """`body(index, lanes)` for vectors of `count` elements, then one by one for the rest."""
@@ -336,7 +164,7 @@ class Emitter:
         with self.loop(middle, last) as index:
             body(index, 1)
 
-    def in_widths(
+    def vector_loops(
         self, begin: Number, end: Number, widths: Sequence[int], body: Callable[[Value, int], None]
     ) -> None:
         """`body(index, lanes)` for as many elements as the first width takes, then the next."""
@@ -358,20 +186,20 @@ class Emitter:
         variable.value = start
         return variable
 
-    def stack(self, kind: ir.Type, count: int) -> Pointer:
+    def alloca(self, kind: ir.Type, count: int) -> Pointer:
         """Room for `count` elements (a fixed, small number) on the stack, aligned for vectors."""
         with self.ir.goto_entry_block():
-            room = self.ir.alloca(kind, I64(count))
-            room.align = 64
+            block = self.ir.alloca(kind, I64(count))
+            block.align = 64
         # Untyped, as all other addresses are: vectors of elements are stored there as well.
-        room.type = POINTER
-        return Pointer(self, room, kind)
+        block.type = POINTER
+        return Pointer(self, block, kind)
 
-    def address(self, pointer: Pointer) -> Value:
+    def pointer_to_int(self, pointer: Pointer) -> Value:
         """A pointer as an integer."""
         return Value(self, self.ir.ptrtoint(pointer.raw, I64))
 
-    def at_address(self, address: Value, kind: ir.Type) -> Pointer:
+    def int_to_pointer(self, address: Value, kind: ir.Type) -> Pointer:
         """The pointer that an integer was."""
         return Pointer(self, self.ir.inttoptr(address.raw, POINTER), kind)
 
@@ -385,7 +213,7 @@ class Emitter:
         callee = _Callee(self.ir.inttoptr(address.raw, POINTER), kind)
         return Value(self, self.ir.call(callee, [each.raw for each in arguments]))
 
-    def inner(
+    def internal_function(
         self, name: str, arguments: Sequence[ir.Type], build: Callable[..., None]
     ) -> ir.Function:
         """A function of this module, made once for each name: `build(k, *arguments)` writes it.
@@ -406,14 +234,14 @@ class Emitter:
     def copy_bytes(self, target: Pointer, source: Pointer, count: Number) -> None:
         """memcpy."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I64, I1])
-        function = self._declared("llvm.memcpy.p0.p0.i64", kind)
+        function = self.declared("llvm.memcpy.p0.p0.i64", kind)
         size = self.constant(count, I64).raw
         self.ir.call(function, [target.raw, source.raw, size, I1(0)])
 
     def clear_bytes(self, target: Pointer, count: Number) -> None:
         """Set `count` bytes to zero."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I8, I64, I1])
-        function = self._declared("llvm.memset.p0.i64", kind)
+        function = self.declared("llvm.memset.p0.i64", kind)
         size = self.constant(count, I64).raw
         self.ir.call(function, [target.raw, I8(0), size, I1(0)])
 
@@ -427,22 +255,10 @@ class _Callee:
         self.get_reference = raw.get_reference
 
 
-def _literal(value: int | float, kind: ir.Type) -> Any:
-    if is_floating(kind):
-        return float(value)
-    return _signed(int(value), kind.width)
-
-
-def _signed(value: int, width: int) -> int:
-    """The integer with these low bits, as LLVM writes it."""
-    value &= (1 << width) - 1
-    return value - (1 << width) if width > 1 and value >> (width - 1) else value
-
-
 def kernel_module(name: str, build: Callable[[Emitter], None]) -> ir.Module:
     """A module with one kernel in it, which `build` writes."""
     module = ir.Module(name)
-    module.triple = machine().triple
+    module.triple = host_target().triple
     module.data_layout = str(target_machine().target_data)
     kind = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64])
     k = Emitter(ir.Function(module, kind, name))

@@ -25,7 +25,7 @@ from caldera.kernels.native.codegen.emitter import (
     element,
     vector,
 )
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 
 HALF_NAMES = ("float16", "bfloat16")
 """The dtypes that are stored in 16 bits."""
@@ -72,7 +72,7 @@ def narrow(k: Emitter, value: Value, dtype_name: str) -> Value:
 @lru_cache(maxsize=1)
 def has_conversion() -> bool:
     """Whether the processor converts float16 by itself."""
-    here = machine()
+    here = host_target()
     return here.triple.startswith(("aarch64", "arm64")) or "+f16c" in here.features.split(",")
 
 

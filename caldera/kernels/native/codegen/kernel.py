@@ -308,7 +308,7 @@ def native_kernel(emit: Callable[..., None]) -> NativeKernel:
     >>> from caldera.kernels.native.codegen.program import NativeRunner
     >>> @native_kernel
     ... def scale(k: Emitter, x: Pointer, count: Integer, factor: Real, twice: bool) -> None:
-    ...     with k.loop(*k.share(count)) as i:
+    ...     with k.loop(*k.part_range(count)) as i:
     ...         x.store(i, x.load(i) * factor * (2.0 if twice else 1.0))
     >>> numbers = np.arange(3.0)
     >>> NativeRunner([scale.call(x=numbers, count=3, factor=0.5, twice=True)])()

@@ -13,11 +13,14 @@ from llvmlite import ir
 
 from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, Value, element
 
-NEEDED = ("sin", "cos", "pow", "fmod")
+NEEDED = (
+    "sin", "cos", "pow", "fmod", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
+    "acosh", "atanh", "log2", "log10", "exp2", "erfc", "lgamma",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1)
-def has_library() -> bool:
+def has_libm() -> bool:
     """Whether this process has the C library's mathematical functions under their usual names."""
     if os.name != "posix":
         return False
@@ -25,7 +28,7 @@ def has_library() -> bool:
     return all(hasattr(everything, name) for name in NEEDED)
 
 
-def by_library(k: Emitter, name: str, *operands: Value) -> Value:
+def call_libm(k: Emitter, name: str, *operands: Value) -> Value:
     """A function of the C library for float64, in each lane. float32 is computed in float64."""
     kind = operands[0].type
     function = k.module.globals.get(name)
@@ -37,13 +40,13 @@ def by_library(k: Emitter, name: str, *operands: Value) -> Value:
         return k.convert(k.call(function, *wide), element(kind))
     # The vectors go through memory: LLVM would keep all lanes in registers across every call.
     count = operands[0].lanes
-    rooms = [k.stack(element(kind), count) for _ in operands]
-    for room, operand in zip(rooms, operands, strict=True):
-        room.store(0, operand)
+    buffers = [k.alloca(element(kind), count) for _ in operands]
+    for buffer, operand in zip(buffers, operands, strict=True):
+        buffer.store(0, operand)
     with k.loop(0, count) as lane:
-        wide = [k.convert(room.load(lane), F64) for room in rooms]
-        rooms[0].store(lane, k.convert(k.call(function, *wide), element(kind)))
-    return rooms[0].load(0, count)
+        wide = [k.convert(buffer.load(lane), F64) for buffer in buffers]
+        buffers[0].store(lane, k.convert(k.call(function, *wide), element(kind)))
+    return buffers[0].load(0, count)
 
 
 def is_single(x: Value) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from caldera.kernels.native.codegen.emitter import F32, I32, I64, Emitter, Value, element, vector
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 
 LOG2_E = math.log2(math.e)
 
@@ -85,18 +85,18 @@ def rsqrt(k: Emitter, x: Value) -> Value:
     return 1.0 / sqrt(k, x)
 
 
-def at_most(k: Emitter, x: Value, limit: Value | float) -> Value:
+def minimum(k: Emitter, x: Value, limit: Value | float) -> Value:
     """x, but no more than the limit; a nan in either stays one."""
     return _extreme(k, "llvm.minimum", "<", x, limit)
 
 
-def at_least(k: Emitter, x: Value, limit: Value | float) -> Value:
+def maximum(k: Emitter, x: Value, limit: Value | float) -> Value:
     """x, but no less than the limit; a nan in either stays one."""
     return _extreme(k, "llvm.maximum", ">", x, limit)
 
 
 def _extreme(k: Emitter, instruction: str, sign: str, x: Value, limit: Value | float) -> Value:
-    if machine().triple.startswith(("aarch64", "arm64")):
+    if host_target().triple.startswith(("aarch64", "arm64")):
         return k.intrinsic(instruction, x, k.constant(limit, x.type))
     if isinstance(limit, Value):
         chosen = k.select(k.compare(sign, limit, x), limit, x)
@@ -156,12 +156,12 @@ def _exp_of_rest(k: Emitter, rest: Value) -> Value:
 
 def exp(k: Emitter, x: Value) -> Value:
     """e^x."""
-    return exp_of_negative(k, at_most(k, x, _format(x).overflow))
+    return exp_of_negative(k, minimum(k, x, _format(x).overflow))
 
 
 def exp_of_negative(k: Emitter, x: Value) -> Value:
     """e^x for x that is not positive (or not too large for a finite result)."""
-    x = at_least(k, x, _format(x).underflow)
+    x = maximum(k, x, _format(x).underflow)
     rest, n = _reduced(k, x)
     # In two steps, because 2^n alone may be too large or too small for a normal number.
     half = n >> 1
@@ -171,7 +171,7 @@ def exp_of_negative(k: Emitter, x: Value) -> Value:
 
 def _exp_of_moderate(k: Emitter, x: Value) -> Value:
     """e^x for x that is not positive, where a result below 1e-17 may as well be that."""
-    rest, n = _reduced(k, at_least(k, x, -40.0))
+    rest, n = _reduced(k, maximum(k, x, -40.0))
     return _exp_of_rest(k, rest) * _power_of_two(k, n, x)
 
 
@@ -179,7 +179,7 @@ def expm1(k: Emitter, x: Value) -> Value:
     """e^x - 1, accurate near 0."""
     kind = _format(x)
     # Below the lower end the result is -1 to the last bit.
-    near = at_least(k, at_most(k, x, kind.overflow), -1.5 * (kind.mantissa + 1))
+    near = maximum(k, minimum(k, x, kind.overflow), -1.5 * (kind.mantissa + 1))
     rest, n = _reduced(k, near)
     curve = k.fma(rest * rest, k.polynomial(rest, kind.exp), rest)
     # Half of the scale first: 2^n may be the power just beyond the largest.
@@ -265,7 +265,7 @@ def erf(k: Emitter, x: Value) -> Value:
     near = x * k.polynomial(squared, _CODY_NEAR_TOP) / k.polynomial(squared, _CODY_NEAR_BOTTOM)
     magnitude = absolute(k, x)
     # Beyond 6 the result is 1 to the last bit.
-    clipped = at_most(k, magnitude, 6.0)
+    clipped = minimum(k, magnitude, 6.0)
     tail = k.polynomial(clipped, _CODY_FAR_TOP) / k.polynomial(clipped, _CODY_FAR_BOTTOM)
     far = copy_sign(k, 1.0 - _exp_of_moderate(k, -(clipped * clipped)) * tail, x)
     return k.select(magnitude < _CODY_MIDDLE, near, far)
@@ -274,7 +274,7 @@ def erf(k: Emitter, x: Value) -> Value:
 def _erf_single(k: Emitter, x: Value) -> Value:
     magnitude = absolute(k, x)
     near = k.fma(magnitude, k.polynomial(x * x, _ERF_NEAR), magnitude)
-    clipped = at_most(k, magnitude, _ERF_END)
+    clipped = minimum(k, magnitude, _ERF_END)
     power = k.fma(clipped, k.polynomial(clipped, _ERF_FAR), clipped)
     far = 1.0 - _exp_of_moderate(k, -power)
     return copy_sign(k, k.select(magnitude < _ERF_MIDDLE, near, far), x)

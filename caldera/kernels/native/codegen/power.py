@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, Value
-from caldera.kernels.native.codegen.libm import by_library, is_single
+from caldera.kernels.native.codegen.libm import call_libm, is_single
 from caldera.kernels.native.codegen.math import absolute, exp, log, nearest
 
 
 def power(k: Emitter, a: Value, b: Value) -> Value:
     """a^b. float32 is computed as exp(b log a) in float64, which leaves digits to spare."""
     if not is_single(a):
-        return by_library(k, "pow", a, b)
+        return call_libm(k, "pow", a, b)
     base, exponent = k.convert(a, F64), k.convert(b, F64)
     result = exp(k, exponent * log(k, absolute(k, base)))
     whole = nearest(k, exponent).equals(exponent)

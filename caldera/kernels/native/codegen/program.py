@@ -115,9 +115,9 @@ class _Team:
     _of_thread = threading.local()
 
     def __init__(self) -> None:
-        room = np.zeros(_WORDS + 8, np.int64)
-        start = (-room.ctypes.data % 64) // 8
-        self.words = room[start : start + _WORDS]
+        memory = np.zeros(_WORDS + 8, np.int64)
+        start = (-memory.ctypes.data % 64) // 8
+        self.words = memory[start : start + _WORDS]
         self.words[_YIELD] = _address_of_yield()
         self.slots = _slots(_follow, team=self.words)
         self._inside = 0
@@ -212,15 +212,15 @@ def _address_of_yield() -> int:
 
 @native_kernel
 def _lead(k: Emitter, table: Pointer, count: Integer, team: Integer) -> None:
-    no_team, words = team.equals(0), k.at_address(team, I64)
-    with k.when(~no_team):
+    no_team, words = team.equals(0), k.int_to_pointer(team, I64)
+    with k.if_then(~no_team):
         _exchange(k, words.at(_RUNNING), k.constant(1, I64))
     next_call = k.variable(0, I64)
-    with k.repeat_while(lambda: next_call.value < count):
+    with k.while_loop(lambda: next_call.value < count):
         row = table.at(next_call.value * _ROW)
         next_call.value = next_call.value + 1
         parts = row.load(_PARTS)
-        with k.either(no_team | parts.equals(1)) as (alone, together):
+        with k.if_else(no_team | parts.equals(1)) as (alone, together):
             with alone, k.loop(0, parts) as part:
                 _run(k, row, part, parts)
             with together:
@@ -228,25 +228,28 @@ def _lead(k: Emitter, table: Pointer, count: Integer, team: Integer) -> None:
                 _take_parts(k, words)
                 _wait(k, lambda: _acquire(k, words.at(_DONE)) < parts, words)
         status = row.load(_STATUS)
-        with k.when(status.differs(0)), k.when(k.at_address(status, I64).load().differs(0)):
+        with (
+            k.if_then(status.differs(0)),
+            k.if_then(k.int_to_pointer(status, I64).load().differs(0)),
+        ):
             next_call.value = count
-    with k.when(~no_team):
+    with k.if_then(~no_team):
         _exchange(k, words.at(_RUNNING), k.constant(0, I64))
 
 
 @native_kernel
 def _follow(k: Emitter, team: Pointer) -> None:
     idle = k.variable(0, I64)
-    with k.repeat_while(lambda: idle.value < _LINGER * _SPINS):
+    with k.while_loop(lambda: idle.value < _LINGER * _SPINS):
         ticket = _acquire(k, team.at(_TICKET))
-        with k.either((ticket & 0xFFFF) < (k.shift_right(ticket, 16) & 0xFFFF)) as (work, none):
+        with k.if_else((ticket & 0xFFFF) < (k.shift_right(ticket, 16) & 0xFFFF)) as (work, none):
             with work:
                 _take_parts(k, team)
                 idle.value = 0
             with none:
                 idle.value = idle.value + 1
                 _rest(k, idle.value, team)
-                with k.when(_acquire(k, team.at(_RUNNING)).differs(0)):
+                with k.if_then(_acquire(k, team.at(_RUNNING)).differs(0)):
                     # Within a program the count starts again once it has made others run.
                     idle.value = idle.value % _SPINS
 
@@ -260,7 +263,7 @@ def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
     team.store(_GENERATION, generation)
     # A worker that claimed a part of an earlier call has finished it, or that call would not be
     # over; so the place of the call before last is free.
-    team.store((generation & 1) + _JOBS, k.address(row))
+    team.store((generation & 1) + _JOBS, k.pointer_to_int(row))
     team.store(_DONE, k.constant(0, I64))
     ticket = (generation << 32) | (parts << 16)
     _exchange(k, team.at(_TICKET), ticket)
@@ -269,13 +272,13 @@ def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
 def _take_parts(k: Emitter, team: Pointer) -> None:
     """Claim and run parts until none is left."""
     more = k.variable(1, I64)
-    with k.repeat_while(lambda: more.value.differs(0)):
+    with k.while_loop(lambda: more.value.differs(0)):
         ticket = _add(k, team.at(_TICKET), 1)
         part, parts = ticket & 0xFFFF, k.shift_right(ticket, 16) & 0xFFFF
-        with k.either(part < parts) as (mine, nothing):
+        with k.if_else(part < parts) as (mine, nothing):
             with mine:
                 job = team.load((k.shift_right(ticket, 32) & 1) + _JOBS)
-                _run(k, k.at_address(job, I64), part, parts)
+                _run(k, k.int_to_pointer(job, I64), part, parts)
                 _add(k, team.at(_DONE), 1)
             with nothing:
                 more.value = 0
@@ -288,7 +291,7 @@ def _run(k: Emitter, row: Pointer, part: Value, parts: Value) -> None:
 
 def _wait(k: Emitter, condition: Callable[[], Value], team: Pointer) -> None:
     turns = k.variable(0, I64)
-    with k.repeat_while(condition):
+    with k.while_loop(condition):
         turns.value = turns.value + 1
         _rest(k, turns.value, team)
 
@@ -296,7 +299,7 @@ def _wait(k: Emitter, condition: Callable[[], Value], team: Pointer) -> None:
 def _rest(k: Emitter, turns: Value, team: Pointer) -> None:
     """Every so often, let other threads of the machine run."""
     give_way = team.load(_YIELD)
-    with k.when((turns % _SPINS).equals(0) & give_way.differs(0)):
+    with k.if_then((turns % _SPINS).equals(0) & give_way.differs(0)):
         k.call_address(give_way, I32)
 
 

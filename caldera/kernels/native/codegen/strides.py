@@ -77,7 +77,7 @@ def any_layout(
 
     def bind_any(call: Call) -> Runner:
         if any(array.size == 0 for array in call.inputs):
-            return lambda: _by_oracle(call.node, call.inputs, call.outputs)
+            return lambda: _by_reference(call.node, call.inputs, call.outputs)
         runner = bind(call)
         if runner is not None:
             return runner
@@ -110,6 +110,6 @@ def _dense(arrays: Sequence[Array], order: Order | None) -> tuple[Array, ...]:
     return tuple(result)
 
 
-def _by_oracle(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _by_reference(node: Node, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     for output, value in zip(outputs, evaluate(node, inputs), strict=True):
         np.copyto(output, value)

@@ -13,7 +13,7 @@ CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
-class Machine:
+class Target:
     """What LLVM compiles for.
 
     `width` is the number of bytes in a vector register, and `registers` how many there are: a
@@ -40,11 +40,11 @@ def _vector_bytes(triple: str, features: dict[str, bool]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def machine() -> Machine:
+def host_target() -> Target:
     """The machine this process runs on.
 
-    >>> from caldera.kernels.native.codegen.target import machine
-    >>> machine().lanes(4) >= 4
+    >>> from caldera.kernels.native.codegen.target import host_target
+    >>> host_target().lanes(4) >= 4
     True
     """
     llvm.initialize_native_target()
@@ -54,12 +54,12 @@ def machine() -> Machine:
     width, registers = _vector_bytes(triple, features)
     # LLVM avoids 512-bit registers unless it is told that they are wanted.
     extra = ",-prefer-256-bit" if width == 64 else ""
-    return Machine(triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers)
+    return Target(triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers)
 
 
 @lru_cache(maxsize=1)
 def target_machine() -> Any:
     """LLVM's own description of the machine, with all optimisations on."""
-    here = machine()
+    here = host_target()
     target = llvm.Target.from_triple(here.triple)
     return target.create_target_machine(cpu=here.cpu, features=here.features, opt=3, jit=True)

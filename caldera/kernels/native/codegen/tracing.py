@@ -15,7 +15,7 @@ _KIND = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True)
-class Part:
+class PartSpan:
     """One part of a native call: who did it, and from when to when (`perf_counter`)."""
 
     thread: int
@@ -25,22 +25,22 @@ class Part:
     end: float
 
 
-def watched(runner: NativeRunner, note: Callable[[Part], None]) -> NativeRunner:
+def traced(runner: NativeRunner, note: Callable[[PartSpan], None]) -> NativeRunner:
     """The same calls; `note` gets each part once it is done, from the thread that did it.
 
     Each part goes through Python and back, which costs some microseconds. The kernel itself runs
     without Python, beside the others.
     """
-    return NativeRunner([_watched(call, note) for call in runner.calls])
+    return NativeRunner([_traced(call, note) for call in runner.calls])
 
 
-def _watched(call: NativeCall, note: Callable[[Part], None]) -> NativeCall:
+def _traced(call: NativeCall, note: Callable[[PartSpan], None]) -> NativeCall:
     kernel = _KIND(call.address)
 
     def run(slots: Any, part: int, parts: int) -> None:
         begin = perf_counter()
         kernel(slots, part, parts)
-        note(Part(threading.get_ident(), part, parts, begin, perf_counter()))
+        note(PartSpan(threading.get_ident(), part, parts, begin, perf_counter()))
 
     # Kept with the call: the address is only good as long as this object is.
     callback = _KIND(run)

@@ -1,5 +1,5 @@
-"""Sine and cosine as vector code. Arguments so large that taking away multiples of pi / 2 needs
-hundreds of digits of pi go to the C library.
+"""Sine, cosine and tangent as vector code. Arguments so large that taking away multiples of pi / 2
+needs hundreds of digits of pi go to the C library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from caldera.kernels.native.codegen.emitter import (
     element,
     vector,
 )
-from caldera.kernels.native.codegen.libm import by_library, is_single
+from caldera.kernels.native.codegen.libm import call_libm, is_single
 from caldera.kernels.native.codegen.math import absolute
 
 # pi / 2 as 33 bits, another 33, and the rest: products with moderate integers are exact.
@@ -46,12 +46,24 @@ def cos(k: Emitter, x: Value) -> Value:
     return _near_or_far(k, x, "cos", 1)
 
 
+def tan(k: Emitter, x: Value) -> Value:
+    """The tangent: a quotient in float64, where rounding it to float32 is the only error."""
+    wide = k.convert(x, F64)
+    ratio = _near(k, wide, 0) / _near(k, wide, 1)
+    return _unless_far(k, x, "tan", k.convert(ratio, element(x.type)))
+
+
 def _near_or_far(k: Emitter, x: Value, name: str, turn: int) -> Value:
+    return _unless_far(k, x, name, _near(k, x, turn))
+
+
+def _unless_far(k: Emitter, x: Value, name: str, value: Value) -> Value:
+    """A value that is right near 0, replaced by the C library's far from it."""
     near = absolute(k, x) < (_FAR_SINGLE if is_single(x) else _FAR_DOUBLE)
-    result = k.variable(_near(k, x, turn))
-    all_near = k.total(near, lambda a, b: a & b) if x.lanes > 1 else near
-    with k.when(~all_near):
-        result.value = k.select(near, result.value, by_library(k, name, x))
+    result = k.variable(value)
+    all_near = k.reduce_lanes(near, lambda a, b: a & b) if x.lanes > 1 else near
+    with k.if_then(~all_near):
+        result.value = k.select(near, result.value, call_libm(k, name, x))
     return result.value
 
 

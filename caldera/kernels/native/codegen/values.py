@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.target import CACHE_LINE, machine
+from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
 
 if TYPE_CHECKING:
+    from caldera.kernels.native.codegen.arithmetic import Arithmetic
     from caldera.kernels.native.codegen.emitter import Emitter
 
 F16 = ir.HalfType()
@@ -52,7 +53,7 @@ def is_floating(kind: ir.Type) -> bool:
 
 def natural_lanes(kind: ir.Type) -> int:
     """How many elements fit into a vector register of this machine."""
-    return machine().lanes(itemsize(kind))
+    return host_target().lanes(itemsize(kind))
 
 
 def line_lanes(kind: ir.Type) -> int:
@@ -84,7 +85,7 @@ class Value:
 
     __slots__ = ("k", "raw")
 
-    def __init__(self, k: Emitter, raw: Any) -> None:
+    def __init__(self, k: Arithmetic, raw: Any) -> None:
         self.k = k
         self.raw = raw
 

@@ -102,16 +102,16 @@ def _quantise(
     messages: Integer, bucket: Integer, draws: DrawsArgument, levels: int, width: int,
 ) -> None:  # fmt: skip
     generator = draws.generator(k)
-    codes = k.stack(I8, ALIGNED)
+    codes = k.alloca(I8, ALIGNED)
     before = k.variable(0, I64)
     with k.loop(0, messages) as message:
         low = spans.load(message * 2)
         size = spans.load(message * 2 + 1) - low
         mine, missed = values.at(low), lost.at(low)
         buckets = (size + bucket - 1) // bucket
-        scales = k.at_address(addresses.load(message), I8)
+        scales = k.int_to_pointer(addresses.load(message), I8)
         packed = scales.at(buckets * 4)
-        begin, end = k.share(buckets)
+        begin, end = k.part_range(buckets)
         with k.loop(begin, end) as number:
             first = number * bucket
             last = k.minimum(first + bucket, size)
@@ -151,14 +151,14 @@ def _code(k: Emitter, value: Value, word: Value, inverse: Value, levels: int) ->
 def _pack(k: Emitter, codes: Pointer, target: Pointer, count: Value, width: int) -> None:
     """So many of 64 codes, a byte each and zeros behind them, as bytes without a gap."""
     in_byte = 8 // width
-    packed = k.stack(I8, ALIGNED)
+    packed = k.alloca(I8, ALIGNED)
     for start in range(0, ALIGNED, _CODES_AT_ONCE * in_byte):
         some = codes.load(start, _CODES_AT_ONCE * in_byte)
         held = k.shuffle(some, None, range(0, some.lanes, in_byte))
         for place in range(1, in_byte):
             held = held | k.shuffle(some, None, range(place, some.lanes, in_byte)) << place * width
         packed.store(start // in_byte, held)
-    with k.either(count.equals(ALIGNED)) as (all_of_them, some_of_them):
+    with k.if_else(count.equals(ALIGNED)) as (all_of_them, some_of_them):
         with all_of_them:
             k.copy_bytes(target, packed, ALIGNED // in_byte)
         with some_of_them:
@@ -174,7 +174,7 @@ def _lose(
         finite = k.intrinsic("llvm.fabs", error) < _INFINITY
         lost.store(i, k.select(finite, error, 0.0))
 
-    k.in_vectors(0, count, _CODES_AT_ONCE, lose)
+    k.vector_loop(0, count, _CODES_AT_ONCE, lose)
 
 
 def _value(k: Emitter, codes: Value, unit: Value, levels: int) -> Value:
@@ -193,8 +193,8 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
         kept = several if count > 1 else single
         kept.value = k.maximum(kept.value, bits.load(i, count) & 0x7FFFFFFF)
 
-    k.in_vectors(first, last, lanes, look)
-    largest = k.maximum(k.total(several.value, k.maximum), single.value)
+    k.vector_loop(first, last, lanes, look)
+    largest = k.maximum(k.reduce_lanes(several.value, k.maximum), single.value)
     return k.bitcast(largest, F32)
 
 
@@ -208,9 +208,9 @@ def _dequantise(
         size = counts.load(message)
         mine = values.at(before.value)
         buckets = (size + bucket - 1) // bucket
-        scales = k.at_address(addresses.load(message), I8)
+        scales = k.int_to_pointer(addresses.load(message), I8)
         codes = scales.at(buckets * 4)
-        begin, end = k.share(buckets)
+        begin, end = k.part_range(buckets)
         with k.loop(begin, end) as number:
             scale = Value(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
             unit = scale / levels
@@ -220,7 +220,7 @@ def _dequantise(
                 mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
 
             first = number * bucket
-            k.in_vectors(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, store)
+            k.vector_loop(first, k.minimum(first + bucket, size), _CODES_AT_ONCE, store)
         before.value = before.value + size
 
 

@@ -82,9 +82,9 @@ def with_draws(
 
     with k.loop(begin, whole, numbers) as start:
         step(start, source, target)
-    with k.when(whole < end):
+    with k.if_then(whole < end):
         # The last few go through vectors of their own: what lies behind them is not ours.
-        taken, given = k.stack(source.type, numbers), k.stack(target.type, numbers)
+        taken, given = k.alloca(source.type, numbers), k.alloca(target.type, numbers)
         k.clear_bytes(taken, numbers * itemsize(source.type))
         k.copy_bytes(taken, source.at(whole), (end - whole) * itemsize(source.type))
         step(whole, taken.at(-whole), given.at(-whole))

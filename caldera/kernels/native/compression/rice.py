@@ -42,8 +42,8 @@ def pack(
     (array([ 3,  4,  5, 17], dtype=int32), [3, 1], [17, 17])
     """
     longest = [
-        HEADER + -(-(end - begin) // 8) + room
-        for (begin, end), room in zip(parts, free, strict=True)
+        HEADER + -(-(end - begin) // 8) + spare
+        for (begin, end), spare in zip(parts, free, strict=True)
     ]
     out = np.empty(sum(longest), np.uint8)
     ends = np.empty(len(longest), np.int64)
@@ -76,10 +76,10 @@ def unpack(
     taken = np.empty(len(messages), np.int64)
     sizes = [each.size for each in messages]
     most = max(counts, default=0)
-    room = np.empty(max(sizes, default=0) + SLACK, np.uint8)
+    scratch = np.empty(max(sizes, default=0) + SLACK, np.uint8)
     run_now(
         unpack_places, addresses=addresses_of(messages), sizes=_numbers(sizes),
-        reach=_numbers(parts), messages=len(messages), places=places, taken=taken, room=room,
+        reach=_numbers(parts), messages=len(messages), places=places, taken=taken, scratch=scratch,
         spare=np.empty((2, most), np.int32), most=most,
     )  # fmt: skip
     found = taken.tolist()

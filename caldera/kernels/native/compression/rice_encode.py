@@ -35,10 +35,10 @@ def pack_places(
     """Messages of spans of places, each in its part of a vector (`reach`), with some bytes left
     free behind each; `spare` is room for two times the runs that one has at most."""
     starts, stops = spare, spare.at(most)
-    plain, first, second = (k.stack(I64, 4) for _ in range(3))
-    fit = k.inner("fit", [POINTER, I64, I64, POINTER], _fit)
-    write = k.inner("write", [POINTER, I64, I64, POINTER, POINTER], _write)
-    split = k.inner("split", [POINTER, I64, I64, POINTER, POINTER], _split)
+    plain, first, second = (k.alloca(I64, 4) for _ in range(3))
+    fit = k.internal_function("fit", [POINTER, I64, I64, POINTER], _fit)
+    write = k.internal_function("write", [POINTER, I64, I64, POINTER, POINTER], _write)
+    split = k.internal_function("split", [POINTER, I64, I64, POINTER, POINTER], _split)
     at = k.variable(0, I64)
     with k.loop(0, messages) as number:
         low = spans.load(number * 2)
@@ -47,7 +47,7 @@ def pack_places(
         k.call(fit, mine, count, begin, plain)
         runs = k.variable(0, I64)
         # Runs have to be two places long on average to be worth their ends.
-        with k.when(plain.load(_RUNS) * 2 < count):
+        with k.if_then(plain.load(_RUNS) * 2 < count):
             k.call(split, mine, count, begin, starts, stops)
             k.call(fit, starts, plain.load(_RUNS), k.constant(0, I64), first)
             k.call(fit, stops, plain.load(_RUNS), k.constant(0, I64), second)
@@ -57,7 +57,7 @@ def pack_places(
         put_word(k, here, count)
         put_word(k, here.at(4), runs.value)
         strings = here.at(HEADER - STRING_HEADER)
-        with k.either(runs.value.equals(0)) as (as_places, as_runs):
+        with k.if_else(runs.value.equals(0)) as (as_places, as_runs):
             with as_places:
                 k.call(write, mine, count, begin, plain, strings)
                 at.value = at.value + plain.load(_SIZE)
@@ -74,7 +74,7 @@ def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) ->
     """The r for which some places take fewest bytes, its unary bits, these bytes, and the runs."""
     source, result = Pointer(k, places.raw, I32), Pointer(k, found.raw, I64)
     last = k.variable(begin - 1)
-    with k.when(count > 0):
+    with k.if_then(count > 0):
         last.value = k.convert(source.load(count - 1), I64)
     span = last.value - begin + 1
     # r = 0 is a bitmap, and never more than one bit an element.
@@ -87,7 +87,7 @@ def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) ->
     for turn, total in enumerate(sums):
         unary, rest = total + count, guess + turn
         size = (unary + 7) // 8 + (count * rest + 7) // 8
-        with k.when(size < result.load(_SIZE)):
+        with k.if_then(size < result.load(_SIZE)):
             for index, value in ((_REST, rest), (_UNARY, unary), (_SIZE, size)):
                 result.store(index, value)
     result.store(_SIZE, result.load(_SIZE) + STRING_HEADER)
@@ -113,14 +113,14 @@ def _gaps(
         gap = places.load(i, width) - places.load(i - 1, width) - 1
         add(gap, several if width > 1 else single)
 
-    with k.when(count > 0):
+    with k.if_then(count > 0):
         add(places.load(0) - k.convert(begin, I32), single)
         # The first place begins a run even where there is no gap before it.
         first = k.convert(places.load(0), I64).equals(begin)
         single[-1].value = single[-1].value + k.convert(first, I32)
-    k.in_vectors(1, count, lanes, look)
+    k.vector_loop(1, count, lanes, look)
     *sums, runs = (
-        k.convert(one.value + k.total(all_lanes.value, lambda a, b: a + b), I64)
+        k.convert(one.value + k.reduce_lanes(all_lanes.value, lambda a, b: a + b), I64)
         for one, all_lanes in zip(single, several, strict=True)
     )
     return sums, runs
@@ -148,20 +148,20 @@ def _write(
         before.value = place
         one = following.value + k.shift_right(gap, rest)
         following.value = one + 1
-        with k.repeat_while(lambda: word.value < k.shift_right(one, 6)):
+        with k.while_loop(lambda: word.value < k.shift_right(one, 6)):
             store_wide(k, ones.at(word.value << 3), held.value)
             word.value = word.value + 1
             held.value = 0
         held.value = held.value | (k.constant(1, I64) << (one & 63))
         lower.value = lower.value | ((gap & mask) << filled.value)
         filled.value = filled.value + rest
-        with k.when(filled.value >= 32):
+        with k.if_then(filled.value >= 32):
             put_word(k, low.at(written.value), lower.value)
             lower.value = k.shift_right(lower.value, 32)
             written.value = written.value + 4
             filled.value = filled.value - 32
     # The last bytes: what follows them is not ours, or has been written already.
-    end = k.stack(I64, 1)
+    end = k.alloca(I64, 1)
     done = word.value << 3
     end.store(0, held.value)
     k.copy_bytes(ones.at(done), end, (unary + 7) // 8 - done)
@@ -180,7 +180,7 @@ def _split(
     before = k.variable(begin - 2)
     with k.loop(0, count) as i:
         place = k.convert(source.load(i), I64)
-        with k.when(place.differs(before.value + 1)):
+        with k.if_then(place.differs(before.value + 1)):
             first.store(runs.value, k.convert(place - begin - i + runs.value, I32))
             runs.value = runs.value + 1
         last.store(runs.value - 1, k.convert(i, I32))

@@ -93,8 +93,8 @@ def merge_sorted(
     >>> merge_sorted(sparse([1, 4], [1.0, 2.0]), sparse([0, 4], [5.0, 0.5]))
     (array([0, 1, 4], dtype=int32), array([5. , 1. , 2.5], dtype=float32))
     """
-    room = a[0].size + b[0].size
-    places, values = np.empty(room, np.int32), np.empty(room, a[1].dtype)
+    capacity = a[0].size + b[0].size
+    places, values = np.empty(capacity, np.int32), np.empty(capacity, a[1].dtype)
     found = np.zeros(1, np.int64)
     run_now(
         _merge, a_places=a[0], a_values=a[1], a_size=a[0].size, b_places=b[0], b_values=b[1],
@@ -138,7 +138,7 @@ def _put_only(
 def _until(k: Emitter, places: Pointer, first: Value, count: Value, end: Value) -> Value:
     """The first of increasing places, from one on, that is not below `end`."""
     low, high = k.variable(first), k.variable(count)
-    with k.repeat_while(lambda: low.value < high.value):
+    with k.while_loop(lambda: low.value < high.value):
         middle = (low.value + high.value) // 2
         below = k.convert(places.load(middle), I64) < end
         low.value = k.select(below, middle + 1, low.value)
@@ -166,7 +166,7 @@ def _merge(
     b_values: Pointer, b_size: Integer, places: Pointer, values: Pointer, found: Pointer,
 ) -> None:  # fmt: skip
     a, b, out = (k.variable(0, I64) for _ in range(3))
-    with k.repeat_while(lambda: (a.value < a_size) & (b.value < b_size)):
+    with k.while_loop(lambda: (a.value < a_size) & (b.value < b_size)):
         left, right = a_places.load(a.value), b_places.load(b.value)
         takes_left, takes_right = left <= right, right <= left
         x, y = a_values.load(a.value), b_values.load(b.value)

@@ -85,7 +85,7 @@ def _round(
         found = k.select(magnitude < _INFINITY, finite, magnitude)
         return k.bitcast(found | (bits & -(1 << 31)), value.type)
 
-    with_draws(k, draws.generator(k), k.share(size, ALIGNED), values, rounded, element)
+    with_draws(k, draws.generator(k), k.part_range(size, ALIGNED), values, rounded, element)
 
 
 def _subnormal(k: Emitter, form: Format, magnitude: Value, word: Value) -> Value:

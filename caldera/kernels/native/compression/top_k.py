@@ -90,13 +90,13 @@ def _largest_of(
     found = np.empty((parts, most), np.int32)
     taken = None if added is None else np.empty((parts, most), np.float32)
     ends = np.zeros((parts, len(sizes) + 1), np.int64)
-    room = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
+    scratch = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
     edges = np.array([0, *accumulate(sizes)], np.int64)
     run_now(
         _select, values=values, edges=edges, vectors=len(sizes), count=count, block=block,
-        padded=padded, found=found, most=most, ends=ends, room=room, room_of_part=room[0].size,
-        added=None if added is None else addresses_of(added), taken=taken,
-        groups=_groups(count, padded), elements=values.size, worth=_WORTH_SPLITTING,
+        padded=padded, found=found, most=most, ends=ends, scratch=scratch,
+        scratch_step=scratch[0].size, added=None if added is None else addresses_of(added),
+        taken=taken, groups=_groups(count, padded), elements=values.size, worth=_WORTH_SPLITTING,
     )  # fmt: skip
     reach = [
         (part, slice(*span))
@@ -124,21 +124,21 @@ def _groups(count: int, padded: int) -> int:
 @native_kernel
 def _select(
     k: Emitter, values: Pointer, edges: Pointer, vectors: Integer, count: Integer, block: Integer,
-    padded: Integer, found: Pointer, most: Integer, ends: Pointer, room: Pointer,
-    room_of_part: Integer, added: Pointer | None, taken: Pointer | None, groups: int,
+    padded: Integer, found: Pointer, most: Integer, ends: Pointer, scratch: Pointer,
+    scratch_step: Integer, added: Pointer | None, taken: Pointer | None, groups: int,
 ) -> None:  # fmt: skip
     """The largest of the blocks of vectors, which begin at `edges`. Each part has `most` elements
-    of `found` (and `taken`) to write to, and some of the room; where its elements of each vector
+    of `found` (and `taken`) to write to, and some of `scratch`; where its elements of each vector
     end is written to `ends`. With `added`, which has addresses of vectors, these are added first,
     and those that are selected are taken out."""
     values = values.cast(I32)
     found = found.at(most * k.part)
     taken_out = None if taken is None else taken.cast(I32).at(most * k.part)
     ends = ends.at((vectors + 1) * k.part)
-    room = room.at(room_of_part * k.part)
+    scratch = scratch.at(scratch_step * k.part)
     whole = padded + _AT_ONCE
-    aside, places, magnitudes = room, room.at(whole), room.at(whole * 2)
-    maxima = k.stack(I32, max(groups, 1))
+    aside, places, magnitudes = scratch, scratch.at(whole), scratch.at(whole * 2)
+    maxima = k.alloca(I32, max(groups, 1))
     # What bounds one block is often near what bounds the next; and so is what is reached.
     near, reached = k.variable(1, I32), k.variable(1, I32)
     out = k.variable(0, I64)
@@ -152,9 +152,9 @@ def _select(
         mine = values.at(first)
         more = None
         if added is not None:
-            more = k.at_address(added.load(vector), F32).at(number * block)
-        at = k.variable(k.address(mine))
-        with k.either(length.equals(padded)) as (whole_block, short_block):
+            more = k.int_to_pointer(added.load(vector), F32).at(number * block)
+        at = k.variable(k.pointer_to_int(mine))
+        with k.if_else(length.equals(padded)) as (whole_block, short_block):
             with whole_block:
                 _look(k, mine, padded, maxima, groups, more)
             with short_block:
@@ -163,9 +163,9 @@ def _select(
                     _add(k, mine.cast(F32), more, length)
                 k.clear_bytes(aside, padded * 4)
                 k.copy_bytes(aside, mine, length * 4)
-                at.value = k.address(aside)
+                at.value = k.pointer_to_int(aside)
                 _look(k, aside, padded, maxima, groups)
-        source = k.at_address(at.value, I32)
+        source = k.int_to_pointer(at.value, I32)
         if groups:
             least = k.maximum(_folded(k, maxima, groups, k.minimum), 1)
             near.value = _threshold(
@@ -188,7 +188,7 @@ def _select(
 
     with k.loop(0, vectors) as vector:
         size = edges.load(vector + 1) - edges.load(vector)
-        begin, end = k.share((size + block - 1) // block)
+        begin, end = k.part_range((size + block - 1) // block)
         with k.loop(begin, end) as number:
             take(vector, number)
         ends.store(vector + 1, out.value)
@@ -231,7 +231,7 @@ def _threshold(
     upper = k.variable(largest + 1)
     middle = k.variable(k.maximum(low, k.minimum(first, largest)))
     going = k.variable(1, I64)
-    with k.repeat_while(lambda: going.value.differs(0)):
+    with k.while_loop(lambda: going.value.differs(0)):
         reach = _reaching(k, magnitudes, length, middle.value)
         enough = reach >= wanted
         lower.value = k.select(enough, middle.value, lower.value)
@@ -251,7 +251,7 @@ def _folded(
     kept = k.variable(magnitudes.load(0, lanes))
     for some in _vectors(k, magnitudes, length):
         kept.value = combine(kept.value, some)
-    return k.total(kept.value, combine)
+    return k.reduce_lanes(kept.value, combine)
 
 
 def _reaching(k: Emitter, magnitudes: Pointer, length: Number, least: Value) -> Value:
@@ -259,7 +259,7 @@ def _reaching(k: Emitter, magnitudes: Pointer, length: Number, least: Value) -> 
     counts = k.variable(0, vector(I32, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
         counts.value = counts.value + k.convert(some >= least, I32)
-    total = k.total(counts.value, lambda a, b: a + b)
+    total = k.reduce_lanes(counts.value, lambda a, b: a + b)
     return k.convert(total, I64)
 
 
@@ -325,7 +325,7 @@ def _keep_largest(
     whole = (count + lanes - 1) // lanes * lanes
     least = k.variable(bound)
     equal = k.variable(count)
-    with k.when(count > wanted):
+    with k.if_then(count > wanted):
         least.value = _threshold(k, magnitudes, whole, wanted, bound, reached.value)
         reached.value = least.value
         equal.value = wanted - _reaching(k, magnitudes, whole, least.value + 1)
@@ -341,4 +341,4 @@ def _add(k: Emitter, target: Pointer, source: Pointer, length: Value) -> None:
     def add(i: Value, lanes: int) -> None:
         target.store(i, target.load(i, lanes) + source.load(i, lanes))
 
-    k.in_vectors(0, length, natural_lanes(F32), add)
+    k.vector_loop(0, length, natural_lanes(F32), add)

@@ -97,7 +97,7 @@ class BlockedFilling:
                 source = pixels.at(group * self.channels + block * width)
                 valid = k.minimum(self.channels - block * width, width)
                 _clear(k, to, begin * width)
-                with k.either(valid.equals(width)) as (whole, part):
+                with k.if_else(valid.equals(width)) as (whole, part):
                     with whole, k.loop(0, end - begin) as x:
                         _copy(to.at((begin + x) * width), source.at(x * self.pixel_step), width)
                     with part, k.loop(0, end - begin) as x, k.loop(0, valid) as c:
@@ -115,7 +115,7 @@ def filling(blocks: Blocks, image: Pair, steps: tuple[int, ...], start: Pair) ->
 
 
 def _clear(k: Emitter, place: Pointer, count: Value) -> None:
-    with k.when(count > 0):
+    with k.if_then(count > 0):
         k.clear_bytes(place, count * itemsize(place.type))
 
 

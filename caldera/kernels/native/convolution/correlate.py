@@ -239,16 +239,16 @@ def _correlate(
     """`length` is that of a run of inputs if the kernel is made for it, else 0."""
     wide = source.type
     width = vectors * natural_lanes(wide)
-    aside = k.stack(wide, pixels * width)
+    aside = k.alloca(wide, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
-    begin, end = k.share(n.items * n.chunks)
+    begin, end = k.part_range(n.items * n.chunks)
     with k.loop(begin, end) as index:
         item, chunk = index // n.chunks, index % n.chunks
         image, row = item // n.a_image * n.images, item % n.a_image * n.rows
         images = k.minimum(n.images, n.batch - image)
         rows = k.minimum(n.rows, n.target_rows - row)
         count = images * rows * n.target_columns
-        with k.when(n.copied.differs(0)):
+        with k.if_then(n.copied.differs(0)):
             reached = (rows - 1) * n.stride_rows + n.reach_rows
             filling.fill(k, strip, source, image, images, row * n.stride_rows, reached)
         top = row * n.stride_rows + filling.start_row
@@ -276,10 +276,10 @@ def _correlate(
                         for i, number in enumerate(numbers)
                     ]
                 )
-                with k.when(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
+                with k.if_then(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
                     to = outputs.at(target_places.load(pixel + i))
                     held = aside.at(i * width)
-                    k.in_vectors(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
+                    k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
 
 
 def _pick(k: Emitter, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
@@ -300,8 +300,8 @@ def _taps(
         return
     # Long sums are made of parts, as BLAS does, so that they round no more than there.
     is_long = n.panel > LONGEST_SUM * tile.width
-    kept = k.stack(tile.kind, tile.pixels * tile.width)
-    with k.when(is_long):
+    kept = k.alloca(tile.kind, tile.pixels * tile.width)
+    with k.if_then(is_long):
         tile.clear(kept)
     terms = k.variable(0, I64)
     with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:
@@ -311,8 +311,8 @@ def _taps(
             count = k.minimum(n.length - first, LONGEST_SUM)
             tile.add(taps.at(first * tile.width), place + first, count)
             terms.value = terms.value + count
-            with k.when(is_long & (terms.value + n.length > LONGEST_SUM)):
+            with k.if_then(is_long & (terms.value + n.length > LONGEST_SUM)):
                 tile.keep(kept)
                 terms.value = 0
-    with k.when(is_long):
+    with k.if_then(is_long):
         tile.take_back(kept)

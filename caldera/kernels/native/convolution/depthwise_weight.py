@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, Blocks, filling
 from caldera.kernels.native.convolution.packing import ONCE, Loop, scatter
 from caldera.kernels.native.convolution.strip_mining import Strips, cut, pixel_table
@@ -46,11 +46,11 @@ class DepthwiseGradient:
     def tile(self) -> tuple[int, int]:
         """Taps and vectors of channels that are summed at once."""
         lanes = natural_lanes(computed_type(self.dtype.name))
-        room = 12 if machine().registers >= 32 else 6
-        vectors = min(4 if room > 6 else 2, -(-self.channels // lanes))
+        accumulators = 12 if host_target().registers >= 32 else 6
+        vectors = min(4 if accumulators > 6 else 2, -(-self.channels // lanes))
         taps = self.work.taps[0] * self.work.taps[1]
         # The last tile repeats taps: as few as possible.
-        most = max(1, min(room // vectors, taps))
+        most = max(1, min(accumulators // vectors, taps))
         together = min(range(max(1, most // 2), most + 1), key=lambda n: (-taps % n, -n))
         return together, vectors
 

@@ -14,7 +14,12 @@ from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution.correlate import Packing, correlate, pack_filters
-from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.reorder import (
+    Workspace,
+    bind_staged,
+    scratch_bytes,
+    staging_bytes,
+)
 from caldera.kernels.table import Call, Runner
 
 
@@ -33,7 +38,7 @@ def _lengths(parts: list[Packing]) -> list[int]:
 
 def workspace(node: Node) -> int:
     """Bytes of packed filters and strips, and of images that have to be copied."""
-    return room_of(_lengths(packings(node)), Geometry.of(node).dtype) + staging_bytes(node)
+    return scratch_bytes(_lengths(packings(node)), Geometry.of(node).dtype) + staging_bytes(node)
 
 
 def bind(call: Call) -> Runner:
@@ -43,9 +48,9 @@ def bind(call: Call) -> Runner:
     lengths = _lengths(parts)
     is_forward = call.node.op.name == "conv2d"
 
-    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         source, filters, target = arrays
-        *packed, scratch = (room.array(length, geometry.dtype) for length in lengths)
+        *packed, scratch = (workspace.array(length, geometry.dtype) for length in lengths)
         if is_forward:
             return _forward_calls(parts[0], source, filters, target, packed[0], scratch)
         return _input_calls(geometry, parts, source, filters, target, packed, scratch)

@@ -18,19 +18,19 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 
 
 @lru_cache(maxsize=1)
 def by_lanes() -> bool:
     """Whether this machine multiplies by one lane of a vector."""
-    return machine().triple.startswith(("aarch64", "arm64"))
+    return host_target().triple.startswith(("aarch64", "arm64"))
 
 
 @lru_cache(maxsize=1)
 def shapes() -> tuple[tuple[int, int], ...]:
     """Tiles that fit into the registers: (pixels, vectors of channels)."""
-    if machine().registers < 32:
+    if host_target().registers < 32:
         return ((6, 2), (4, 3), (10, 1))
     return ((5, 4), (7, 3), (8, 2), (12, 1)) if by_lanes() else ((6, 4), (8, 3), (12, 2), (12, 1))
 
@@ -50,7 +50,7 @@ def best_shape(results: int, pixels: int, lanes: int) -> tuple[int, int]:
 
 def depthwise_shape(channels: int, lanes: int) -> tuple[int, int]:
     """The tile for filters of one channel: every product takes an input of its own."""
-    vectors = max(1, min(2 if machine().registers < 32 else 4, channels // lanes))
+    vectors = max(1, min(2 if host_target().registers < 32 else 4, channels // lanes))
     return (4 if vectors > 1 else 6), vectors
 
 
@@ -78,7 +78,7 @@ class Tile:
                 inputs = [each.load(index + place, self.lanes) for each in self.source]
                 row = filters.at(index * self.width)
                 for lane in range(self.lanes):
-                    spread = [k.spread(each, lane) for each in inputs]
+                    spread = [k.broadcast_lane(each, lane) for each in inputs]
                     self._multiply(spread, row.at(lane * self.width))
         with k.loop(start, length) as index:
             inputs = [k.splat(each.load(index + place), self.lanes) for each in self.source]
@@ -91,7 +91,7 @@ class Tile:
         for first in range(0, known, self.lanes):
             inputs = [each.load(place + first, self.lanes) for each in self.source]
             for lane in range(self.lanes):
-                spread = [k.spread(each, lane) for each in inputs]
+                spread = [k.broadcast_lane(each, lane) for each in inputs]
                 self._multiply(spread, filters.at((first + lane) * self.width))
         for index in range(known, length):
             inputs = [k.splat(each.load(place + index), self.lanes) for each in self.source]
@@ -114,7 +114,7 @@ class Tile:
                 total.value = self.k.fma(given, weight, total.value)
 
     def clear(self, kept: Pointer) -> None:
-        """Fill the room of all sums with zeros."""
+        """Set all sums to zero."""
         for index in range(self.pixels * self.vectors):
             kept.store(index * self.lanes, self._zero)
 

@@ -68,7 +68,7 @@ def _gather(
 ) -> None:  # fmt: skip
     lanes = min(natural_lanes(target.type), width)
     outermost, *inner = loops
-    begin, end = k.share(outermost.count * blocks)
+    begin, end = k.part_range(outermost.count * blocks)
     with k.loop(begin, end) as index:
         outer, block = index // blocks, index % blocks
         first = source.at(outer * outermost.source + block * width * neighbour)
@@ -77,7 +77,7 @@ def _gather(
         whole = valid.equals(width)
         with _nested(k, inner) as (source_offset, target_offset):
             read, write = first.at(source_offset), place.at(target_offset)
-            with k.either(whole) as (all_of_it, a_part):
+            with k.if_else(whole) as (all_of_it, a_part):
                 with all_of_it:
                     for start in range(0, width, lanes):
                         step = None if dense else neighbour
@@ -85,7 +85,7 @@ def _gather(
                 with a_part:
                     with k.loop(0, valid) as e:
                         write.store(e, read.load(e * neighbour))
-                    with k.when(padded.differs(0)), k.loop(valid, width) as e:
+                    with k.if_then(padded.differs(0)), k.loop(valid, width) as e:
                         write.store(e, 0.0)
 
 
@@ -145,7 +145,7 @@ def _scatter(
             value.value = value.value + read.load(term * sum_step, count)
         return value.value
 
-    begin, end = k.share(outermost.count * blocks)
+    begin, end = k.part_range(outermost.count * blocks)
     with k.loop(begin, end) as index:
         outer, start = index // blocks, index % blocks * lanes
         block = start // width * block_step + start % width
@@ -154,7 +154,7 @@ def _scatter(
         valid = k.minimum(length - start, lanes)
         with _nested(k, inner) as (source_offset, target_offset):
             read, write = first.at(source_offset), place.at(target_offset)
-            with k.either(valid.equals(lanes)) as (all_of_it, a_part):
+            with k.if_else(valid.equals(lanes)) as (all_of_it, a_part):
                 with all_of_it:
                     values = total(read, lanes)
                     for lane in range(lanes):

@@ -24,11 +24,11 @@ from caldera.tensor.dtype import DType
 IMAGES = {"conv2d": ((0,), True), "conv2d_input": ((0,), True), "conv2d_weight": ((0, 1), False)}
 """Which inputs of an op are images, and whether its output is one."""
 
-Compute = Callable[["Room", list[np.ndarray]], list[NativeCall]]
+Compute = Callable[["Workspace", list[np.ndarray]], list[NativeCall]]
 """Makes the calls of a kernel from its scratch memory and its arrays (inputs, then the output)."""
 
 
-class Room:
+class Workspace:
     """Scratch memory from a call's workspace; new memory where that was not foreseen."""
 
     def __init__(self, workspace: np.ndarray | None) -> None:
@@ -43,7 +43,7 @@ class Room:
         return block[start : start + length * dtype.itemsize].view(dtype)
 
 
-def room_of(lengths: Sequence[int], dtype: DType) -> int:
+def scratch_bytes(lengths: Sequence[int], dtype: DType) -> int:
     """The workspace that arrays of these lengths take."""
     return workspace_bytes(*(Spec((length,), dtype) for length in lengths))
 
@@ -95,27 +95,27 @@ def bind_staged(
         return copying(list(zip(call.outputs, nothing, strict=True)))
     inputs, writes_image = IMAGES[call.node.op.name]
     dtype = compute_dtype(call.node.dtype)
-    kept = room_of(lengths, dtype)
+    kept = scratch_bytes(lengths, dtype)
     workspace = call.workspace
     own = None if workspace is None else workspace[:kept]
-    room = Room(None if workspace is None else workspace[kept:])
+    staging = Workspace(None if workspace is None else workspace[kept:])
     before: list[NativeCall] = []
     after: list[NativeCall] = []
     arrays = [*call.inputs, *call.outputs]
     for index in inputs:
         if not fits(arrays[index]):
             image = arrays[index]
-            arrays[index] = _stand_in(image, room)
+            arrays[index] = _stand_in(image, staging)
             before.append(copy_image(image, arrays[index]))
     if writes_image and not fits(arrays[-1]):
         image = arrays[-1]
-        arrays[-1] = _stand_in(image, room)
+        arrays[-1] = _stand_in(image, staging)
         after.append(write_image(arrays[-1], image))
-    return NativeRunner([*before, *compute(Room(own), arrays), *after])
+    return NativeRunner([*before, *compute(Workspace(own), arrays), *after])
 
 
-def _stand_in(image: np.ndarray, room: Room) -> np.ndarray:
-    memory = room.array(image.size, compute_dtype(image.dtype))
+def _stand_in(image: np.ndarray, workspace: Workspace) -> np.ndarray:
+    memory = workspace.array(image.size, compute_dtype(image.dtype))
     stood: np.ndarray = laid_out(memory, image.shape, NHWC)
     return stood
 

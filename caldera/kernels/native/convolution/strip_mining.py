@@ -74,8 +74,8 @@ def cut(
     images = min(images, max(1, work.batch // wanted))
     rows = height
     if images == 1:
-        room = STRIP_BYTES // max(1, row) - work.reach[0]
-        rows = room // work.stride[0] + 1
+        rows_read = STRIP_BYTES // max(1, row) - work.reach[0]
+        rows = rows_read // work.stride[0] + 1
         if work.batch < wanted:
             rows = min(rows, height * work.batch // wanted)
         rows = min(height, max(rows, -(-FEWEST_PIXELS // width)))
@@ -132,7 +132,7 @@ class Filling:
             target = strip.at((i * self.rows + j) * self.columns * self.pitch)
             row = first_row + j + self.start_row
             is_inside = (row >= 0) & (row < self.height)
-            with k.either(is_inside) as (copied, empty):
+            with k.if_else(is_inside) as (copied, empty):
                 with empty:
                     k.clear_bytes(target, self.columns * self.pitch * size)
                 with copied:
@@ -140,7 +140,7 @@ class Filling:
                     source = images.at((first_image + i) * self.image_step + row * self.row_step)
                     source = source.at((left + self.start_column) * self.pixel_step)
                     to = target.at(left * self.pitch)
-                    with k.either(dense) as (at_once, one_by_one):
+                    with k.if_else(dense) as (at_once, one_by_one):
                         with at_once:
                             k.copy_bytes(to, source, (inside - left) * self.channels * size)
                         with one_by_one, k.loop(0, inside - left) as x:

@@ -9,7 +9,7 @@ from caldera.config import settings
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.blocked_strips import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
@@ -136,7 +136,7 @@ class Gradient:
 
 def best_tile(length: int, vectors: int, lanes: int) -> tuple[int, int]:
     """The tile that takes the fewest cycles a pixel, what is left over at the edges included."""
-    registers = 24 if machine().registers >= 32 else 12
+    registers = 24 if host_target().registers >= 32 else 12
 
     def cycles(neighbours: int, own: int) -> float:
         loads = own + (neighbours // lanes + neighbours % lanes if by_lanes() else neighbours)

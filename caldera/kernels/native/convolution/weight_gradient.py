@@ -9,7 +9,12 @@ from caldera.kernels.common.geometry import Geometry, forward
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import depthwise_weight, weight_kernel
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
-from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.reorder import (
+    Workspace,
+    bind_staged,
+    scratch_bytes,
+    staging_bytes,
+)
 from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.kernels.table import Call, Runner
 
@@ -22,7 +27,7 @@ def _layout(geometry: Geometry) -> DepthwiseGradient | Gradient:
 def workspace(node: Node) -> int:
     """Bytes of partial sums and strips, and of images that have to be copied."""
     geometry = Geometry.of(node)
-    return room_of(_layout(geometry).lengths, geometry.dtype) + staging_bytes(node)
+    return scratch_bytes(_layout(geometry).lengths, geometry.dtype) + staging_bytes(node)
 
 
 def bind(call: Call) -> Runner:
@@ -30,9 +35,9 @@ def bind(call: Call) -> Runner:
     geometry = Geometry.of(call.node)
     gradient = _layout(geometry)
 
-    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         x, y, out = arrays
-        scratch = [room.array(length, geometry.dtype) for length in gradient.lengths]
+        scratch = [workspace.array(length, geometry.dtype) for length in gradient.lengths]
         if isinstance(gradient, DepthwiseGradient):
             return depthwise_weight.gradient_calls(gradient, x, y, scratch, out)
         return weight_kernel.gradient_calls(gradient, x, y, scratch, out)

@@ -173,7 +173,7 @@ def _sum(
             with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
                 at_tap.column(tile, vectors)
             if vectors_left:
-                with k.when(end_tile > whole):
+                with k.if_then(end_tile > whole):
                     at_tap.column(whole, vectors_left)
 
 
@@ -235,7 +235,7 @@ class _Sums:
         inputs = []
         for first in range(0, start, self.lanes):
             loaded = x.load(first, self.lanes)
-            inputs += [k.spread(loaded, lane) for lane in range(self.lanes)]
+            inputs += [k.broadcast_lane(loaded, lane) for lane in range(self.lanes)]
         inputs += [k.splat(x.load(i), self.lanes) for i in range(start, self.neighbours)]
         for row, value in zip(self.sums, inputs, strict=True):
             for total, outputs in zip(row, given, strict=True):
@@ -251,7 +251,7 @@ class _Sums:
                 for j, total in enumerate(row):
                     store(target, j * self.lanes, total.value)
 
-        with k.either(adds) as (more, first):
+        with k.if_else(adds) as (more, first):
             with more:
                 each(lambda p, i, value: p.store(i, p.load(i, self.lanes) + value))
             with first:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody, Reference, is_computable
+from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen import math as numeric
 from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
 from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
-from caldera.kernels.native.codegen.libm import by_library, has_library
+from caldera.kernels.native.codegen.libm import call_libm, has_libm
 from caldera.kernels.native.codegen.power import power
-from caldera.kernels.native.codegen.trigonometry import cos, sin
+from caldera.kernels.native.codegen.trigonometry import cos, sin, tan
 
 Operation = Callable[..., Value]
 """Called as `operation(k, *values)`."""
@@ -38,11 +39,11 @@ def _abs(k: Emitter, x: Value) -> Value:
 
 
 def _maximum(k: Emitter, a: Value, b: Value) -> Value:
-    return numeric.at_least(k, a, b) if is_floating(a.type) else k.maximum(a, b)
+    return numeric.maximum(k, a, b) if is_floating(a.type) else k.maximum(a, b)
 
 
 def _minimum(k: Emitter, a: Value, b: Value) -> Value:
-    return numeric.at_most(k, a, b) if is_floating(a.type) else k.minimum(a, b)
+    return numeric.minimum(k, a, b) if is_floating(a.type) else k.minimum(a, b)
 
 
 def _relu(k: Emitter, x: Value) -> Value:
@@ -88,7 +89,7 @@ def _unsigned_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
 
 def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     ratio = a / b
-    rest = by_library(k, "fmod", a, b)
+    rest = call_libm(k, "fmod", a, b)
     zero = k.constant(0.0, a.type)
     crossed = ((rest < 0.0) | (rest > 0.0)) & ((b < 0.0) ^ (rest < 0.0))
     quotient = (a - rest) / b
@@ -104,6 +105,11 @@ def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
 def _division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     return (_real_division if is_floating(a.type) else _whole_division)(k, a, b)
 
+
+_ELEMENTARY = (
+    "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "log2", "log10",
+    "exp2", "erfc", "lgamma",
+)  # fmt: skip
 
 _OPERATIONS: dict[str, Operation] = {
     "add": lambda k, a, b: a + b,
@@ -149,6 +155,8 @@ _OPERATIONS: dict[str, Operation] = {
     "erf": numeric.erf,
     "sigmoid": numeric.sigmoid,
     "relu": _relu,
+    "tan": tan,
+    **{name: getattr(elementary, name) for name in _ELEMENTARY},
 }
 
 _UNSIGNED: dict[str, Operation] = {
@@ -166,7 +174,7 @@ _UNSIGNED: dict[str, Operation] = {
 }
 """What differs for unsigned integers and truth values."""
 
-_BY_LIBRARY = frozenset({"sin", "cos", "pow", "floor_div", "mod"})
+_BY_LIBRARY = frozenset({"sin", "cos", "tan", "pow", "floor_div", "mod", *_ELEMENTARY})
 
 
 def can_apply(op: str, source: str) -> bool:
@@ -177,7 +185,7 @@ def can_apply(op: str, source: str) -> bool:
     if op == "pow" and not floating:
         # NumPy refuses negative powers of integers: that takes a look at all of them first.
         return False
-    return op in _OPERATIONS and (op not in _BY_LIBRARY or has_library())
+    return op in _OPERATIONS and (op not in _BY_LIBRARY or has_libm())
 
 
 def apply(k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: Value) -> Value:

@@ -21,7 +21,7 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
     shrinking,
 )
-from caldera.kernels.native.codegen.math import at_least
+from caldera.kernels.native.codegen.math import maximum
 from caldera.kernels.native.normalisation.layout import Rows
 from caldera.kernels.native.normalisation.statistics import VECTORS_TOGETHER, masked
 
@@ -57,7 +57,7 @@ def over_rows(
 ) -> None:  # fmt: skip
     """`visit(row, channel, lanes)` for all channels of all rows."""
     with k.loop(*rows) as row:
-        k.in_widths(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(row, c, n))
+        k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(row, c, n))
 
 
 def apply_to_rows(
@@ -71,7 +71,7 @@ def apply_to_rows(
         value = k.fma(x.load(row, channel, count) - mean, factor, shift)
         if more is not None:
             value = value + more.load(row, channel, count)
-        y.store(row, channel, at_least(k, value, 0.0) if relu else value)
+        y.store(row, channel, maximum(k, value, 0.0) if relu else value)
 
     over_rows(k, rows, channels, factors.type, visit)
 
@@ -104,7 +104,7 @@ def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, i
     with k.loop(0, whole, step) as index:
         for i in range(VECTORS_TOGETHER):
             body(index + i * lanes, lanes)
-    k.in_widths(whole, count, shrinking(lanes), body)
+    k.vector_loops(whole, count, shrinking(lanes), body)
 
 
 def apply_to_plane(
@@ -118,7 +118,7 @@ def apply_to_plane(
         value = k.fma(x.load(index, count) - mean, factor, shift)
         if more is not None:
             value = value + more.load(index, count)
-        y.store(index, at_least(k, value, 0.0) if relu else value)
+        y.store(index, maximum(k, value, 0.0) if relu else value)
 
     over_plane(k, pixels, x.computed, body)
 

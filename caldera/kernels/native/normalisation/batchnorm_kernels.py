@@ -132,7 +132,7 @@ def normalise_rows(
     more: Rows | None, relu: bool,
 ) -> None:  # fmt: skip
     """All rows, by their factors."""
-    apply_to_rows(k, k.share(rows), channels, x, y, factors, more, relu=relu)
+    apply_to_rows(k, k.part_range(rows), channels, x, y, factors, more, relu=relu)
 
 
 @native_kernel
@@ -141,7 +141,7 @@ def differentiate_rows(
     given: Pointer | None,
 ) -> None:  # fmt: skip
     """The gradient of all rows, by their factors."""
-    gradient_of_rows(k, k.share(rows), channels, g, x, dx, factors, given)
+    gradient_of_rows(k, k.part_range(rows), channels, g, x, dx, factors, given)
 
 
 # --- channels first
@@ -156,7 +156,7 @@ def normalise_planes(
     """Statistics and all planes."""
     kind = means.type
     share = share_of(k, images * pixels)
-    with k.loop(*k.share(channels)) as channel:
+    with k.loop(*k.part_range(channels)) as channel:
         pivot = finite_or_zero(k, x.base.load(channel * x.inner))
         one, two = pivoted_sums(
             k, (0, images), lambda image: x.plane(image, channel), pixels, pivot
@@ -181,7 +181,7 @@ def normalise_given_planes(
     factors: Pointer, more: Images | None, relu: bool,
 ) -> None:  # fmt: skip
     """All planes, by factors that are known."""
-    with k.loop(*k.share(images * channels)) as which:
+    with k.loop(*k.part_range(images * channels)) as which:
         image, channel = which // channels, which % channels
         added = None if more is None else more.plane(image, channel)
         own = factors_of(factors, channels, channel, range(3))
@@ -198,7 +198,7 @@ def differentiate_planes(
     """The gradients of x, scale and shift."""
     kind = means.type
     share = share_of(k, images * pixels)
-    with k.loop(*k.share(channels)) as channel:
+    with k.loop(*k.part_range(channels)) as channel:
         mean = means.load(channel)
         mask = None
         if given is not None:

@@ -58,7 +58,7 @@ def _normalise_rows(
     kind = means.type
     each = channels // groups
     of_pixels, of_channels = share_of(k, pixels), share_of(k, each)
-    with k.loop(*k.share(images)) as image:
+    with k.loop(*k.part_range(images)) as image:
         source, target = x.rows(image), y.rows(image)
         sums = totals.at(image * channels * 2)
         own = factors.at(image * channels * FACTORS)
@@ -98,7 +98,7 @@ def _differentiate_rows(
 ) -> None:  # fmt: skip
     each = channels // groups
     share = share_of(k, each * pixels)
-    with k.loop(*k.share(images)) as image:
+    with k.loop(*k.part_range(images)) as image:
         slopes, values, target = g.rows(image), x.rows(image), dx.rows(image)
         sums = totals.at(image * channels * 2)
         own = factors.at(image * channels * FACTORS)
@@ -144,7 +144,7 @@ def _normalise_planes(
     kind = means.type
     each = channels // groups
     share = share_of(k, each * pixels)
-    with k.loop(*k.share(images * groups)) as which:
+    with k.loop(*k.part_range(images * groups)) as which:
         image, group = which // groups, which % groups
         bounds = group * each, (group + 1) * each
         pivot = finite_or_zero(k, x.plane(image, bounds[0]).load())
@@ -167,7 +167,7 @@ def _differentiate_planes(
 ) -> None:  # fmt: skip
     each = channels // groups
     share = share_of(k, each * pixels)
-    with k.loop(*k.share(images * groups)) as which:
+    with k.loop(*k.part_range(images * groups)) as which:
         image, group = which // groups, which % groups
         bounds = group * each, (group + 1) * each
         sums = totals.at(image * channels * 2)

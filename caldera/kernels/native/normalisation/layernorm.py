@@ -54,7 +54,7 @@ def _normalise(
 ) -> None:  # fmt: skip
     kind = means.type
     share = share_of(k, length)
-    with k.loop(*k.share(rows)) as row:
+    with k.loop(*k.part_range(rows)) as row:
         source, target = x.base.at(row * x.stride), y.base.at(row * y.stride)
         pivot = finite_or_zero(k, source.load())
         one, two = pivoted_sums(k, (0, 1), lambda _: source, length, pivot)
@@ -112,11 +112,11 @@ def _differentiate(
             for place, terms in ((index, slopes), (index + length, products)):
                 sums.store(place, sums.load(place, lanes) + pairwise(terms))
 
-        k.in_widths(0, length, shrinking(line_lanes(kind)), visit)
+        k.vector_loops(0, length, shrinking(line_lanes(kind)), visit)
         for i, row in enumerate(rows):
             gradient_of_row(first + i, inverses[i], *row.totals())
 
-    with k.loop(*k.share((rows + (_BLOCK - 1)) // _BLOCK)) as block:
+    with k.loop(*k.part_range((rows + (_BLOCK - 1)) // _BLOCK)) as block:
         sums = partial.at(block * length * 2)
         k.clear_bytes(sums, length * (2 * itemsize(kind)))
         begin, end = block * _BLOCK, k.minimum((block + 1) * _BLOCK, rows)
@@ -147,11 +147,11 @@ class _Row:
                 product.value = self.k.fma(some, others, product.value)
             return
         for total, value in zip(self.rest, (a, a * b), strict=True):
-            total.value = total.value + self.k.total(value, lambda p, q: p + q)
+            total.value = total.value + self.k.reduce_lanes(value, lambda p, q: p + q)
 
     def totals(self) -> list[Value]:
         """Both sums in float64."""
-        joined = [self.k.total(each.value, lambda p, q: p + q) for each in self.vectors]
+        joined = [self.k.reduce_lanes(each.value, lambda p, q: p + q) for each in self.vectors]
         return [
             self.k.convert(one, F64) + self.k.convert(rest.value, F64)
             for one, rest in zip(joined, self.rest, strict=True)

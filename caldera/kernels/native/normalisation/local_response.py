@@ -101,13 +101,13 @@ class _Writer:
         kind = given.buffers.type
         self.channels = given.channels
         self.alpha, self.bias = (k.convert(each, kind) for each in (given.alpha, given.bias))
-        room = (self.channels + window) * unit
-        place = given.buffers.at(room * _BUFFERS * k.part)
+        buffer_length = (self.channels + window) * unit
+        place = given.buffers.at(buffer_length * _BUFFERS * k.part)
         before, after = window // 2, (window - 1) // 2
         self.squares = _Buffer(k, place, unit, before)
         # The channels whose windows hold this one lie mirrored.
-        self.others = _Buffer(k, place.at(room), unit, after)
-        self.own = _Buffer(k, place.at(room * 2), unit, 0)
+        self.others = _Buffer(k, place.at(buffer_length), unit, after)
+        self.own = _Buffer(k, place.at(buffer_length * 2), unit, 0)
         self.squares.clear_edges(self.channels, after)
         self.others.clear_edges(self.channels, before)
 
@@ -165,9 +165,9 @@ def _over_rows(
     widths = shrinking(line_lanes(given.buffers.type))
 
     def each(body: Callable[[Value, int], None]) -> None:
-        k.in_widths(0, writer.channels, widths, body)
+        k.vector_loops(0, writer.channels, widths, body)
 
-    with k.loop(*k.share(rows)) as row:
+    with k.loop(*k.part_range(rows)) as row:
         places = [operand.base.at(row * operand.stride) for operand in operands]
         writer.run(each, [Operand(k, place, None, None) for place in places])
 
@@ -190,10 +190,10 @@ def _over_planes(
         places = [(each.base.at(image * each.image + pixel), each.inner) for each in operands]
         writer.run(each, [Operand(k, base, step, None) for base, step in places])
 
-    with k.loop(*k.share(images * blocks)) as which:
+    with k.loop(*k.part_range(images * blocks)) as which:
         image, first = which // blocks, which % blocks * unit
         end = k.minimum(first + unit, pixels)
-        k.in_widths(first, end, shrinking(unit), lambda pixel, n: write(image, pixel, n))
+        k.vector_loops(first, end, shrinking(unit), lambda pixel, n: write(image, pixel, n))
 
 
 # --- tying them to arrays

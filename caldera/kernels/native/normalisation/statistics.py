@@ -170,7 +170,7 @@ def column_sums(
 
     def together(row: Value, count: int) -> None:
         several = [row + i for i in range(count)]
-        k.in_widths(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
+        k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
 
     first, last = (k.constant(each, I64) for each in rows)
     middle = first + (last - first) // _ROWS_TOGETHER * _ROWS_TOGETHER
@@ -183,7 +183,7 @@ def column_sums(
 def sum_blocks(k: Emitter, partial: Pointer, rows: Value, channels: Value, terms: Prepare) -> None:
     """The sums of this worker's blocks of rows."""
     blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
-    with k.loop(*k.share(blocks)) as block:
+    with k.loop(*k.part_range(blocks)) as block:
         first = block * BLOCK_ROWS
         last = k.minimum(first + BLOCK_ROWS, rows)
         column_sums(k, partial.at(block * channels * 2), (first, last), channels, terms)
@@ -195,13 +195,13 @@ def total_blocks(
     """This worker's channels; their sums over all blocks go to `totals`, in float64."""
     blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
     lanes = 4 * natural_lanes(partial.type)
-    begin, end = k.share(channels, lanes)
+    begin, end = k.part_range(channels, lanes)
 
     def add_up(channel: Value, count: int) -> None:
         for place in (channel, channel + channels):
             totals.store(place, block_total(k, partial, place, count, blocks, channels))
 
-    k.in_widths(begin, end, shrinking(lanes), add_up)
+    k.vector_loops(begin, end, shrinking(lanes), add_up)
     return begin, end
 
 
@@ -218,7 +218,7 @@ def image_sums(
             more = k.convert(block.load(index, count), F64)
             totals.store(index, totals.load(index, count) + more)
 
-        k.in_widths(0, channels * 2, shrinking(line_lanes(F64)), add)
+        k.vector_loops(0, channels * 2, shrinking(line_lanes(F64)), add)
 
 
 @native_kernel
@@ -228,14 +228,14 @@ def column_totals(
 ) -> None:  # fmt: skip
     """The sums of `column_sums` over all blocks: those of products, and the plain ones."""
     widest = line_lanes(partial.type)
-    begin, end = k.share(channels, widest)
+    begin, end = k.part_range(channels, widest)
 
     def add_up(channel: Value, count: int) -> None:
         for output, place in ((plain, channel), (products, channel + channels)):
             total = block_total(k, partial, place, count, blocks, channels)
             output.store(channel, k.convert(total, output.computed))
 
-    k.in_widths(begin, end, shrinking(widest), add_up)
+    k.vector_loops(begin, end, shrinking(widest), add_up)
 
 
 def block_total(
@@ -283,7 +283,7 @@ def plane_sums(
         a, b, c = terms(index, n)
         products = b * c
         for total, value in zip(totals, (a, products), strict=True):
-            one = k.total(value, lambda x, y: x + y)
+            one = k.reduce_lanes(value, lambda x, y: x + y)
             total.value = total.value + k.convert(one, F64)
 
     whole = count // step * step
@@ -298,9 +298,9 @@ def plane_sums(
                 one.value = one.value + a
                 two.value = k.fma(b, c, two.value)
         for total, several in zip(totals, partial, strict=True):
-            joined = k.total(pairwise([each.value for each in several]), lambda x, y: x + y)
+            joined = k.reduce_lanes(pairwise([each.value for each in several]), lambda x, y: x + y)
             total.value = total.value + k.convert(joined, F64)
-    k.in_widths(whole, count, shrinking(lanes), add_up)
+    k.vector_loops(whole, count, shrinking(lanes), add_up)
     return totals[0].value, totals[1].value
 
 

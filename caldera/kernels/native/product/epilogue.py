@@ -27,7 +27,7 @@ def apply_epilogue(
 
 
 def _relu(k: Emitter, x: Value) -> Value:
-    return math.at_least(k, x, 0.0)
+    return math.maximum(k, x, 0.0)
 
 
 def _leaky_relu(k: Emitter, x: Value, slope: float) -> Value:
@@ -52,19 +52,19 @@ def _gelu(k: Emitter, x: Value, approximate: bool) -> Value:
         inner = math.tanh(k, x * sqrt(2 / pi) * (x * x * 0.044715 + 1.0))
     else:
         inner = math.erf(k, x * sqrt(0.5))
-    return math.at_least(k, x, -40.0) * (inner * 0.5 + 0.5)
+    return math.maximum(k, x, -40.0) * (inner * 0.5 + 0.5)
 
 
 def _silu(k: Emitter, x: Value) -> Value:
-    return math.at_least(k, x, -1000.0) * math.sigmoid(k, x)
+    return math.maximum(k, x, -1000.0) * math.sigmoid(k, x)
 
 
 def _hard_sigmoid(k: Emitter, x: Value) -> Value:
-    return math.at_most(k, math.at_least(k, x * (1 / 6) + 0.5, 0.0), 1.0)
+    return math.minimum(k, math.maximum(k, x * (1 / 6) + 0.5, 0.0), 1.0)
 
 
 def _hard_swish(k: Emitter, x: Value) -> Value:
-    return math.at_least(k, x, -3.0) * _hard_sigmoid(k, x)
+    return math.maximum(k, x, -3.0) * _hard_sigmoid(k, x)
 
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {

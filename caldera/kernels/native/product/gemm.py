@@ -28,7 +28,7 @@ from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,
     blocks,
     copied,
-    copy_room,
+    copy_workspace,
     dense,
     extent_of,
     parts_for,
@@ -54,7 +54,7 @@ def _multiply(
     if scales:
         alpha, beta = (each.load(0) for each in scales)
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
-    begin, end = k.share(count * across * down)
+    begin, end = k.part_range(count * across * down)
     with k.loop(begin, end) as task:
         product = table.at(task // (across * down) * 4)
         top, left = task // across % down * height, task % across * width
@@ -87,7 +87,7 @@ def in_wide_vectors(
     middle = length // wide * wide
     with k.loop(0, middle, wide) as index:
         body(index, wide)
-    k.in_vectors(middle, length, lanes, body)
+    k.vector_loop(middle, length, lanes, body)
 
 
 # --- cut sums
@@ -99,7 +99,7 @@ def _add_up(
     leading: Integer, bias: Pointer | None, epilogue: Epilogue,
 ) -> None:  # fmt: skip
     """The sum of what the parts found, row by row, finished."""
-    begin, end = k.share(rows)
+    begin, end = k.part_range(rows)
     with k.loop(begin, end) as row:
 
         def add_some(column: Value, lanes: int) -> None:
@@ -182,7 +182,7 @@ class Binder:
         shape = blocks(len(table), rows, columns, parts, finish=self.epilogue.changes)
         self._add(table, self.place, shape, parts, scales, self.bias, self.epilogue)
 
-    def multiply_in_pieces(self) -> None:
+    def multiply_split_k(self) -> None:
         """The product of two matrices with its sum cut into pieces, one a thread."""
         rows, columns, length = self.product.extent
         pieces = max(1, min(settings.threads, length))
@@ -238,11 +238,11 @@ def _bind(call: Call) -> Runner:
     return binder.runner()
 
 
-def _bind_pieces(call: Call) -> Runner:
+def _bind_split_k(call: Call) -> Runner:
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = Binder(call)
-    binder.multiply_in_pieces()
+    binder.multiply_split_k()
     return binder.runner()
 
 
@@ -270,19 +270,19 @@ def _has_long_sums(node: Node) -> bool:
     return blas() is not None and count == 1 and length >= 2 * max(rows, columns)
 
 
-def result_room(node: Node) -> int:
+def result_workspace(node: Node) -> int:
     """The workspace for a result that is rounded to half precision afterwards."""
     return (
         workspace_bytes(Spec(node.shape, compute_dtype(node.dtype))) if node.dtype in HALVES else 0
     )
 
 
-def _room(node: Node) -> int:
-    return copy_room(node) + result_room(node)
+def _workspace(node: Node) -> int:
+    return copy_workspace(node) + result_workspace(node)
 
 
-def _pieces_room(node: Node) -> int:
-    return _room(node) + workspace_bytes(
+def _split_k_workspace(node: Node) -> int:
+    return _workspace(node) + workspace_bytes(
         Spec((settings.threads, *node.shape[-2:]), compute_dtype(node.dtype))
     )
 
@@ -292,13 +292,21 @@ def _has_blas(node: Node) -> bool:
 
 
 for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "blas", _bind, _has_blas, _room, priority=10))
+    TABLE.add(Kernel(_op, "cpu", "blas", _bind, _has_blas, _workspace, priority=10))
     TABLE.add(
-        Kernel(_op, "cpu", "blas, sums cut", _bind_pieces, _has_long_sums, _pieces_room, priority=9)
+        Kernel(
+            _op,
+            "cpu",
+            "blas, sums cut",
+            _bind_split_k,
+            _has_long_sums,
+            _split_k_workspace,
+            priority=9,
+        )
     )
 TABLE.add(
     Kernel(
-        "matmul_accumulate", "cpu", "blas", _bind_accumulate, _has_blas, _room, priority=10,
+        "matmul_accumulate", "cpu", "blas", _bind_accumulate, _has_blas, _workspace, priority=10,
         in_place=_accumulates_in_place,
     )
 )  # fmt: skip

@@ -25,12 +25,12 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.emitter import lanes as lanes_of
 from caldera.kernels.native.codegen.half import load_wide
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 
 
 def most_vectors() -> int:
     """How many vectors wide a tile may be."""
-    return 4 if machine().registers >= 32 else 2
+    return 4 if host_target().registers >= 32 else 2
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def multiply(
     """
     kind = c.pointer.type
     suffix = "add" if accumulate else "set"
-    function = k.inner(
+    function = k.internal_function(
         f"multiply_{suffix}_{kind}",
         [POINTER, I64, POINTER, I64, I64, POINTER, I64, I64, I64, I64],
         lambda inside, *given: _multiply(inside, kind, accumulate, *given),

@@ -96,7 +96,7 @@ def dense(shape: Shape, dtype: np.dtype, scratch: Scratch) -> Array:
     return np.empty(shape, dtype)
 
 
-def copy_room(node: Node) -> int:
+def copy_workspace(node: Node) -> int:
     """The workspace for copies of the inputs that may need one."""
     wide = [Spec(given.shape, compute_dtype(given.dtype)) for given in node.inputs]
     return sum(
@@ -147,7 +147,7 @@ def _copy(
     rows: Integer, columns: Integer, down: Integer, right: Integer, target_down: Integer,
     target_right: Integer,
 ) -> None:  # fmt: skip
-    begin, end = k.share(count * rows)
+    begin, end = k.part_range(count * rows)
     with k.loop(begin, end) as line:
         which, row = line // rows, line % rows
         origin = source.at(offsets.load(which * 2) + row * down)
@@ -156,9 +156,9 @@ def _copy(
         def move(from_index: Value, to_index: Value, lanes: int) -> None:
             goal.store(to_index, origin.load(from_index, lanes))
 
-        with k.either(right.equals(1) & target_right.equals(1)) as (both, neither):
+        with k.if_else(right.equals(1) & target_right.equals(1)) as (both, neither):
             with both:
-                k.in_vectors(
+                k.vector_loop(
                     0,
                     columns,
                     natural_lanes(target.place.type),

@@ -17,11 +17,17 @@ from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import dense_bias
 from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
-from caldera.kernels.native.product.problem import copied, copy_room, dense, extent_of, parts_for
+from caldera.kernels.native.product.problem import (
+    copied,
+    copy_workspace,
+    dense,
+    extent_of,
+    parts_for,
+)
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -37,8 +43,8 @@ def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
     needed = -(-columns // lanes)
     vectors = -(-needed // -(-needed // most_vectors()))
     # One register for the element of the left matrix, and one to spare.
-    room = (machine().registers - 2 - vectors) // vectors
-    heights = [height for height in _HEIGHTS if height <= room]
+    most_rows = (host_target().registers - 2 - vectors) // vectors
+    heights = [height for height in _HEIGHTS if height <= most_rows]
     return lanes, vectors, min(heights, key=lambda height: (-(-rows // height) * height, -height))
 
 
@@ -53,7 +59,7 @@ def _multiply(
     kind = computed_type(c.name)
     width = lanes * vectors
     across, down = (columns + (width - 1)) // width, (rows + (height - 1)) // height
-    begin, end = k.share(count * across * down)
+    begin, end = k.part_range(count * across * down)
     with k.loop(begin, end) as task:
         product = table.at(task // (across * down) * 3)
         # All rows of one column of tiles, then the next: what they share stays in cache.
@@ -118,4 +124,4 @@ def _is_small(node: Node) -> bool:
 
 
 for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "tiles", _bind, _is_small, copy_room, priority=11))
+    TABLE.add(Kernel(_op, "cpu", "tiles", _bind, _is_small, copy_workspace, priority=11))

@@ -11,7 +11,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.reduction import neutral
+from caldera.kernels.common.reduction import identity
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
     UNSIGNED,
@@ -72,7 +72,7 @@ def along(
     """Search the innermost axis: for the best value first, then for where it is."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
-    begin, end = k.share(rows)
+    begin, end = k.part_range(rows)
     with k.loop(begin, end) as row:
         x, result = at_row(outer, arrays, row)
         x = x.settled()
@@ -81,8 +81,8 @@ def along(
         start = k.variable(0, I64)
         # A vector is looked at before it is known that it lies inside; the first one must do so.
         with (
-            k.when(inner >= lanes),
-            k.repeat_while(
+            k.if_then(inner >= lanes),
+            k.while_loop(
                 lambda: (
                     (start.value < middle)
                     & _is_absent(search, x, start.value, lanes, winner, inner)
@@ -90,7 +90,7 @@ def along(
             ),
         ):
             start.value = start.value + lanes
-        with k.repeat_while(lambda: ~search.equals(x.load(start.value, 1), winner)):
+        with k.while_loop(lambda: ~search.equals(x.load(start.value, 1), winner)):
             start.value = start.value + 1
         result.store(k.constant(0, I64), start.value)
 
@@ -98,7 +98,7 @@ def along(
 def _best_of_row(search: _Search, x: Operand, inner: Value, lanes: int) -> Value:
     k = search.k
     op = "max" if search.sign == ">" else "min"
-    nothing = neutral(op, search.dtype)
+    nothing = identity(op, search.dtype)
 
     def combined(a: Value, b: Value) -> Value:
         return combine(k, op, search.dtype, a, b)
@@ -110,7 +110,7 @@ def _best_of_row(search: _Search, x: Operand, inner: Value, lanes: int) -> Value
         best = k.variable(constant(k, nothing, search.dtype, count))
         with k.loop(begin, middle, count) as index:
             best.value = combined(best.value, x.load(index, count))
-        winner.value = combined(winner.value, k.total(best.value, combined))
+        winner.value = combined(winner.value, k.reduce_lanes(best.value, combined))
         begin = middle
     return winner.value
 
@@ -123,7 +123,7 @@ def _is_absent(
     inside = k.select(index + lanes <= inner, index, k.constant(0, I64))
     value = x.load(inside, lanes)
     found = search.equals(value, k.splat(winner, lanes))
-    return ~k.total(found, lambda a, b: a | b)
+    return ~k.reduce_lanes(found, lambda a, b: a | b)
 
 
 @native_kernel
@@ -136,8 +136,8 @@ def across(
     dtype = operands[0].base.name
     search = _Search(k, operands[0].base.name, sign)
     groups = (columns + (COLUMNS - 1)) // COLUMNS
-    begin, end = k.share(rows * groups)
-    best, place = k.stack(MEMORY_TYPES[dtype], COLUMNS), k.stack(I32, COLUMNS)
+    begin, end = k.part_range(rows * groups)
+    best, place = k.alloca(MEMORY_TYPES[dtype], COLUMNS), k.alloca(I32, COLUMNS)
     with k.loop(begin, end) as task:
         row = task // groups
         left = (task - row * groups) * COLUMNS
@@ -156,7 +156,7 @@ def across(
                 where = place.load(column - left, count)
                 place.store(column - left, k.select(better, k.splat(number, count), where))
 
-            k.in_widths(left, right, (lanes, 1), take_in)
+            k.vector_loops(left, right, (lanes, 1), take_in)
         with k.loop(left, right) as column:
             result.store(column, k.convert(place.load(column - left), I64))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.kernels.common.loop_body import LoopBody, Reduction
-from caldera.kernels.common.reduction import accumulated, neutral
+from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
     cast,
@@ -41,12 +41,12 @@ class _Total:
     def __init__(self, k: Emitter, reduction: Reduction) -> None:
         self.k = k
         self.op, dtype, _ = reduction
-        self.wide = accumulated(self.op, dtype)
-        self.value = k.variable(constant(k, neutral(self.op, self.wide), self.wide, 1))
+        self.wide = accumulator_dtype(self.op, dtype)
+        self.value = k.variable(constant(k, identity(self.op, self.wide), self.wide, 1))
 
     def add(self, gathered: _Gathered) -> None:
         """Take in all lanes of what was gathered."""
-        value = self.k.total(gathered.value.value, gathered.combined)
+        value = self.k.reduce_lanes(gathered.value.value, gathered.combined)
         value = cast(self.k, value, gathered.dtype, self.wide)
         self.value.value = combine(self.k, self.op, self.wide, self.value.value, value)
 
@@ -68,7 +68,7 @@ class _Gathered:
 
     def forget(self) -> None:
         """Start anew."""
-        nothing = neutral(self.op, self.dtype)
+        nothing = identity(self.op, self.dtype)
         self.value.value = constant(self.k, nothing, self.dtype, self.lanes)
 
     def add(self, value: Value) -> None:
@@ -94,7 +94,7 @@ def along(
     to the next."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (inner + (stretch - 1)) // stretch
-    begin, end = k.share(rows * stretches)
+    begin, end = k.part_range(rows * stretches)
     with k.loop(begin, end) as task:
         row = task // stretches
         number = task - row * stretches
@@ -162,7 +162,7 @@ def across(
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     stretches = (length + (stretch - 1)) // stretch
     groups = (columns + (width - 1)) // width
-    begin, end = k.share(rows * stretches * groups)
+    begin, end = k.part_range(rows * stretches * groups)
     places = [_Buffer(k, each) for each in loop_body.reductions]
     with k.loop(begin, end) as task:
         place = task // groups
@@ -186,7 +186,7 @@ def across(
                 for buffer, each in zip(places, gathered, strict=True):
                     buffer.add(column - left, each)
 
-            k.in_widths(left, right, widths, columns_at)
+            k.vector_loops(left, right, widths, columns_at)
         count = len(loop_body.reductions)
         for buffer, operand, stride in zip(places, here[-count:], strides[-count:], strict=True):
             buffer.write(operand.moved(stride * number), left, right, widths)
@@ -198,13 +198,13 @@ class _Buffer:
     def __init__(self, k: Emitter, reduction: Reduction) -> None:
         self.k = k
         self.op, dtype, _ = reduction
-        self.dtype = accumulated(self.op, dtype)
-        self.place = k.stack(MEMORY_TYPES[self.dtype], COLUMNS)
+        self.dtype = accumulator_dtype(self.op, dtype)
+        self.place = k.alloca(MEMORY_TYPES[self.dtype], COLUMNS)
 
     def clear(self) -> None:
         """Start anew."""
         lanes = natural_lanes(self.place.type)
-        nothing = constant(self.k, neutral(self.op, self.dtype), self.dtype, lanes)
+        nothing = constant(self.k, identity(self.op, self.dtype), self.dtype, lanes)
         with self.k.loop(0, COLUMNS, lanes) as column:
             self.place.store(column, to_memory(self.k, nothing, self.dtype))
 
@@ -222,7 +222,7 @@ class _Buffer:
             value = from_memory(self.k, self.place.load(column - left, lanes), self.dtype)
             target.store(column, cast(self.k, value, self.dtype, target.dtype))
 
-        self.k.in_widths(left, right, widths[-2:], convert)
+        self.k.vector_loops(left, right, widths[-2:], convert)
 
 
 def _column_totals(

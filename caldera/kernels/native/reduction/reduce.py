@@ -9,7 +9,7 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
-from caldera.kernels.common.reduction import ReductionTask, accumulated, neutral, with_axes
+from caldera.kernels.common.reduction import ReductionTask, accumulator_dtype, identity, with_axes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import widths, workers
@@ -50,7 +50,7 @@ def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], result
 
 def _partial_results(task: ReductionTask, shape: Shape) -> list[np.ndarray]:
     return [
-        np.empty(shape, BY_NAME[accumulated(op, dtype)])
+        np.empty(shape, BY_NAME[accumulator_dtype(op, dtype)])
         for op, dtype, _ in task.loop_body.reductions
     ]
 
@@ -65,7 +65,7 @@ def _finish(
     for index, ((op, dtype, _), array) in enumerate(
         zip(task.loop_body.reductions, partial, strict=True)
     ):
-        name = accumulated(op, dtype)
+        name = accumulator_dtype(op, dtype)
         loop_body = LoopBody((name,), (), (), ((op, name, ("in", 0)),))
         result = _as_seen(task.results[index], shape, loop, loop.strides[first + index])
         calls += reduction_calls(ReductionTask(loop_body, shape, left, [array], [], [result]))
@@ -95,7 +95,8 @@ def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[Na
     call = kernels.along.call(
         operands=strided_arrays([*arrays[:first], *results], strides),
         outer=outer_axes(range(len(outer)), outer, strides), rows=rows, inner=inner,
-        stretch=stretch, loop_body=task.loop_body, modes=modes, widths=widths(task.loop_body),
+        stretch=stretch, loop_body=task.loop_body, modes=modes,
+        widths=widths(task.loop_body, modes),
         parts=min(workers(task.loop_body, rows * inner), rows * stretches),
     )  # fmt: skip
     if direct:
@@ -136,7 +137,7 @@ def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[N
         length=length, stretch=stretch,
         width=_group_width(columns, -(-parts // (rows * stretches))),
         strides=[each[-2] for each in strides], loop_body=task.loop_body, modes=modes,
-        widths=widths(task.loop_body), parts=parts,
+        widths=widths(task.loop_body, modes), parts=parts,
     )  # fmt: skip
     if direct:
         return [call]
@@ -166,7 +167,7 @@ def _moved(loop: Axes, axis: int) -> Axes:
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
     """What a reduction of nothing gives."""
-    return lambda: result.fill(neutral(node.op.name, node.dtype.name))
+    return lambda: result.fill(identity(node.op.name, node.dtype.name))
 
 
 def _bind(call: Call) -> Runner:

@@ -48,7 +48,7 @@ class Operand:
     def store_at(self, index: Value, value: Value, condition: Value) -> None:
         """Write the class that `index` names for each sample, where the condition holds."""
         for lane in range(index.lanes):
-            with self.k.when(lane_of(condition, lane)):
+            with self.k.if_then(lane_of(condition, lane)):
                 place = self._element(lane_of(index, lane), lane)
                 self.base.store(place, lane_of(value, lane))
 

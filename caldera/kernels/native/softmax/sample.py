@@ -28,7 +28,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.math import at_least, exp_of_negative
+from caldera.kernels.native.codegen.math import exp_of_negative, maximum
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
 from caldera.kernels.native.softmax.operands import Operand, Single
@@ -38,13 +38,13 @@ from caldera.tensor.shape import size
 _BLOCK = 1024
 """Classes that are added up in the type of computation; between blocks, float64 is used."""
 _FEW = 64
-"""Classes of several samples that are kept on the stack."""
+"""Classes of several samples that are buffer on the stack."""
 
 Place = Callable[[Value, int], Value]
 """From (class, lanes) to the values there."""
 
 
-class Room(Protocol):
+class WeightBuffer(Protocol):
     """Where weights wait for their sum."""
 
     def load(self, index: Value, count: int) -> Value:
@@ -65,14 +65,14 @@ class Sample:
         together: int,
         *,
         across: bool,
-        kept: Room | None,
+        buffer: WeightBuffer | None,
     ) -> None:
         self.k = k
         self.kind = kind
         self.classes = classes
         self.together = together
         self.across = across
-        self.kept = kept
+        self.buffer = buffer
 
     @property
     def samples(self) -> int:
@@ -90,7 +90,7 @@ class Sample:
             with self.k.loop(begin, end) as index:
                 body(index, self.together)
         else:
-            self.k.in_widths(begin, end, shrinking(self.together), body)
+            self.k.vector_loops(begin, end, shrinking(self.together), body)
 
     def largest(self, value: Place) -> Value:
         """The maximum over the classes; a nan among them is the maximum."""
@@ -100,11 +100,15 @@ class Sample:
         def visit(index: Value, count: int) -> None:
             new = value(index, count)
             if count < self.together:
-                new = k.total(new, lambda a, b: at_least(k, a, b))
-            found.value = at_least(k, k.constant(new, found.type), found.value)
+                new = k.reduce_lanes(new, lambda a, b: maximum(k, a, b))
+            found.value = maximum(k, k.constant(new, found.type), found.value)
 
         self.each(visit)
-        return found.value if self.across else k.total(found.value, lambda a, b: at_least(k, a, b))
+        return (
+            found.value
+            if self.across
+            else k.reduce_lanes(found.value, lambda a, b: maximum(k, a, b))
+        )
 
     def sum(self, value: Place) -> Value:
         """The sum over the classes."""
@@ -118,7 +122,7 @@ class Sample:
             if count == self.together:
                 block.value = block.value + new
             else:
-                rest.value = rest.value + k.total(new, lambda a, b: a + b)
+                rest.value = rest.value + k.reduce_lanes(new, lambda a, b: a + b)
 
         with k.loop(0, self.classes, _BLOCK) as begin:
             block.value = 0.0
@@ -126,7 +130,7 @@ class Sample:
             self._each(begin, k.minimum(begin + _BLOCK, self.classes), visit)
             found = block.value
             if not self.across:
-                found = k.total(found, lambda a, b: a + b) + rest.value
+                found = k.reduce_lanes(found, lambda a, b: a + b) + rest.value
             total.value = total.value + k.convert(found, F64)
         return k.convert(total.value, self.kind)
 
@@ -151,31 +155,31 @@ class Sample:
         def weight(index: Value, count: int) -> Value:
             return exp_of_negative(k, below(index, count))
 
-        kept = self.kept
-        if kept is None or not again:
+        buffer = self.buffer
+        if buffer is None or not again:
             return weight, self.sum(weight), largest
 
         def computed_once(index: Value, count: int) -> Value:
             found = weight(index, count)
-            kept.store(index, found)
+            buffer.store(index, found)
             return found
 
         total = self.sum(computed_once)
-        return kept.load, total, largest
+        return buffer.load, total, largest
 
 
 class _Stack:
-    """Vectors that are kept on the stack, one for each class."""
+    """Vectors that are buffer on the stack, one for each class."""
 
     def __init__(self, k: Emitter, kind: ir.Type, together: int) -> None:
         self.together = together
-        self.room = k.stack(kind, _FEW * together)
+        self.memory = k.alloca(kind, _FEW * together)
 
     def load(self, index: Value, count: int) -> Value:
-        return self.room.load(index * self.together, count)
+        return self.memory.load(index * self.together, count)
 
     def store(self, index: Value, value: Value) -> None:
-        self.room.store(index * self.together, value)
+        self.memory.store(index * self.together, value)
 
 
 # --- the two kernels
@@ -223,12 +227,12 @@ def _along(
 ) -> None:  # fmt: skip
     """Vectors hold classes of one sample."""
     kind = full[0].base.computed
-    with k.loop(*k.share(inner)) as sample:
+    with k.loop(*k.part_range(inner)) as sample:
         block = k.constant(0, I64)
         operands = [each.at(k, block, sample, None) for each in full]
         # In the output itself, unless they would be rounded there.
-        kept = None if full[-1].base.is_half else operands[-1]
-        writer = Sample(k, kind, classes, line_lanes(kind), across=False, kept=kept)
+        buffer = None if full[-1].base.is_half else operands[-1]
+        writer = Sample(k, kind, classes, line_lanes(kind), across=False, buffer=buffer)
         WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
 
@@ -240,18 +244,18 @@ def _across(
     """Vectors hold one class of several samples: `dense` if these lie side by side."""
     kind = full[0].base.computed
     widest = line_lanes(kind) if dense else natural_lanes(kind)
-    room = _Stack(k, kind, widest) if few else None
+    buffer = _Stack(k, kind, widest) if few else None
 
     def write(block: Value, sample: Value, count: int) -> None:
         operands = [each.at(k, block, sample, dense) for each in full]
-        writer = Sample(k, kind, classes, count, across=True, kept=room)
+        writer = Sample(k, kind, classes, count, across=True, buffer=buffer)
         WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])
 
     blocks = (inner + (widest - 1)) // widest
-    with k.loop(*k.share(outer * blocks)) as index:
+    with k.loop(*k.part_range(outer * blocks)) as index:
         block, first = index // blocks, index % blocks * widest
         end = k.minimum(first + widest, inner)
-        k.in_widths(first, end, shrinking(widest), lambda sample, n: write(block, sample, n))
+        k.vector_loops(first, end, shrinking(widest), lambda sample, n: write(block, sample, n))
 
 
 # --- tying them to arrays

@@ -9,7 +9,7 @@ from caldera.onnx.writing.dynamic_batch import Pair
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 
-@writes("scan")
+@writes("scan", by_samples=("body", "length"))
 def _scan(write: Any, pair: Any) -> tuple[str, ...]:
     attrs = pair.attrs
     carries, sequences = attrs["carries"], attrs["sequences"]

@@ -6,49 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from caldera.onnx.writing.dynamic_batch import Samples, size
+from caldera.onnx.writing.arrays import array_by_samples, counting
 from caldera.onnx.writing.rules.registry import writes
 
 
-@writes("constant")
+@writes("constant", by_samples=("value",))
 def _constant(write: Any, pair: Any) -> str:
-    value, other = pair.node.attrs["value"], pair.twin.attrs["value"]
-    dtype = pair.spec.dtype
-    if value == other or value != value:
-        return write.scalar(value, dtype)
-    # A number of elements, say: it follows from the number of samples.
-    times = size(int(value), int(other), pair.node)
-    assert isinstance(times, Samples)
-    count = write.add("Squeeze", write.samples(times.times))
-    return write.add("Cast", count, to=write.element_type(dtype))
+    first, second = (
+        np.array(each.attrs["value"], pair.spec.dtype) for each in (pair.node, pair.twin)
+    )
+    return array_by_samples(write, (first, second), pair.node)
 
 
-@writes("array")
+def _arrays(pair: Any) -> tuple[np.ndarray, np.ndarray]:
+    first, second = (
+        np.array(each.attrs["symbol"].value.numpy()) for each in (pair.node, pair.twin)
+    )
+    return first, second
+
+
+@writes("array", by_samples=("symbol",))
 def _array(write: Any, pair: Any) -> str:
-    return write.array(np.array(pair.attrs["symbol"].value.numpy()))
+    return array_by_samples(write, _arrays(pair), pair.node)
 
 
-@writes("variable", "tensor")
+@writes("variable", "tensor", by_samples=("symbol",))
 def _held(write: Any, pair: Any) -> str:
     symbol = pair.attrs["symbol"]
+    if symbol is not pair.twin.attrs["symbol"]:
+        # Made while the model was written down, and so each time anew.
+        return array_by_samples(write, _arrays(pair), pair.node)
     return write.held(np.array(symbol.value.numpy()), symbol.name or "tensor")
 
 
-@writes("iota")
+@writes("iota", by_samples=("shape",))
 def _iota(write: Any, pair: Any) -> str:
     shape, axis = pair.shape, pair.attrs["axis"]
-    dtype = pair.spec.dtype
-    line = [1] * len(shape)
-    if isinstance(shape[axis], Samples):
-        end = write.add("Squeeze", write.samples(shape[axis].times))
-        zero, one = write.scalar(0, np.dtype(np.int64)), write.scalar(1, np.dtype(np.int64))
-        numbers = write.add("Range", zero, end, one)
-        numbers = write.add("Cast", numbers, to=write.element_type(dtype))
-        line[axis] = -1
-        numbers = write.add("Reshape", numbers, write.integers(line))
-    else:
-        line[axis] = shape[axis]
-        numbers = write.array(np.arange(shape[axis], dtype=dtype).reshape(line))
+    numbers = counting(write, shape[axis], axis, len(shape), pair.spec.dtype)
     return write.add("Expand", numbers, write.shape(shape))
 
 

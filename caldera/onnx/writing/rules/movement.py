@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.onnx.writing.dynamic_batch import Samples
+from caldera.onnx.writing.dynamic_batch import Samples, sizes
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 _END = 2**63 - 1
 """Where a slice ends that goes to the end of its axis, however long that is."""
 
 
-@writes("reshape")
+@writes("reshape", by_samples=("shape",))
 def _reshape(write: Any, pair: Any) -> str:
     wanted = pair.sizes("shape")
     open_sizes = [i for i, each in enumerate(wanted) if isinstance(each, Samples)]
@@ -21,7 +21,7 @@ def _reshape(write: Any, pair: Any) -> str:
     return write.add("Reshape", *inputs(write, pair), write.shape(wanted), allowzero=0)
 
 
-@writes("broadcast_to")
+@writes("broadcast_to", by_samples=("shape",))
 def _broadcast_to(write: Any, pair: Any) -> str:
     return write.add("Expand", *inputs(write, pair), write.shape(pair.sizes("shape")))
 
@@ -31,23 +31,21 @@ def _transpose(write: Any, pair: Any) -> str:
     return write.add("Transpose", *inputs(write, pair), perm=list(pair.attrs["axes"]))
 
 
-@writes("slice")
+@writes("slice", by_samples=("bounds",))
 def _slice(write: Any, pair: Any) -> str:
     given = pair.inputs[0]
     starts, ends, axes, steps = [], [], [], []
     bounds = zip(pair.node.attrs["bounds"], pair.twin.attrs["bounds"], strict=True)
     for axis, (first, second) in enumerate(bounds):
-        start, stop, step = first
-        is_open = stop == given.node.shape[axis] and second[1] == given.twin.shape[axis]
-        if first != second and not (is_open and (start, step) == (second[0], second[2])):
-            return NotImplemented
-        if is_open and start == 0 and step == 1:
+        start, stop, step = sizes(first, second, pair.node)
+        goes_to_end = first[1] == given.node.shape[axis] and second[1] == given.twin.shape[axis]
+        if goes_to_end and start == 0 and step == 1:
             continue
         starts.append(start)
-        ends.append(_END if is_open else stop)
+        ends.append(_END if goes_to_end else stop)
         axes.append(axis)
         steps.append(step)
-    vectors = [write.integers(each) for each in (starts, ends, axes, steps)]
+    vectors = [write.shape(each) for each in (starts, ends, axes, steps)]
     return write.add("Slice", *inputs(write, pair), *vectors)
 
 
@@ -71,7 +69,7 @@ def _concat(write: Any, pair: Any) -> str:
     return write.add("Concat", *inputs(write, pair), axis=pair.attrs["axis"])
 
 
-@writes("split")
+@writes("split", by_samples=("sizes",))
 def _split(write: Any, pair: Any) -> tuple[str, ...]:
     parts = pair.sizes("sizes")
     names = write.add(

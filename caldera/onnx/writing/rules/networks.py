@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.onnx.writing.dynamic_batch import Samples
 from caldera.onnx.writing.rules.product import placing
 from caldera.onnx.writing.rules.registry import inputs, writes
 
@@ -60,6 +61,8 @@ def _local_response_norm(write: Any, pair: Any) -> str:
 def _attention(write: Any, pair: Any) -> Any:
     q, k, v = pair.inputs[:3]
     queries, keys = q.spec.shape[-2], k.spec.shape[-2]
+    if any(isinstance(each.shape[-2], Samples) for each in (q, k)):
+        return NotImplemented
     # With a mask of the model's own, or more queries than keys, a row may see nothing at all; its
     # result of 0 is part of the decomposition.
     if len(pair.inputs) > 3 or (pair.attrs["causal"] and queries > keys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.onnx.writing.dynamic_batch import Samples
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 
@@ -48,8 +49,10 @@ def _conv2d(write: Any, pair: Any) -> str:
     return _convolution(write, pair)
 
 
-@writes("conv2d_input")
+@writes("conv2d_input", by_samples=("shape",))
 def _conv2d_input(write: Any, pair: Any) -> str:
+    if any(isinstance(each, Samples) for each in pair.sizes("shape")[1:]):
+        return NotImplemented
     small, kernel = pair.node.inputs
     extra = []
     for i in (0, 1):

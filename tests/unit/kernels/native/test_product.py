@@ -12,7 +12,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
 from caldera.graph.ops.product import matmul
-from caldera.kernels.native.codegen.target import machine
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product import epilogue, gemm, problem, small
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
@@ -140,7 +140,7 @@ def test_tiles_fit_into_the_result_and_the_registers(rows: int, columns: int) ->
     for dtype in ("float32", "float64"):
         lanes, vectors, height = small.tile_for(rows, columns, dtype)
         assert 1 <= lanes <= columns
-        assert vectors * height + vectors + 2 <= machine().registers
+        assert vectors * height + vectors + 2 <= host_target().registers
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 3), (7, 10), (9, 17), (100, 1)])

@@ -42,6 +42,8 @@ _FUNCTIONS: list[tuple[str, Callable[..., Expr], Callable[..., np.ndarray]]] = [
     ("softplus", op.softplus, lambda x: np.log(1 + np.exp(x))),
     ("hard_sigmoid", op.hard_sigmoid, lambda x: np.clip((x + 3) / 6, 0, 1)),
     ("hard_swish", op.hard_swish, lambda x: x * np.clip((x + 3) / 6, 0, 1)),
+    ("mish", op.mish, lambda x: x * np.tanh(np.log(1 + np.exp(x)))),
+    ("softsign", op.softsign, lambda x: x / (1 + np.abs(x))),
     ("rbf", op.rbf, lambda x: np.exp(-(x**2))),
     ("rbf", lambda x: op.rbf(x, eps=0.7), lambda x: np.exp(-((0.7 * x) ** 2))),
 ]
@@ -50,6 +52,10 @@ CASES = [
     for number, (name, function, expected) in enumerate(_FUNCTIONS)
     for array in (_X, np.array(-1.2), np.zeros((2, 0, 3)))
 ]
+CASES.append(
+    Case("prelu", op.prelu, (_X, numbers(4, low=0.1)),
+         lambda x, slope: np.where(x > 0, x, slope * x), order=2)
+)  # fmt: skip
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def _over_ranks(x: Any, scale: Any, shift: Any, axis: int = 1) -> tuple[Expr, ..
     return op.batch_norm_over_ranks(x, scale, shift, eps=EPS, axis=axis)[:3]
 
 
-def _slope(*given: Any) -> Any:
+def _gradient(*given: Any) -> Any:
     return wrap(batch_norm_over_ranks_grad(
         *map(lift, given), axis=1, eps=EPS, mesh="data", number=(0,)
     ))  # fmt: skip
@@ -93,6 +93,6 @@ CASES += [
 CASES += [
     Case("batch_norm_over_ranks", lambda x, s, t: _over_ranks(x, s, t)[0], (numbers(0, 3), _S, _T),
          lambda x, s, t: np.zeros((0, 3)), name="no samples"),
-    Case("batch_norm_over_ranks_grad", _slope,
+    Case("batch_norm_over_ranks_grad", _gradient,
          (numbers(4, 3), numbers(4, 3, seed=5), _S, _T, numbers(3, low=0.5), np.array(4.0))),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caldera import nn, op, optim
-from caldera.data import ArrayData
+from caldera.data import ArrayData, IterableData
 from caldera.errors import NonFiniteError
 from caldera.lazy import Expr
 from caldera.nn.losses import Loss
@@ -95,11 +95,26 @@ def test_bad_targets_and_weights_are_named() -> None:
     model = NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss="mse", batch_size=10)
     assert "nan in the targets y0" in fails(model, (x, y))
     weights = np.ones(50)
-    weights[30] = np.nan
+    weights[30] = 1e300  # More than float32 can hold.
     model = NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss="mse", batch_size=10)
     message = fails(model, (x, x[:, :1]), sample_weights=weights)
     assert "fit, step 3" in message
-    assert "nan in the weights weights" in message
+    assert "inf in the weights weights" in message
+
+
+@pytest.mark.parametrize("place", [0, 19])
+def test_a_short_stream_does_not_end_before_it_is_looked_at(place: int) -> None:
+    x, y = points(20)
+    y[place] = 7
+    pairs = list(zip(x, y, strict=True))
+    for stream, said in (
+        (pairs, "nan from op.cross_entropy.* targets have to be classes from 0 on"),
+        (lambda: iter(pairs), "nan from op.cross_entropy"),
+        (iter(pairs), "a stream that cannot be read again"),
+    ):
+        model = NeuralNetwork([nn.Input((2,)), nn.Dense(2)], batch_size=10)
+        with pytest.raises(NonFiniteError, match=rf"step {place // 10}.*{said}"):
+            model.fit(IterableData(stream), epochs=2, verbose=0)
 
 
 def test_the_batch_is_found_again_after_shuffling() -> None:

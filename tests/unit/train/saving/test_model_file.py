@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,16 @@ from caldera.io import load_safetensors, load_safetensors_metadata, save_safeten
 from caldera.nn.losses import CrossEntropy
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork, load_model
-from caldera.train.saving.model_file import KEY, load_weights, save_model
+from caldera.train.saving.checkpoint_file import digest
+from caldera.train.saving.model_file import (
+    DIGEST,
+    KEY,
+    load_weights,
+    model_bytes,
+    read_content,
+    read_tensors,
+    save_model,
+)
 from tests.unit.train.small import classifier, points, same_bits, values
 
 
@@ -77,7 +87,7 @@ def test_other_programs_can_read_the_weights(tmp_path: Path) -> None:
 def test_what_is_in_the_file_is_plain(tmp_path: Path) -> None:
     path = save_model(classifier(), tmp_path / "model.caldera")
     content = json.loads(load_safetensors_metadata(path)[KEY])
-    assert content["format"] == "caldera-1"
+    assert content["format"] == "caldera-2"
     assert content["kind"] == "NeuralNetwork"
     assert content["layers"][1]["layer"] == "Dense"
     assert "caldera." not in json.dumps(content)
@@ -173,7 +183,8 @@ def rewritten(path: Path, change: Any) -> Path:
     """The file with its JSON changed."""
     content = json.loads(load_safetensors_metadata(path)[KEY])
     content = change(content) or content
-    save_safetensors(path, load_safetensors(path), {KEY: json.dumps(content)})
+    text = json.dumps(content)
+    save_safetensors(path, load_safetensors(path), {KEY: text, DIGEST: digest(text)})
     return path
 
 
@@ -238,6 +249,54 @@ def test_a_flipped_bit_is_noticed(path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged"):
         load_model(path)
+
+
+def test_no_bit_of_the_header_can_be_flipped_unnoticed() -> None:
+    layers = [nn.Input((1,)), nn.BatchNorm(eps=1e-5)]
+    whole = bytearray(model_bytes(NeuralNetwork(layers, metrics=[], optimizer="sgd")))
+    header = 8 + int.from_bytes(whole[:8], "little")
+    load_model(io.BytesIO(whole))
+    unnoticed = []
+    for position in range(8 * header):
+        byte, bit = position // 8, 1 << position % 8
+        whole[byte] ^= bit
+        file = io.BytesIO(whole)
+        try:
+            read_tensors(file, read_content(file))
+            unnoticed.append((position, bytes(whole[byte - 20 : byte + 20])))
+        except (DataError, CheckpointError):
+            pass
+        whole[byte] ^= bit
+    assert unnoticed == []
+
+
+def test_weights_of_a_file_whose_text_is_damaged_are_not_loaded(path: Path) -> None:
+    content = path.read_bytes()
+    for name in (KEY, DIGEST):
+        path.write_bytes(content.replace(f'"{name}"'.encode(), f'"{name[:-1]}_"'.encode()))
+        with pytest.raises(DataError, match="damaged"):
+            load_weights(classifier(), path)
+        with pytest.raises(DataError, match="damaged"):
+            load_model(path)
+
+
+def test_files_from_before_texts_had_a_digest_are_read(path: Path) -> None:
+    content = {**read_content(path), "format": "caldera-1"}
+    save_safetensors(path, load_safetensors(path), {KEY: json.dumps(content)})
+    assert same_bits(values(load_model(path)), values(classifier()))
+    content["format"] = "caldera-2"
+    save_safetensors(path, load_safetensors(path), {KEY: json.dumps(content)})
+    with pytest.raises(DataError, match="digest"):
+        load_model(path)
+
+
+def test_a_model_comes_from_an_open_file(path: Path) -> None:
+    assert model_bytes(classifier()) == path.read_bytes()
+    with path.open("rb") as file:
+        file.seek(3)
+        assert same_bits(values(load_model(file)), values(classifier()))
+    with pytest.raises(DataError, match="open file"):
+        load_model(io.BytesIO(b"no model"))
 
 
 def test_a_truncated_file_is_refused(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -42,6 +43,33 @@ def test_everything_is_read_back(
     assert again.predict(data.test.x).shape == (len(data.test), 3)
     assert again.schema is not None
     assert again.schema.classes == ("iris", "rose", "tulip")
+
+
+@pytest.mark.parametrize("name", ["../escaped", "a/b", "/tmp/up", "nul", "", "x" * 300])
+def test_a_name_is_no_path(
+    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset], tmp_path: Path, name: str
+) -> None:
+    model, history, data = trained
+    run = cd.RunFolder(tmp_path / "run")
+    record = run.write(model, history, dataclasses.replace(data, name=name), measured=False)
+    assert record.name == name
+    assert run.model_file(name).parent == run.path
+    cd.load(run.model_file(name))
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_what_fails_after_training_does_not_lose_the_model(
+    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("for the profile")
+
+    monkeypatch.setattr("caldera.train.tracking.run_folder.record_of", fail)
+    with pytest.raises(MemoryError):
+        cd.RunFolder(tmp_path).write(*trained)
+    cd.load(cd.RunFolder(tmp_path).model_file("flowers"))
 
 
 def test_what_is_recorded_is_true(

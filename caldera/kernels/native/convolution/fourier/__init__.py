@@ -21,10 +21,10 @@ from caldera.kernels.native.convolution.fourier import kernels
 from caldera.kernels.native.convolution.fourier.layout import LENGTHS, Layout
 from caldera.kernels.native.convolution.fourier.matrices import Matrices, frequencies, matrices
 from caldera.kernels.native.convolution.reorder import (
-    Room,
+    Workspace,
     bind_staged,
     copy_image,
-    room_of,
+    scratch_bytes,
     staging_bytes,
     write_image,
 )
@@ -47,7 +47,7 @@ def _supports(node: Node) -> bool:
 
 def _workspace(node: Node) -> int:
     layout = Layout(node)
-    return room_of(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
+    return scratch_bytes(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
 
 
 def _seconds(node: Node) -> float:
@@ -57,14 +57,14 @@ def _seconds(node: Node) -> float:
 class _Calls:
     """The calls for one node, bound to its arrays and memory."""
 
-    def __init__(self, layout: Layout, room: Room) -> None:
+    def __init__(self, layout: Layout, workspace: Workspace) -> None:
         geometry = layout.geometry
         known = blas()
         assert known is not None
         self.layout = layout
         self.gemm = known.gemm(computed_type(geometry.dtype.name))
-        self.filters, self.points, self.others, self.room = (
-            room.array(length, geometry.dtype) for length in layout.lengths
+        self.filters, self.points, self.others, self.workspace = (
+            workspace.array(length, geometry.dtype) for length in layout.lengths
         )
         self.constants: Matrices = matrices(
             layout.length, geometry.taps, layout.is_gradient, geometry.dtype
@@ -79,7 +79,7 @@ class _Calls:
         _, channels, height, width = image.shape
         steps_of_tiles = layout.steps(layout.length)
         sides = steps_of_tiles if is_other else (layout.length, layout.length)
-        is_back = kernel is kernels.collect
+        is_back = kernel is kernels.inverse_transform
         values = {
             "image": image, "image_step": steps(image)[0], "row_step": width * channels,
             "channels": channels, "height": height, "width": width,
@@ -93,7 +93,7 @@ class _Calls:
             "length": layout.length, "half": frequencies(layout.length),
             "points": self.others if is_other else self.points,
             "step": layout.other_step if is_other else layout.step,
-            "room": self.room, "room_step": layout.room,
+            "workspace": self.workspace, "workspace_step": layout.workspace,
         }  # fmt: skip
         return kernel.call(given=values, parts=layout.workers)
 
@@ -138,10 +138,12 @@ class _Calls:
         for block in self.blocks():
             calls += [
                 self.transform(
-                    kernels.spread, source, block, padding=layout.padding, is_other=False
+                    kernels.transform_tiles, source, block, padding=layout.padding, is_other=False
                 ),
                 self.product(kernels.multiply, block, transposed=not layout.is_gradient),
-                self.transform(kernels.collect, target, block, padding=(0, 0), is_other=True),
+                self.transform(
+                    kernels.inverse_transform, target, block, padding=(0, 0), is_other=True
+                ),
             ]
         return calls
 
@@ -154,9 +156,11 @@ class _Calls:
         for block in self.blocks():
             calls += [
                 self.transform(
-                    kernels.spread, image, block, padding=layout.padding, is_other=False
+                    kernels.transform_tiles, image, block, padding=layout.padding, is_other=False
                 ),
-                self.transform(kernels.spread, gradient, block, padding=(0, 0), is_other=True),
+                self.transform(
+                    kernels.transform_tiles, gradient, block, padding=(0, 0), is_other=True
+                ),
                 self.product(kernels.add, block),
             ]
         return [*calls, self.transform_filters(kernels.filter_taps, result)]
@@ -166,8 +170,8 @@ def _bind(call: Call) -> Runner:
     layout = Layout(call.node)
     filters = 2 if layout.is_sum else 1
 
-    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
-        calls = _Calls(layout, room)
+    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+        calls = _Calls(layout, workspace)
         before: list[NativeCall] = []
         after: list[NativeCall] = []
         used = []

@@ -43,8 +43,8 @@ class Transform:
     half: Integer
     points: Pointer
     step: Integer
-    room: Pointer
-    room_step: Integer
+    workspace: Pointer
+    workspace_step: Integer
 
 
 @dataclass(frozen=True)
@@ -113,20 +113,20 @@ class _Tile:
 
 
 @native_kernel
-def spread(k: Emitter, given: Transform) -> None:
+def transform_tiles(k: Emitter, given: Transform) -> None:
     """Transform tiles of an image whose pixels lie side by side."""
     address, channels, length = given.gemm, given.channels, given.length
     twice = given.half * 2
-    room = given.room.at(k.part * given.room_step)
+    workspace = given.workspace.at(k.part * given.workspace_step)
     first = given.first
-    begin, stop = k.share(given.end - first)
+    begin, stop = k.part_range(given.end - first)
     with k.loop(begin, stop) as index:
         tile = _Tile(k, given, first + index)
         line = tile.columns * channels
         gemm(
             k, address, (twice, line, tile.rows),
             (given.matrix.at(tile.first_row), length),
-            (tile.memory, given.row_step), (room, k.maximum(line, 1)),
+            (tile.memory, given.row_step), (workspace, k.maximum(line, 1)),
         )  # fmt: skip
         matrix = given.other_matrix.at(tile.first_column)
         with k.loop(0, given.half) as frequency:
@@ -135,19 +135,19 @@ def spread(k: Emitter, given: Transform) -> None:
                 gemm(
                     k, address, (length * 2, channels, tile.columns),
                     (matrix.at(length * part), length * 2),
-                    (room.at((frequency * 2 + part) * line), channels),
+                    (workspace.at((frequency * 2 + part) * line), channels),
                     (place, given.step), beta=float(part),
                 )  # fmt: skip
 
 
 @native_kernel
-def collect(k: Emitter, given: Transform) -> None:
+def inverse_transform(k: Emitter, given: Transform) -> None:
     """Transform products back to tiles of an image whose pixels lie side by side."""
     address, channels, length = given.gemm, given.channels, given.length
     twice = given.half * 2
-    room = given.room.at(k.part * given.room_step)
+    workspace = given.workspace.at(k.part * given.workspace_step)
     first = given.first
-    begin, stop = k.share(given.end - first)
+    begin, stop = k.part_range(given.end - first)
     with k.loop(begin, stop) as index:
         tile = _Tile(k, given, first + index)
         line = tile.columns * channels
@@ -158,10 +158,10 @@ def collect(k: Emitter, given: Transform) -> None:
                     k, address, (tile.columns, channels, length * 2),
                     (given.other_matrix.at(length * length * 2 * part), length * 2),
                     (place, given.step),
-                    (room.at((frequency * 2 + part) * line), channels),
+                    (workspace.at((frequency * 2 + part) * line), channels),
                 )  # fmt: skip
         gemm(
-            k, address, (tile.rows, line, twice), (given.matrix, twice), (room, line),
+            k, address, (tile.rows, line, twice), (given.matrix, twice), (workspace, line),
             (tile.memory, given.row_step),
         )  # fmt: skip
 
@@ -174,7 +174,7 @@ def multiply(k: Emitter, given: Product, transposed: bool) -> None:
     """
     inner, columns = given.inner, given.columns
     distance = inner if transposed else columns
-    with k.loop(*k.share(given.pairs)) as pair:
+    with k.loop(*k.part_range(given.pairs)) as pair:
         x, w, y = given.parts(pair)
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: float) -> None:
@@ -195,7 +195,7 @@ def add(k: Emitter, given: Product) -> None:
     inner, columns = given.inner, given.columns
     one = k.constant(1.0, given.points.type)
     keep = k.select(given.is_first.differs(0), k.constant(0.0, one.type), one)
-    with k.loop(*k.share(given.pairs)) as pair:
+    with k.loop(*k.part_range(given.pairs)) as pair:
         x, w, y = given.parts(pair)
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: Number) -> None:
@@ -214,8 +214,8 @@ def add(k: Emitter, given: Product) -> None:
 def filter_points(k: Emitter, given: Filters) -> None:
     """Transform filters (count, taps)."""
     taps, step = given.taps, given.step
-    begin, end = k.share(given.rows)
-    with k.when(end > begin):
+    begin, end = k.part_range(given.rows)
+    with k.if_then(end > begin):
         gemm(
             k, given.gemm, (end - begin, given.count, taps),
             (given.matrix.at(begin * taps), taps), (given.filters, taps),
@@ -227,8 +227,8 @@ def filter_points(k: Emitter, given: Filters) -> None:
 def filter_taps(k: Emitter, given: Filters) -> None:
     """Transform points back to filters (count, taps)."""
     taps, step = given.taps, given.step
-    begin, end = k.share(given.count)
-    with k.when(end > begin):
+    begin, end = k.part_range(given.count)
+    with k.if_then(end > begin):
         gemm(
             k, given.gemm, (end - begin, taps, given.rows),
             (given.points.at(begin), step), (given.matrix, taps),

@@ -96,7 +96,7 @@ class Layout(TiledLayout):
         return self._step(self.block * self.columns)
 
     @property
-    def room(self) -> int:
+    def workspace(self) -> int:
         """Scratch memory of a worker: a tile that is transformed along one axis."""
         channels = max(self.inner, self.columns)
         return self._step(2 * frequencies(self.length) * self.length * channels)
@@ -112,7 +112,7 @@ class Layout(TiledLayout):
             self.points * self.filter_step,
             self.points * points,
             self.points * others,
-            self.workers * self.room,
+            self.workers * self.workspace,
         )
 
     def _step(self, elements: int) -> int:

@@ -16,7 +16,12 @@ from caldera.graph.node import Node
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import PRIORITY
-from caldera.kernels.native.convolution.reorder import Room, bind_staged, room_of, staging_bytes
+from caldera.kernels.native.convolution.reorder import (
+    Workspace,
+    bind_staged,
+    scratch_bytes,
+    staging_bytes,
+)
 from caldera.kernels.native.convolution.winograd.convolution import convolution_calls
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.transforms import SIZES, TAPS
@@ -38,7 +43,7 @@ def _supports(node: Node, size: int) -> bool:
 
 def _workspace(node: Node, size: int) -> int:
     layout = Layout(node, size)
-    return room_of(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
+    return scratch_bytes(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
 
 
 def _seconds(node: Node, size: int) -> float:
@@ -49,9 +54,9 @@ def _bind(call: Call, size: int) -> Runner:
     layout = Layout(call.node, size)
     calls_for = weight_calls if layout.is_sum else convolution_calls
 
-    def compute(room: Room, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         # Groups come one after the other, so the same memory serves all of them.
-        memory = [room.array(length, layout.geometry.dtype) for length in layout.lengths]
+        memory = [workspace.array(length, layout.geometry.dtype) for length in layout.lengths]
         groups = zip(*_in_groups(layout, arrays), strict=True)
         return [each for group in groups for each in calls_for(layout, memory, list(group))]
 

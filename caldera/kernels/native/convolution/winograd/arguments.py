@@ -21,7 +21,7 @@ from caldera.kernels.native.convolution.winograd.tiles import (
     Points,
     Tiles,
     image_arguments,
-    spread,
+    transform_tiles,
 )
 
 
@@ -67,9 +67,11 @@ class Arguments:
         passed = self.area * number
         return self.points.passed(passed), self.others.passed(passed)
 
-    def spread(self, name: str, image: Image, points: Points, numbers: tuple[Value, Value]) -> None:
+    def transform_tiles(
+        self, name: str, image: Image, points: Points, numbers: tuple[Value, Value]
+    ) -> None:
         """Transform tiles of an image."""
-        spread(self.k, name, self.tiles, image, points, numbers, self.border, self.lanes)
+        transform_tiles(self.k, name, self.tiles, image, points, numbers, self.border, self.lanes)
 
 
 def winograd_call(

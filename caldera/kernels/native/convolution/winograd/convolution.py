@@ -24,7 +24,7 @@ from caldera.kernels.native.convolution.microkernel import Tile
 from caldera.kernels.native.convolution.winograd.arguments import Arguments, winograd_call
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
-from caldera.kernels.native.convolution.winograd.tiles import Points, collect
+from caldera.kernels.native.convolution.winograd.tiles import Points, inverse_transform
 
 Rows = tuple[Number, Value]
 
@@ -33,9 +33,9 @@ Rows = tuple[Number, Value]
 class _Arguments(Arguments):
     """The images are the source and the target, the matrices those of the filters."""
 
-    def collect(self, products: Points, numbers: tuple[Value, Value]) -> None:
+    def inverse_transform(self, products: Points, numbers: tuple[Value, Value]) -> None:
         """Write tiles of the target."""
-        collect(
+        inverse_transform(
             self.k,
             "outputs",
             self.tiles,
@@ -97,20 +97,22 @@ def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None)
     """Blocks of tiles, each by one worker from beginning to end."""
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
-    with k.loop(*k.share((end - first + block - 1) // block)) as index:
+    with k.loop(*k.part_range((end - first + block - 1) // block)) as index:
         begin = first + index * block
         numbers = begin, k.minimum(begin + block, end)
-        given.spread("points", given.images[0], scratch[0], numbers)
+        given.transform_tiles("points", given.images[0], scratch[0], numbers)
         with k.loop(0, given.area) as point:
             given.multiply(scratch, (0, numbers[1] - begin), point, register_tile)
-        given.collect(scratch[1], numbers)
+        given.inverse_transform(scratch[1], numbers)
 
 
 @native_kernel
-def _spread_together(k: Emitter, given: _Arguments) -> None:
-    begin, stop = k.share(given.end - given.first)
+def _transform_together(k: Emitter, given: _Arguments) -> None:
+    begin, stop = k.part_range(given.end - given.first)
     points = given.scratch(0)[0].at(begin)
-    given.spread("points", given.images[0], points, (given.first + begin, given.first + stop))
+    given.transform_tiles(
+        "points", given.images[0], points, (given.first + begin, given.first + stop)
+    )
 
 
 @native_kernel
@@ -119,7 +121,7 @@ def _multiply_together(
 ) -> None:
     chunks = given.chunks
     rows = given.end - given.first
-    with k.loop(*k.share(chunks * given.area)) as index:
+    with k.loop(*k.part_range(chunks * given.area)) as index:
         point = index // chunks
         chunk = index - point * chunks
         some = rows * chunk // chunks, rows * (chunk + 1) // chunks
@@ -127,10 +129,10 @@ def _multiply_together(
 
 
 @native_kernel
-def _collect_together(k: Emitter, given: _Arguments) -> None:
-    begin, stop = k.share(given.end - given.first)
+def _inverse_together(k: Emitter, given: _Arguments) -> None:
+    begin, stop = k.part_range(given.end - given.first)
     products = given.scratch(0)[1].at(begin)
-    given.collect(products, (given.first + begin, given.first + stop))
+    given.inverse_transform(products, (given.first + begin, given.first + stop))
 
 
 def convolution_calls(
@@ -155,8 +157,8 @@ def convolution_calls(
         tiles = first, min(first + layout.block, layout.tiles)
         products = layout.points * layout.chunks
         calls += [
-            winograd_call(_spread_together, layout, images, memory, tiles, layout.workers),
+            winograd_call(_transform_together, layout, images, memory, tiles, layout.workers),
             winograd_call(_multiply_together, layout, images, memory, tiles, products, **tiled),
-            winograd_call(_collect_together, layout, images, memory, tiles, layout.workers),
+            winograd_call(_inverse_together, layout, images, memory, tiles, layout.workers),
         ]
     return calls

@@ -57,10 +57,10 @@ def _filter_points(
 
         in_two_dimensions(k, "filter", size, load, store)
 
-    begin, end = k.share(columns, chunk)
+    begin, end = k.part_range(columns, chunk)
     with k.loop(begin, end, chunk) as left, k.loop(0, inner) as row:
         right = k.minimum(left + chunk, end)
-        k.in_vectors(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
+        k.vector_loop(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
 
 
 def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> NativeCall:
@@ -83,7 +83,7 @@ def _filter_gradient(
     of_channel: Integer, of_row: Integer, of_tap: Integer, points: Integer, size: int, lanes: int,
 ) -> None:  # fmt: skip
     count, _ = lengths("taps", size)
-    with k.loop(*k.share(results)) as result:
+    with k.loop(*k.part_range(results)) as result:
         source = sums.at(result * channels)
         # How many points there are is known, but LLVM would write the loop out if it knew it.
         with k.loop(0, points) as point:
@@ -109,4 +109,4 @@ def _add_terms(k: Emitter, first: Pointer, count: Value, terms: Value, step: Val
         first.store(index, first.load(index, lanes) + first.load(term * step + index, lanes))
 
     with k.loop(1, terms) as term:
-        k.in_vectors(0, count, natural_lanes(first.type), add)
+        k.vector_loop(0, count, natural_lanes(first.type), add)

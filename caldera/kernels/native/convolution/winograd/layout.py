@@ -14,7 +14,7 @@ from functools import cached_property
 from caldera.config import settings
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
-from caldera.kernels.native.codegen.target import CACHE_LINE, machine
+from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
 from caldera.kernels.native.convolution.cost_model import PEAK
 from caldera.kernels.native.convolution.microkernel import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
@@ -90,7 +90,7 @@ class Layout(TiledLayout):
             return None
         if not self.is_sum:
             return best_shape(self.columns, _BLOCKS_OF_OUR_PRODUCTS[0], self._lanes)
-        rows, vectors = (8, 2) if machine().registers >= 32 else (4, 2)
+        rows, vectors = (8, 2) if host_target().registers >= 32 else (4, 2)
         whole = self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0
         return (rows, vectors) if whole else None
 
@@ -168,7 +168,7 @@ class Layout(TiledLayout):
 
     @property
     def border(self) -> int:
-        """Room for the pixel that stands for those outside of images."""
+        """Workspace for the pixel that stands for those outside of images."""
         return self._step(max(self.inner, self.columns))
 
     @property

@@ -87,7 +87,7 @@ class Tiles:
         return number, row * self.size - image.top, column * self.size - image.left
 
 
-def spread(
+def transform_tiles(
     k: Emitter,
     name: str,
     tiles: Tiles,
@@ -115,7 +115,7 @@ def spread(
             )  # fmt: skip
 
 
-def collect(
+def inverse_transform(
     k: Emitter,
     name: str,
     tiles: Tiles,
@@ -153,7 +153,7 @@ def _pixels(
     """The places of a tile's pixels, row by row; `outside` for those that are not in the image."""
     number, top, left = tiles.origin(image, tile)
     first = image.memory.at(number * image.image_step + left * image.pixel_step)
-    places = k.stack(I64, side * side)
+    places = k.alloca(I64, side * side)
 
     def is_within(place: Value, end: Value) -> Value:
         return k.compare("<", place, end, unsigned=True)
@@ -165,9 +165,12 @@ def _pixels(
         in_rows = is_within(top + i, image.height)
         with k.loop(0, side) as j:
             inside = in_rows & is_within(left + j, image.width)
-            place = k.select(inside, k.address(row.at(image.pixel_step * j)), k.address(outside))
+            place = k.select(
+                inside, k.pointer_to_int(row.at(image.pixel_step * j)), k.pointer_to_int(outside)
+            )
             places.store(i * side + j, place)
     kind = image.memory.type
     return [
-        [k.at_address(places.load(i * side + j), kind) for j in range(side)] for i in range(side)
+        [k.int_to_pointer(places.load(i * side + j), kind) for j in range(side)]
+        for i in range(side)
     ]

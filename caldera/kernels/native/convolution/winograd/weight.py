@@ -32,11 +32,11 @@ from caldera.kernels.native.convolution.winograd.tiles import Points
 class _Arguments(Arguments):
     """The images are the image and the output's gradient, the matrices sums of their products."""
 
-    def spread_both(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
+    def transform_both(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
         """Transform tiles of the image and of the gradient."""
         image, gradient = self.images
-        self.spread("points", image, scratch[0], numbers)
-        self.spread("gradient", gradient, scratch[1], numbers)
+        self.transform_tiles("points", image, scratch[0], numbers)
+        self.transform_tiles("gradient", gradient, scratch[1], numbers)
 
     def add(
         self,
@@ -85,7 +85,7 @@ def _by_registers(
         totals = [[k.variable(zero) for _ in range(vectors)] for _ in range(height)]
         rows, columns = gradient.of(point).at(top), image.of(point).at(left)
         with k.loop(0, tiles) as tile:
-            down = _spread_rows(k, rows.at(tile * gradient.width), height, lanes)
+            down = _broadcast_rows(k, rows.at(tile * gradient.width), height, lanes)
             across = columns.at(tile * image.width)
             factors = [across.load(lanes * i, lanes) for i in range(vectors)]
             for one, line in zip(down, totals, strict=True):
@@ -98,12 +98,12 @@ def _by_registers(
                 place.store(lanes * i, before + total.value)
 
 
-def _spread_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Value]:
+def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Value]:
     """Each of `height` neighbours in all lanes of a vector."""
     if not by_lanes():
         return [k.splat(rows.load(i), lanes) for i in range(height)]
     loaded = [rows.load(i, lanes) for i in range(0, height, lanes)]
-    return [k.spread(loaded[i // lanes], i % lanes) for i in range(height)]
+    return [k.broadcast_lane(loaded[i // lanes], i % lanes) for i in range(height)]
 
 
 @native_kernel
@@ -111,11 +111,11 @@ def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None)
     """Blocks of tiles; each worker has a sum of its own."""
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
-    start, stop = k.share((end - first + block - 1) // block)
+    start, stop = k.part_range((end - first + block - 1) // block)
     with k.loop(start, stop) as index:
         begin = first + index * block
         numbers = begin, k.minimum(begin + block, end)
-        given.spread_both(scratch, numbers)
+        given.transform_both(scratch, numbers)
         with k.loop(0, given.area) as point:
             given.add(
                 scratch, numbers[1] - begin, (0, given.matrices.width), k.part * given.area + point,
@@ -124,18 +124,18 @@ def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None)
 
 
 @native_kernel
-def _spread_together(k: Emitter, given: _Arguments) -> None:
+def _transform_together(k: Emitter, given: _Arguments) -> None:
     first = given.first
-    begin, stop = k.share(given.end - first)
+    begin, stop = k.part_range(given.end - first)
     image, gradient = given.scratch(0)
-    given.spread_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
+    given.transform_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
 
 
 @native_kernel
 def _add_together(k: Emitter, given: _Arguments) -> None:
     chunks, first, end = given.chunks, given.first, given.end
     results = given.matrices.width
-    with k.loop(*k.share(chunks * given.area)) as index:
+    with k.loop(*k.part_range(chunks * given.area)) as index:
         point = index // chunks
         chunk = index - point * chunks
         rows = results * chunk // chunks, results * (chunk + 1) // chunks
@@ -162,7 +162,7 @@ def weight_calls(
         for first in range(0, layout.tiles, layout.block):
             tiles = first, min(first + layout.block, layout.tiles)
             calls += [
-                winograd_call(_spread_together, layout, pair, memory, tiles, layout.workers),
+                winograd_call(_transform_together, layout, pair, memory, tiles, layout.workers),
                 winograd_call(_add_together, layout, pair, memory, tiles, sums),
             ]
     terms = memory[0].reshape(layout.sums, layout.points, layout.filter_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_kernel_is_built_once_in_a_process(folder: Path) -> None:
 
 def test_parameters_are_part_of_the_key(folder: Path) -> None:
     assert (_result(3.0), _result(4.0)) == (3.0, 4.0)
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(compiler._OBJECTS)) == 2
 
 
 def test_what_is_on_disk_is_not_built_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +66,26 @@ def test_a_damaged_file_is_built_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     _result(6.0)
-    (file,) = folder.iterdir()
+    (key,) = compiler._OBJECTS
+    file = compiler._OBJECTS.path(key)
     content = bytearray(file.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
     file.write_bytes({"cut": content[:100], "flip": content, "empty": b""}[damage])
     _forget(monkeypatch)
     assert _result(6.0) == 6.0
+    assert _times_built == [6.0, 6.0]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are those of Unix")
+def test_code_that_others_may_have_written_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _result(6.0)
+    _forget(monkeypatch)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others may write"):
+        assert _result(6.0) == 6.0
     assert _times_built == [6.0, 6.0]
 
 

@@ -25,8 +25,8 @@ def _run(kernel: NativeKernel, parts: int = 1, **given: object) -> None:
 @native_kernel
 def _scaled(k: Emitter, x: Pointer, y: Pointer, n: Integer, factor: Real, lanes: int) -> None:
     factor = k.convert(factor, F32)
-    begin, end = k.share(n, 8)
-    k.in_vectors(begin, end, lanes, lambda i, count: y.store(i, x.load(i, count) * factor))
+    begin, end = k.part_range(n, 8)
+    k.vector_loop(begin, end, lanes, lambda i, count: y.store(i, x.load(i, count) * factor))
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 64, 1001])
@@ -45,8 +45,8 @@ def _arithmetic(k: Emitter, x: Pointer, out: Pointer) -> None:
     results = [
         a + b, a - b, a * b, a / b, -a, 1.0 - a, 2.0 / a, k.fma(a, b, 1.0),
         k.select(a < b, a, b), k.maximum(a, b), k.polynomial(a, (1.0, 2.0, 3.0)),
-        k.intrinsic("llvm.sqrt", a * a), k.splat(k.total(a, lambda p, q: p + q), 2),
-        k.spread(a, 1), k.shuffle(a, b, (3, 0)),
+        k.intrinsic("llvm.sqrt", a * a), k.splat(k.reduce_lanes(a, lambda p, q: p + q), 2),
+        k.broadcast_lane(a, 1), k.shuffle(a, b, (3, 0)),
     ]  # fmt: skip
     for row, value in enumerate(results):
         out.store(2 * row, value)
@@ -99,16 +99,16 @@ def test_integers() -> None:
 @native_kernel
 def _fibonacci(k: Emitter, out: Pointer, n: Integer) -> None:
     a, b, i = k.variable(0, I64), k.variable(1, I64), k.variable(0, I64)
-    with k.repeat_while(lambda: i.value < n):
+    with k.while_loop(lambda: i.value < n):
         following = a.value + b.value
         a.value, b.value = b.value, following
         i.value = i.value + 1
-    with k.either((n % 2).equals(0)) as (even, odd):
+    with k.if_else((n % 2).equals(0)) as (even, odd):
         with even:
             out.store(1, 100)
         with odd:
             out.store(1, 200)
-    with k.when(n > 5):
+    with k.if_then(n > 5):
         out.store(2, 1)
     out.store(0, a.value)
 
@@ -125,16 +125,16 @@ def test_control(n: int) -> None:
 
 @native_kernel
 def _memory(k: Emitter, source: Pointer, target: Pointer, n: Integer) -> None:
-    aside = k.stack(F32, 4)
+    aside = k.alloca(F32, 4)
     k.clear_bytes(target, n * 4)
     k.copy_bytes(aside, source, 16)
 
     def add_one(inside: Emitter, address: Value) -> None:
-        place = inside.at_address(address, F32)
+        place = inside.int_to_pointer(address, F32)
         place.store(0, place.load(0) + 1.0)
 
-    add = k.inner("add_one", [I64], add_one)
-    k.call(add, k.address(aside.at(2)))
+    add = k.internal_function("add_one", [I64], add_one)
+    k.call(add, k.pointer_to_int(aside.at(2)))
     target.store(0, aside.load(0, 4))
 
 

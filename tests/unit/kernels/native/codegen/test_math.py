@@ -43,7 +43,7 @@ LARGEST_ERROR = {
 
 @native_kernel
 def _apply(k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str) -> None:
-    k.in_vectors(
+    k.vector_loop(
         0, count, natural_lanes(x.type), lambda i, n: y.store(i, FUNCTIONS[name](k, x.load(i, n)))
     )
 
@@ -58,7 +58,7 @@ SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, -0.5, 1.5, 
            1e-45, -1e-45, 1e-40, 1e-310, -1e-310, 5e-324, 1e30, -1e30]  # fmt: skip
 
 
-def _arguments(dtype: str) -> np.ndarray:
+def arguments(dtype: str) -> np.ndarray:
     """Bit patterns spread evenly over all there are, and more where functions bend."""
     generator = np.random.default_rng(0)
     if dtype == "float32":
@@ -74,7 +74,7 @@ def _arguments(dtype: str) -> np.ndarray:
         return np.concatenate([np.asarray(part).astype(dtype) for part in parts])
 
 
-def _errors(found: np.ndarray, right: np.ndarray) -> np.ndarray:
+def ulp_errors(found: np.ndarray, right: np.ndarray) -> np.ndarray:
     """In units of the last place; infinite where nan, infinity or the sign of 0 is wrong."""
     with np.errstate(all="ignore"):
         rounded = right.astype(found.dtype)
@@ -93,26 +93,26 @@ LONG = np.finfo(np.longdouble).nmant > 60
 def test_functions_are_right_over_the_whole_range(name: str, dtype: str) -> None:
     if dtype == "float64" and not LONG:
         pytest.skip("this machine has nothing wider than float64 to compare with")
-    x = _arguments(dtype)
+    x = arguments(dtype)
     with np.errstate(all="ignore"):
         right = RIGHT[name](x.astype(np.float64 if dtype == "float32" else np.longdouble))
-    errors = _errors(_run(name, x), right)
+    errors = ulp_errors(_run(name, x), right)
     worst = int(errors.argmax())
     assert errors[worst] <= LARGEST_ERROR[name], f"{name}({x[worst]!r})"
 
 
 def test_error_function() -> None:
-    x = _arguments("float32")
+    x = arguments("float32")
     right = np.array([math.erf(value) for value in x])
-    assert _errors(_run("erf", x), right).max() <= LARGEST_ERROR["erf"]
-    wide = _arguments("float64")
+    assert ulp_errors(_run("erf", x), right).max() <= LARGEST_ERROR["erf"]
+    wide = arguments("float64")
     # The C library is off by up to one unit itself.
-    assert _errors(_run("erf", wide), np.array([math.erf(value) for value in wide])).max() <= 4.0
+    assert ulp_errors(_run("erf", wide), np.array([math.erf(value) for value in wide])).max() <= 4.0
 
 
 @native_kernel
 def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
-    k.in_vectors(
+    k.vector_loop(
         0, count, natural_lanes(a.type),
         lambda i, n: y.store(i, power.power(k, a.load(i, n), b.load(i, n))),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def test_powers(dtype: str) -> None:
     NativeRunner([_raise.call(a=a, b=b, y=y, count=a.size)])()
     with np.errstate(all="ignore"):
         right = np.power(a.astype(np.longdouble), b.astype(np.longdouble))
-    assert _errors(y, right).max() <= 1.0
+    assert ulp_errors(y, right).max() <= 1.0
 
 
 # --- halves
@@ -147,7 +147,7 @@ def _widen(
         value = half.widen_by_integers(k, bits) if by_integers else half.widen(k, bits, name)
         y.store(index, value)
 
-    k.in_vectors(0, count, natural_lanes(F32), widened)
+    k.vector_loop(0, count, natural_lanes(F32), widened)
 
 
 @native_kernel
@@ -159,7 +159,7 @@ def _narrow(
         bits = half.narrow_by_integers(k, value) if by_integers else half.narrow(k, value, name)
         y.store(index, bits)
 
-    k.in_vectors(0, count, natural_lanes(F32), narrowed)
+    k.vector_loop(0, count, natural_lanes(F32), narrowed)
 
 
 WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]

@@ -33,7 +33,7 @@ def _count(k: Emitter, counts: Pointer, seen: Pointer) -> None:
 @native_kernel
 def _prefix(k: Emitter, x: Pointer, y: Pointer, n: Integer) -> None:
     """y[i] = x[i] + y[i - 1] of the call before: wrong if calls overlapped."""
-    begin, end = k.share(n)
+    begin, end = k.part_range(n)
     with k.loop(begin, end) as i:
         y.store(i, x.load((i + 7919) % n) + 1.0)
 
@@ -125,7 +125,7 @@ def test_the_blas_is_known_and_named() -> None:
 def _fail_at(k: Emitter, counter: Pointer, status: Pointer) -> None:
     """Counts its runs, and fails at the third."""
     counter.store(0, counter.load(0) + 1)
-    with k.when(counter.load(0).equals(3)):
+    with k.if_then(counter.load(0).equals(3)):
         status.store(0, 1)
 
 

@@ -1,0 +1,151 @@
+"""Whether anybody but this user could have put something there.
+
+What is read from a cache is run, so it must come from this user alone. The rules are those of ssh
+for its keys: each folder on the way belongs to this user or to root, and nobody else may write to
+it. A folder such as /tmp, where others may write but only an owner may rename (its sticky bit), is
+no danger on the way, since what lies in it is looked at as well. A group that has no other member
+is no danger either: where everyone has a group of his own, folders are often writable by it. Links
+are followed by hand, since what they point to, and what lies on the way there, counts as much.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = 0
+_MOST_LINKS = 40
+_MAY_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# Absent on Windows, where a user's folders are his own by other means.
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def this_user() -> int:
+    """The number of the user that this process acts for."""
+    return os.geteuid()
+
+
+def why_folder_is_unsafe(folder: Path) -> str:
+    """Why others could have put something into a folder; empty if only this user could.
+
+    A folder that is not there is safe if it can be made in a safe place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     folder = Path(name).resolve()
+    ...     before = why_folder_is_unsafe(folder / "new")
+    ...     folder.chmod(0o777)
+    ...     after = why_folder_is_unsafe(folder)
+    >>> before, after.replace(str(folder), "FOLDER")
+    ('', 'others may write to FOLDER (mode 0777)')
+    """
+    if os.name == "nt":
+        return ""
+    folder = folder.absolute()
+    above_home = _home().parents
+    place, found = folder, None
+    try:
+        for place in _way(folder):
+            found = place.lstat()
+            # Whoever owns what is above the home of a user could be that user anyway.
+            reason = "" if place in above_home else _why_unsafe_on_the_way(place, found)
+            if reason:
+                return reason
+    except (FileNotFoundError, NotADirectoryError):
+        # This user makes it, in the last folder that was there, or cannot.
+        return ""
+    except OSError as problem:
+        return f"{place} cannot be looked at ({problem.strerror})"
+    assert found is not None
+    return _why_unsafe(str(place), found)
+
+
+def read_own_file(path: Path) -> bytes:
+    """The content of a file that only this user can have written.
+
+    Raises OSError if there is none; PermissionError says what is wrong with one that is there.
+    """
+    # What is looked at is what was opened: there is no moment to put something else in its place.
+    with os.fdopen(os.open(path, os.O_RDONLY | _NOFOLLOW), "rb") as file:
+        found = os.fstat(file.fileno())
+        reason = "" if os.name == "nt" else _why_unsafe(str(path), found)
+        if not stat.S_ISREG(found.st_mode):
+            reason = f"{path} is no plain file"
+        if reason:
+            raise PermissionError(errno.EPERM, reason, str(path))
+        return file.read()
+
+
+def _why_unsafe(name: str, found: os.stat_result) -> str:
+    """What is wrong with a file, or a folder of files, that is to be believed."""
+    if found.st_uid != this_user():
+        return f"{name} belongs to user {found.st_uid}, not to user {this_user()}"
+    if _may_others_write(found):
+        return f"others may write to {name} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _why_unsafe_on_the_way(place: Path, found: os.stat_result) -> str:
+    if found.st_uid not in (_ROOT, this_user()):
+        return f"{place} belongs to user {found.st_uid}, neither to user {this_user()} nor to root"
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return ""
+    if _may_others_write(found):
+        return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _may_others_write(found: os.stat_result) -> bool:
+    if not found.st_mode & _MAY_OTHERS_WRITE:
+        return False
+    return bool(found.st_mode & stat.S_IWOTH) or not _is_group_of_one(found.st_gid)
+
+
+def _is_group_of_one(group: int) -> bool:
+    """Whether this user is the only member of a group."""
+    import grp
+    import pwd
+
+    users = [each for each in pwd.getpwall() if each.pw_gid == group]
+    try:
+        names = {each.pw_name for each in users} | set(grp.getgrgid(group).gr_mem)
+        return names == {pwd.getpwuid(this_user()).pw_name}
+    except KeyError:
+        # A user or group without a name, as in some containers: nothing is known of the members.
+        return False
+
+
+def _home() -> Path:
+    import pwd
+
+    try:
+        return Path(pwd.getpwuid(this_user()).pw_dir).resolve()
+    except KeyError:
+        return Path("/")
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """Each folder and link on the way to a path, and the path itself, from the top."""
+    here = Path(path.anchor)
+    yield here
+    parts = list(reversed(path.parts[1:]))
+    links = 0
+    while parts:
+        there = here / parts.pop()
+        if there.name == "..":
+            here = here.parent
+            continue
+        yield there
+        if not there.is_symlink():
+            here = there
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, "too many links", str(path))
+        target = there.readlink()
+        if target.is_absolute():
+            here = Path(target.anchor)
+        parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)

@@ -1,0 +1,206 @@
+"""Arithmetic in native kernels: constants, comparisons, conversions and lanes of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.values import (
+    I1,
+    I32,
+    Number,
+    Value,
+    element,
+    is_floating,
+    itemsize,
+    lanes,
+    vector,
+)
+
+
+class Arithmetic:
+    """Writes instructions that compute values from values, at the end of a function."""
+
+    def __init__(self, function: ir.Function) -> None:
+        self.function = function
+        self.module = function.module
+        self.ir = ir.IRBuilder(function.append_basic_block("entry"))
+
+    # --- constants and vectors
+
+    def constant(self, value: Number, kind: ir.Type) -> Value:
+        """A Python number as a constant of this type; a scalar Value repeated to fit a vector."""
+        if isinstance(value, Value):
+            if lanes(kind) > 1 and value.lanes == 1:
+                return self.splat(value, lanes(kind))
+            return value
+        if isinstance(kind, ir.VectorType):
+            scalar = ir.Constant(kind.element, _literal(value, kind.element))
+            return Value(self, ir.Constant(kind, [scalar] * kind.count))
+        return Value(self, ir.Constant(kind, _literal(value, kind)))
+
+    def splat(self, value: Value, count: int) -> Value:
+        """A scalar in all lanes of a vector."""
+        if count == 1:
+            return value
+        kind = ir.VectorType(value.type, count)
+        single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value.raw, I32(0))
+        mask = ir.Constant(ir.VectorType(I32, count), [0] * count)
+        return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
+
+    def vector_of(self, values: Sequence[Value]) -> Value:
+        """Scalars as the lanes of a vector; the scalar itself if there is but one."""
+        if len(values) == 1:
+            return values[0]
+        raw = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+        for index, value in enumerate(values):
+            raw = self.ir.insert_element(raw, value.raw, I32(index))
+        return Value(self, raw)
+
+    def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
+        """Lanes picked from `a` (0, 1, ...) and then `b`."""
+        other = ir.Constant(a.type, ir.Undefined) if b is None else b.raw
+        mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
+        return Value(self, self.ir.shuffle_vector(a.raw, other, mask))
+
+    def broadcast_lane(self, a: Value, lane: int) -> Value:
+        """One lane of a vector in all lanes."""
+        return self.shuffle(a, None, [lane] * a.lanes)
+
+    def pair(self, a: Number, b: Number) -> tuple[Value, Value]:
+        """Both operands with the same type."""
+        if not isinstance(a, Value):
+            assert isinstance(b, Value)
+            return self.constant(a, b.type), b
+        if not isinstance(b, Value):
+            return a, self.constant(b, a.type)
+        if a.lanes != b.lanes:
+            count = max(a.lanes, b.lanes)
+            a = self.splat(a, count) if a.lanes == 1 else a
+            b = self.splat(b, count) if b.lanes == 1 else b
+        return a, b
+
+    # --- instructions
+
+    def binary(self, floating: str, integer: str, a: Number, b: Number) -> Value:
+        """One instruction on two operands, by what their type is."""
+        x, y = self.pair(a, b)
+        name = floating if is_floating(x.type) else integer
+        return Value(self, getattr(self.ir, name)(x.raw, y.raw))
+
+    def compare(self, sign: str, a: Number, b: Number, *, unsigned: bool = False) -> Value:
+        """A comparison, lane by lane."""
+        x, y = self.pair(a, b)
+        if is_floating(x.type):
+            if sign == "!=":
+                return Value(self, self.ir.fcmp_unordered(sign, x.raw, y.raw))
+            return Value(self, self.ir.fcmp_ordered(sign, x.raw, y.raw))
+        way = self.ir.icmp_unsigned if unsigned else self.ir.icmp_signed
+        return Value(self, way(sign, x.raw, y.raw))
+
+    def shift_right(self, a: Value, count: Number) -> Value:
+        """Shift to the right that fills with zeros."""
+        return self.binary("", "lshr", a, count)
+
+    def select(self, condition: Value, yes: Number, no: Number) -> Value:
+        """`yes` where the condition holds, else `no`."""
+        x, y = self.pair(yes, no)
+        if condition.lanes > x.lanes:
+            x, y = self.splat(x, condition.lanes), self.splat(y, condition.lanes)
+        return Value(self, self.ir.select(condition.raw, x.raw, y.raw))
+
+    def is_nan(self, a: Value) -> Value:
+        """Whether it is a nan."""
+        return Value(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
+
+    def above_or_nan(self, a: Value, b: Value) -> Value:
+        """Whether a > b, or either is a nan."""
+        return Value(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
+
+    def minimum(self, a: Number, b: Number) -> Value:
+        """The smaller integer, or number (the second if one is a nan)."""
+        x, y = self.pair(a, b)
+        return self.select(x < y, x, y)
+
+    def maximum(self, a: Number, b: Number) -> Value:
+        """The larger integer, or number (the second if one is a nan)."""
+        x, y = self.pair(a, b)
+        return self.select(x > y, x, y)
+
+    def fma(self, a: Number, b: Number, c: Number) -> Value:
+        """a * b + c, rounded once where the machine has such an instruction."""
+        x, y = self.pair(a, b)
+        x, z = self.pair(x, c)
+        y, z = self.pair(y, z)
+        return self.intrinsic("llvm.fmuladd", x, y, z)
+
+    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """A polynomial by Horner's rule, the highest power's coefficient first."""
+        result = self.constant(coefficients[0], x.type)
+        for coefficient in coefficients[1:]:
+            result = self.fma(result, x, coefficient)
+        return result
+
+    def intrinsic(self, name: str, *operands: Value) -> Value:
+        """One of LLVM's intrinsics that is overloaded on its (first) operand's type, such as
+        `llvm.sqrt`, `llvm.fabs`, `llvm.floor`, `llvm.nearbyint`, `llvm.minimum`."""
+        kind = operands[0].type
+        repeated = f"v{lanes(kind)}" if lanes(kind) > 1 else ""
+        suffix = f"{repeated}{element(kind).intrinsic_name}"
+        function = self.declared(
+            f"{name}.{suffix}", ir.FunctionType(kind, [each.type for each in operands])
+        )
+        return Value(self, self.ir.call(function, [each.raw for each in operands]))
+
+    def declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
+        """A function of another module, such as an intrinsic."""
+        return self.module.globals.get(name) or ir.Function(self.module, kind, name)
+
+    def bitcast(self, a: Value, kind: ir.Type) -> Value:
+        """The same bits as another type."""
+        return Value(self, self.ir.bitcast(a.raw, kind))
+
+    def convert(self, a: Value, kind: ir.Type, *, unsigned: bool = False) -> Value:
+        """The same number in another type (with the same number of lanes).
+
+        A float becomes an integer by cutting off what follows the point; the result is not defined
+        if it does not fit.
+        """
+        source, wanted = element(a.type), element(kind)
+        target = vector(wanted, a.lanes)
+        if source == wanted:
+            return a
+        if is_floating(source) and is_floating(wanted):
+            narrow = itemsize(wanted) < itemsize(source)
+            return Value(self, (self.ir.fptrunc if narrow else self.ir.fpext)(a.raw, target))
+        unsigned = unsigned or source == I1
+        if is_floating(wanted):
+            return Value(self, (self.ir.uitofp if unsigned else self.ir.sitofp)(a.raw, target))
+        if is_floating(source):
+            return Value(self, (self.ir.fptoui if unsigned else self.ir.fptosi)(a.raw, target))
+        if wanted.width < source.width:
+            return Value(self, self.ir.trunc(a.raw, target))
+        return Value(self, (self.ir.zext if unsigned else self.ir.sext)(a.raw, target))
+
+    def reduce_lanes(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
+        """All lanes combined into one, by halves."""
+        while a.lanes > 1:
+            half = a.lanes // 2
+            low = self.shuffle(a, None, range(half))
+            high = self.shuffle(a, None, range(half, 2 * half))
+            a = combine(low, high) if half > 1 else combine(low.lane(0), high.lane(0))
+        return a
+
+
+def _literal(value: int | float, kind: ir.Type) -> Any:
+    if is_floating(kind):
+        return float(value)
+    return _signed(int(value), kind.width)
+
+
+def _signed(value: int, width: int) -> int:
+    """The integer with these low bits, as LLVM writes it."""
+    value &= (1 << width) - 1
+    return value - (1 << width) if width > 1 and value >> (width - 1) else value

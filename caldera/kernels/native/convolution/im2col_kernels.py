@@ -1,0 +1,207 @@
+"""The kernels of a convolution as a product: they make rows of the matrix, or add them up, and
+multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from caldera.kernels.native.codegen.blas import gemm
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.convolution.strip_mining import between
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
+    `run_taps` taps, whose inputs lie side by side."""
+
+    batch: Integer
+    height: Integer
+    width: Integer
+    channels: Integer
+    image_step: Integer
+    row_step: Integer
+    pixel_step: Integer
+    target_rows: Integer
+    target_columns: Integer
+    results: Integer
+    target_step: Integer
+    groups: Integer
+    stride_rows: Integer
+    stride_columns: Integer
+    start_row: Integer
+    start_column: Integer
+    dilation_rows: Integer
+    dilation_columns: Integer
+    tap_rows: Integer
+    runs: Integer
+    run_taps: Integer
+    tap_length: Integer
+    terms: Integer
+    rows: Integer
+    blocks: Integer
+    pixels: Integer
+    sums: Integer
+    splits: Integer
+    filters: Integer
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Makes rows of the matrix from an image, and adds them to it."""
+
+    k: Emitter
+    n: Numbers
+    image: Pointer
+    columns: Pointer
+
+    def place(self, pixel: Value) -> tuple[Value, Value, Value]:
+        """Image, row and column of an output pixel."""
+        n = self.n
+        line = pixel // n.target_columns
+        return line // n.target_rows, line % n.target_rows, pixel % n.target_columns
+
+    def runs(
+        self,
+        first: Value,
+        count: Value,
+        group: Value,
+        move: Callable[[Pointer, Pointer, Value], None],
+        clear: Callable[[Pointer, Value], None] | None,
+    ) -> None:
+        """`move(column, pixel, length)` for every piece of the matrix that lies in the image, and
+        `clear(column, length)` for every piece that is padding."""
+        k, n = self.k, self.n
+        source = self.image.at(group * n.channels)
+        with k.loop(0, count) as index:
+            image, row, column = self.place(first + index)
+            top = row * n.stride_rows + n.start_row
+            left = column * n.stride_columns + n.start_column
+            line = self.columns.at(index * n.terms)
+            run_length = n.run_taps * n.tap_length
+            with k.loop(0, n.tap_rows) as i, k.loop(0, n.runs) as j:
+                target = line.at((i * n.runs + j) * run_length)
+                y = top + i * n.dilation_rows
+                x = left + j * n.dilation_columns
+                outside = (y < 0) | (y >= n.height)
+                begin = k.select(outside, n.run_taps, between(k, -x, n.run_taps))
+                end = k.maximum(between(k, n.width - x, n.run_taps), begin)
+                pixel = source.at(image * n.image_step + y * n.row_step)
+                pixel = pixel.at((x + begin) * n.pixel_step)
+                if clear is not None:
+                    clear(target, begin * n.tap_length)
+                    clear(target.at(end * n.tap_length), (n.run_taps - end) * n.tap_length)
+                move(target.at(begin * n.tap_length), pixel, (end - begin) * n.tap_length)
+
+    def fill(self, first: Value, count: Value, group: Value) -> None:
+        """Make the rows of `count` pixels."""
+        k = self.k
+        lanes = natural_lanes(self.image.type)
+
+        def clear(place: Pointer, length: Value) -> None:
+            zero = k.constant(0.0, place.type)
+            k.vector_loop(0, length, lanes, lambda i, c: place.store(i, k.splat(zero, c)))
+
+        def copy(target: Pointer, source: Pointer, length: Value) -> None:
+            k.vector_loop(0, length, lanes, lambda i, c: target.store(i, source.load(i, c)))
+
+        self.runs(first, count, group, copy, clear)
+
+    def add(self, first: Value, count: Value, group: Value) -> None:
+        """Add the rows of `count` pixels to the image."""
+        k = self.k
+        lanes = natural_lanes(self.image.type)
+
+        def add(source: Pointer, target: Pointer, length: Value) -> None:
+            k.vector_loop(
+                0, length, lanes,
+                lambda i, c: target.store(i, target.load(i, c) + source.load(i, c)),
+            )  # fmt: skip
+
+        self.runs(first, count, group, add, None)
+
+    def matrix(self, in_place: bool, first: Value, group: Value) -> tuple[Pointer, Value]:
+        """The rows of pixels from `first` on, and the distance between them."""
+        n = self.n
+        if in_place:
+            return self.image.at(first * n.pixel_step + group * n.channels), n.pixel_step
+        return self.columns, n.terms
+
+
+@native_kernel
+def forward(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    assert in_place, "direct convolution is faster than rows that are made first"
+    begin, end = k.part_range(n.blocks)
+    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+        first = block * n.rows
+        count = k.minimum(n.rows, n.pixels - first)
+        left = image.at(first * n.pixel_step + group * n.channels)
+        right = filters.at(group * n.results * n.terms)
+        goal = output.at(first * n.target_step + group * n.results)
+        gemm(
+            k, address, (count, n.results, n.terms), (left, n.pixel_step), (right, n.terms),
+            (goal, n.target_step), tb=True,
+        )  # fmt: skip
+
+
+@native_kernel
+def input_gradient(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
+
+    def product(first: Value, count: Value, group: Value) -> None:
+        right = filters.at(group * n.results * n.terms)
+        goal = output.at(first * n.target_step + group * n.results)
+        gemm(
+            k, address, (count, n.terms, n.results), (goal, n.target_step),
+            (right, n.terms), own.matrix(in_place, first, group),
+        )  # fmt: skip
+
+    if in_place:
+        begin, end = k.part_range(n.blocks)
+        with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+            first = block * n.rows
+            product(first, k.minimum(n.rows, n.pixels - first), group)
+        return
+    begin, end = k.part_range(n.batch)
+    with k.loop(begin, end) as number:
+        pixels = n.height * n.width * n.channels * n.groups
+        k.clear_bytes(image.at(number * n.image_step), pixels * itemsize(image.type))
+        with k.loop(0, n.blocks) as block, k.loop(0, n.groups) as group:
+            inside = block * n.rows
+            first = number * n.pixels + inside
+            count = k.minimum(n.rows, n.pixels - inside)
+            product(first, count, group)
+            own.add(first, count, group)
+
+
+@native_kernel
+def weight_gradient(
+    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
+    address: Integer, n: Numbers, in_place: bool,
+) -> None:  # fmt: skip
+    own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
+    number, split = k.part // n.splits, k.part % n.splits
+    top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits
+    partial = filters.at(number * n.filters)
+    begin, end = n.blocks * number // n.sums, n.blocks * (number + 1) // n.sums
+    with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
+        first = block * n.rows
+        count = k.minimum(n.rows, n.pixels - first)
+        if not in_place:
+            own.fill(first, count, group)
+        given = output.at(first * n.target_step + group * n.results + top)
+        sums = partial.at((group * n.results + top) * n.terms)
+        one = k.constant(1.0, sums.type)
+        gemm(
+            k, address, (bottom - top, n.terms, count), (given, n.target_step),
+            own.matrix(in_place, first, group), (sums, n.terms), ta=True,
+            beta=k.select(block.equals(begin), one * 0.0, one),
+        )  # fmt: skip

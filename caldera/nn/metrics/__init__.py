@@ -1,0 +1,41 @@
+"""Metrics: what a user wants to know of a model, as sums that add up over batches and ranks.
+
+Sums are float64, so that any number of samples is counted exactly and no precision pass touches
+them. A sample of weight 0 counts for nothing, so 0 marks padding.
+
+What predictions and targets stand for, is known by the loss: training uses `for_task` of each
+metric, which refuses what makes no sense for it.
+"""
+
+from __future__ import annotations
+
+from caldera.nn.metrics.base import MeanMetric, Metric, metrics
+from caldera.nn.metrics.classes import (
+    F1,
+    Accuracy,
+    ByClass,
+    ClassMetric,
+    ConfusionMatrix,
+    Precision,
+    Recall,
+    TopK,
+)
+from caldera.nn.metrics.values import R2, MeanAbsoluteError, MeanSquaredError, ValueMetric
+
+__all__ = [
+    "F1",
+    "R2",
+    "Accuracy",
+    "ByClass",
+    "ClassMetric",
+    "ConfusionMatrix",
+    "MeanAbsoluteError",
+    "MeanMetric",
+    "MeanSquaredError",
+    "Metric",
+    "Precision",
+    "Recall",
+    "TopK",
+    "ValueMetric",
+    "metrics",
+]

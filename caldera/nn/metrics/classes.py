@@ -1,0 +1,231 @@
+"""Metrics of classes and labels."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+from caldera.lazy import Expr
+from caldera.nn.losses import mean_by_sample
+from caldera.nn.metrics.base import MeanMetric, Metric, metrics, ratio, sample_factors
+from caldera.nn.metrics.decision import Decision, labels
+from caldera.nn.task import MULTILABEL, Task
+
+
+class ClassMetric(Metric):
+    """A metric of classes or labels: which of the two, and where they lie, is the loss's to say.
+
+    >>> from caldera.nn.metrics import Accuracy, ClassMetric
+    >>> issubclass(Accuracy, ClassMetric)
+    True
+    """
+
+    threshold: float | None
+    axis: int | None
+    _task: ClassVar[Task | None] = None
+
+    def for_task(self, task: Task | None) -> Self:
+        made = copy.copy(self)
+        # Past the guard of frozen dataclasses.
+        object.__setattr__(made, "_task", task)
+        made.decision.check()
+        return made
+
+    @property
+    def decision(self) -> Decision:
+        """How predictions decide for classes."""
+        return Decision(self.name, self.threshold, self.axis, self._task)
+
+
+@metrics.register("accuracy")
+@dataclass(frozen=True)
+class Accuracy(ClassMetric, MeanMetric):
+    """The part of predictions whose class is right; of labels, the part that is right.
+
+    The predicted class is that of the largest number along `axis`; targets are class indices, or
+    distributions in the shape of the predictions. Where each number is a label of its own, as for
+    binary cross-entropy, it says yes above `threshold`, and every label counts alike: 1 minus the
+    Hamming loss. Where the loss takes logits, `threshold` is a probability, by default 0.5;
+    else it is for the numbers themselves, by default 0. Without a loss, predictions of one number
+    are labels, and others classes.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import Accuracy
+    >>> sums = Accuracy().sums(cd.tensor([[0.1, 2.0], [3.0, 1.0]]), cd.tensor([1, 1]))
+    >>> Accuracy().result({name: value.numpy() for name, value in sums.items()})
+    0.5
+    """
+
+    threshold: float | None = None
+    axis: int | None = None
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        found = self.decision.of(prediction, target)
+        return mean_by_sample(op.cast(found.predicted == found.actual, "float64"))
+
+
+@metrics.register("top_k")
+@dataclass(frozen=True)
+class TopK(ClassMetric, MeanMetric):
+    """The part of predictions with the right class among their `k` largest numbers along `axis`.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import TopK
+    >>> scores = cd.tensor([[0.1, 2.0, 1.0], [3.0, 1.0, 2.0]])
+    >>> sums = TopK(2).sums(scores, cd.tensor([2, 1]))
+    >>> TopK(2).name, TopK(2).result({name: value.numpy() for name, value in sums.items()})
+    ('top_2', 0.5)
+    """
+
+    k: int = 5
+    axis: int | None = None
+    threshold: float | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError.build("TopK", expected="a k of 1 or more", got=f"{self.k}")
+
+    @property
+    def name(self) -> str:
+        return f"top_{self.k}"
+
+    def for_task(self, task: Task | None) -> Self:
+        if task is not None and task.kind == MULTILABEL:
+            raise ConfigError.build(
+                self.name, expected="a loss of classes", got=f"a {task.kind} one",
+                hint="use metrics=['accuracy', 'f1'] there",
+            )  # fmt: skip
+        return super().for_task(task)
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        axis = self.decision.position(prediction)
+        wanted = labels(self.name, prediction, target, axis)
+        _, best = op.top_k(prediction, self.k, axis=axis)
+        found = op.any(best == op.unsqueeze(wanted, axis), axis=axis)
+        return mean_by_sample(op.cast(found, "float64"))
+
+
+@dataclass(frozen=True)
+class ByClass(ClassMetric):
+    """What precision, recall and F1 share: hits, predictions and occurrences of each class.
+
+    Classes and labels are decided as in `Accuracy`; labels lie along `axis`, which has to be said
+    where predictions have more axes than samples and labels. The value is the mean over the classes
+    or labels that occur among targets or predictions, and with `per_class` an array, with nan for
+    those that do not. Where predictions are of one number, it is that of class 1.
+
+    >>> from caldera.nn.metrics import ByClass, Precision
+    >>> issubclass(Precision, ByClass)
+    True
+    """
+
+    per_class: bool = False
+    threshold: float | None = None
+    axis: int | None = None
+
+    @property
+    def name(self) -> str:
+        return super().name + ("_per_class" if self.per_class else "")
+
+    def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
+        found = self.decision.of(prediction, target)
+        predicted, actual = found.by_class()
+        factors = found.spread(sample_factors(weights, prediction))
+        return {
+            "hits": op.sum(factors * predicted * actual, axis=0),
+            "predicted": op.sum(factors * predicted, axis=0),
+            "actual": op.sum(factors * actual, axis=0),
+        }
+
+    def result(self, sums: Mapping[str, np.ndarray]) -> float | np.ndarray:
+        values = self.values(sums["hits"], sums["predicted"], sums["actual"])
+        occurs = sums["predicted"] + sums["actual"] > 0
+        if self.per_class:
+            return np.where(occurs, values, np.nan)
+        return float(values[occurs].mean()) if occurs.any() else float("nan")
+
+    @abstractmethod
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        """The value for each class."""
+
+
+@metrics.register("precision")
+@dataclass(frozen=True)
+class Precision(ByClass):
+    """The part of the predictions of a class that is right; 0 for one that is never predicted.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import Precision
+    >>> sums = Precision().sums(cd.tensor([2.0, 1.0, -1.0, 3.0]), cd.tensor([1, 0, 1, 1]))
+    >>> round(Precision().result({name: value.numpy() for name, value in sums.items()}), 4)
+    0.6667
+    """
+
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return ratio(hits, predicted)
+
+
+@metrics.register("recall")
+@dataclass(frozen=True)
+class Recall(ByClass):
+    """The part of the samples of a class that is found; 0 for one that never occurs.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import Recall
+    >>> sums = Recall().sums(cd.tensor([2.0, 1.0, -1.0]), cd.tensor([1, 0, 1]))
+    >>> Recall().result({name: value.numpy() for name, value in sums.items()})
+    0.5
+    """
+
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return ratio(hits, actual)
+
+
+@metrics.register("f1")
+@dataclass(frozen=True)
+class F1(ByClass):
+    """The harmonic mean of precision and recall of each class.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import F1
+    >>> sums = F1().sums(cd.tensor([2.0, 1.0, -1.0]), cd.tensor([1, 0, 1]))
+    >>> F1().result({name: value.numpy() for name, value in sums.items()})
+    0.5
+    """
+
+    def values(self, hits: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return ratio(2 * hits, predicted + actual)
+
+
+@metrics.register("confusion_matrix")
+@dataclass(frozen=True)
+class ConfusionMatrix(ClassMetric):
+    """How often each class (row) was taken for each class (column), by weight.
+
+    Several labels, each yes or no, have no such matrix: see them with `F1(per_class=True)`.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.metrics import ConfusionMatrix
+    >>> sums = ConfusionMatrix().sums(cd.tensor([2.0, 1.0, -1.0]), cd.tensor([1, 0, 1]))
+    >>> ConfusionMatrix().result({"counts": sums["counts"].numpy()}).tolist()
+    [[0.0, 1.0], [1.0, 1.0]]
+    """
+
+    threshold: float | None = None
+    axis: int | None = None
+
+    def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
+        found = self.decision.of(prediction, target)
+        predicted, actual = found.one_hot()
+        factors = found.spread(sample_factors(weights, prediction))
+        return {"counts": op.transpose(actual) @ (factors * predicted)}
+
+    def result(self, sums: Mapping[str, np.ndarray]) -> np.ndarray:
+        return sums["counts"]

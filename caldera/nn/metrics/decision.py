@@ -1,0 +1,206 @@
+"""From predictions and targets to classes: what metrics of classifiers begin with.
+
+Whether numbers are those of classes, of which the largest is right, or of labels, of which each is
+yes or no, cannot be seen in arrays of one shape. The loss knows it (see `Task`); without one, what
+is not certain is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from caldera import op
+from caldera.errors import ConfigError, ShapeError
+from caldera.lazy import Expr
+from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, Task
+from caldera.tensor.shape import normalise_axis
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How to decide for classes: what a metric was made with, and the task it is used for.
+
+    Labels are yes above `threshold`, classes lie along `axis`; None leaves it to the task.
+    """
+
+    where: str
+    threshold: float | None = None
+    axis: int | None = None
+    task: Task | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be decided for such a task."""
+        kind = None if self.task is None else self.task.kind
+        if kind == MULTICLASS and self.threshold is not None:
+            raise ConfigError.build(
+                self.where, expected="no threshold where the largest number says the class",
+                got=f"threshold={self.threshold}",
+                hint="leave it out, or use a loss of labels: binary_cross_entropy",
+            )  # fmt: skip
+        if kind == REGRESSION and self.threshold is None and self.axis is None:
+            raise ConfigError.build(
+                self.where, expected="a loss of classes or labels", got="one of values",
+                hint="use metrics=['mae'], or say how values decide: threshold= above which each "
+                "is a yes, or axis= along which the largest is the class",
+            )  # fmt: skip
+        if self._logits and self.threshold is not None and not 0 < self.threshold < 1:
+            raise ConfigError.build(
+                self.where, expected="a threshold between 0 and 1, for probabilities",
+                got=f"{self.threshold}",
+            )  # fmt: skip
+
+    def of(self, prediction: Any, target: Any) -> Classification:
+        """What is predicted and what is true."""
+        self.check()
+        if self._kind(tuple(prediction.shape), tuple(target.shape)) == MULTILABEL:
+            return self._labels(prediction, target)
+        axis = self.position(prediction)
+        return Classification(
+            self.where,
+            op.argmax(prediction, axis=axis),
+            labels(self.where, prediction, target, axis),
+            prediction.shape[axis],
+        )
+
+    def position(self, prediction: Any) -> int:
+        """The axis of the classes."""
+        return self._position(tuple(prediction.shape))
+
+    def _position(self, shape: tuple[int, ...]) -> int:
+        axis = self.axis
+        if axis is None:
+            axis = -1 if self.task is None else self.task.axis
+        found = normalise_axis(axis, len(shape), self.where)
+        if found == 0:
+            raise ShapeError.build(
+                self.where, expected="classes along an axis after that of the samples",
+                got=f"axis={axis} of predictions of shape {shape}",
+            )  # fmt: skip
+        return found
+
+    def _kind(self, prediction: tuple[int, ...], target: tuple[int, ...]) -> str:
+        """Classes or labels."""
+        if self.task is not None and self.task.kind != REGRESSION:
+            return self.task.kind
+        if self.threshold is not None or len(prediction) < 2:
+            return MULTILABEL
+        if prediction[self._position(prediction)] == 1:
+            return MULTILABEL
+        if self.axis is None and target == prediction:
+            raise ShapeError.build(
+                self.where, expected="a class for each sample, or to know what numbers stand for",
+                got=f"targets in the shape of the predictions, {prediction}",
+                hint="say axis=-1 for one-hot targets, threshold= for labels, of which several can "
+                "be right, or for_task(loss.task())",
+            )  # fmt: skip
+        return MULTICLASS
+
+    @property
+    def _logits(self) -> bool:
+        return self.task is not None and self.task.logits and self.task.kind == MULTILABEL
+
+    def _labels(self, prediction: Any, target: Any) -> Classification:
+        threshold = 0.0 if self.threshold is None else self.threshold
+        if self._logits and self.threshold is not None:
+            threshold = math.log(self.threshold) - math.log1p(-self.threshold)
+        said = op.cast(prediction > threshold, "int64")
+        true = op.cast(in_shape_of(self.where, prediction, target) > 0.5, "int64")
+        return Classification(self.where, said, true, 2, self._label_axis(prediction.shape))
+
+    def _label_axis(self, shape: tuple[int, ...]) -> int:
+        """Along which labels lie; the number of axes where there is only one."""
+        rank = len(shape)
+        if self.axis is not None:
+            return normalise_axis(self.axis, rank, self.where)
+        if rank < 2 or shape[-1] == 1:
+            return rank
+        return UNKNOWN if rank > 2 else 1
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The class predicted and the true one, at each position of each sample.
+
+    For labels it is 1 or 0, and `label_axis` where they lie: the number of axes if there is only
+    one label, UNKNOWN if nobody said.
+    """
+
+    where: str
+    predicted: Expr
+    actual: Expr
+    classes: int
+    label_axis: int | None = None
+
+    def by_class(self) -> tuple[Expr, Expr]:
+        """1 at each class or label of each position: predicted and true, (positions, classes)."""
+        if self.label_axis is None:
+            return self.one_hot()
+        if self.label_axis == UNKNOWN:
+            raise ShapeError.build(
+                self.where, expected="axis=, along which the labels lie",
+                got=f"predictions of shape {self.predicted.shape}",
+                hint="as in nn.metrics.F1(axis=1) for images of labels",
+            )  # fmt: skip
+        return self._by_label(self.predicted), self._by_label(self.actual)
+
+    def _by_label(self, values: Expr) -> Expr:
+        values = op.cast(values, "float64")
+        assert self.label_axis is not None
+        if self.label_axis == values.ndim:
+            return op.reshape(values, (-1, 1))
+        order = [axis for axis in range(values.ndim) if axis != self.label_axis]
+        last = op.transpose(values, [*order, self.label_axis])
+        return op.reshape(last, (-1, last.shape[-1]))
+
+    def one_hot(self) -> tuple[Expr, Expr]:
+        """1 at the class of each position: predicted and true, of shape (positions, classes)."""
+        if self.label_axis is not None and self.by_class()[0].shape[1] > 1:
+            raise ShapeError.build(
+                self.where, expected="one label, or classes of which one is right",
+                got=f"predictions of shape {self.predicted.shape}, each number a label",
+                hint="see labels one by one with nn.metrics.F1(per_class=True)",
+            )  # fmt: skip
+        return (
+            op.one_hot(op.flatten(self.predicted, 0), self.classes, dtype="float64"),
+            op.one_hot(op.flatten(self.actual, 0), self.classes, dtype="float64"),
+        )
+
+    def spread(self, factors: Expr) -> Expr:
+        """The weights of samples as those of their positions, of shape (positions, 1)."""
+        shape = list(self.predicted.shape)
+        if self.label_axis is not None and 0 < self.label_axis < len(shape):
+            del shape[self.label_axis]
+        column = op.reshape(factors, (shape[0], *(1 for _ in shape[1:])))
+        return op.reshape(op.broadcast(column, shape), (-1, 1))
+
+
+def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
+    """Class indices: the targets themselves, or where the largest of each distribution is."""
+    shape = tuple(prediction.shape)
+    if tuple(target.shape) == shape:
+        return op.argmax(target, axis=axis)
+    if tuple(target.shape) != (*shape[:axis], *shape[axis + 1 :]):
+        raise ShapeError.build(
+            where, expected="a class for each sample, or as many numbers as the prediction has",
+            got=f"targets of shape {tuple(target.shape)} for predictions of {shape}",
+            hint="say along which axis= the classes are",
+        )  # fmt: skip
+    return op.cast(target, "int64")
+
+
+def in_shape_of(where: str, prediction: Any, target: Any) -> Expr:
+    """The targets in the shape of the predictions; (N,) and (N, 1) stand for each other."""
+    shape, given = tuple(prediction.shape), tuple(target.shape)
+    if given[:1] != shape[:1] or _long_axes(given) != _long_axes(shape):
+        raise ShapeError.build(
+            where, expected="targets in the shape of the predictions", got=f"{given} and {shape}"
+        )
+    return op.reshape(target, shape)
+
+
+def _long_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape[1:] if length != 1)

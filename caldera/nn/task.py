@@ -1,0 +1,27 @@
+"""What a loss is about, so that those who judge predictions do it in the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MULTICLASS, MULTILABEL, REGRESSION = "multi-class", "multi-label", "regression"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The kind of targets that a loss compares predictions with.
+
+    - `multi-class`: one class of several, whose numbers lie along `axis` of a prediction.
+    - `multi-label`: yes or no for each number by itself; with one number a sample, two classes.
+    - `regression`: the numbers themselves.
+
+    With `logits`, sigmoid or softmax make probabilities of predictions.
+
+    >>> from caldera.nn.losses import BinaryCrossEntropy
+    >>> BinaryCrossEntropy().task()
+    Task(kind='multi-label', axis=-1, logits=True)
+    """
+
+    kind: str
+    axis: int = -1
+    logits: bool = False

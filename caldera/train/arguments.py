@@ -1,0 +1,118 @@
+"""What users give to `Model`, `fit`, `evaluate` and `predict`: taken as it is meant, or refused."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from operator import index
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from caldera.errors import ConfigError, DataError
+from caldera.tensor.convert import array_of
+
+T = TypeVar("T")
+
+
+def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
+    """A whole number of at least `least`.
+
+    >>> whole_number(1.5, "epochs", 0)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: fit: expected epochs= a whole number of at least 0, got 1.5
+    """
+    try:
+        number = least - 1 if isinstance(value, bool | np.bool_) else index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ConfigError.build(
+            where, expected=f"{name}= a whole number of at least {least}", got=repr(value)
+        )
+    return number
+
+
+def plain_number(value: Any, name: str, least: float, where: str = "fit") -> float:
+    """A number of at least `least`, which may be infinite.
+
+    >>> plain_number(float("nan"), "seconds", 0.0, "TimeLimit")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: TimeLimit: expected seconds= a number of at least 0, got nan
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not value >= least:
+        limit = "" if least == -math.inf else f" of at least {least:g}"
+        raise ConfigError.build(where, expected=f"{name}= a number{limit}", got=repr(value))
+    found: float = value
+    return found
+
+
+def truth(value: Any, name: str, where: str = "fit") -> bool:
+    """True or False, and nothing that only counts as one of them.
+
+    >>> truth("no", "shuffle")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: fit: expected shuffle= True or False, got 'no'
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError.build(where, expected=f"{name}= True or False", got=repr(value))
+    return bool(value)
+
+
+def folder(value: Any, name: str, where: str = "fit") -> Path | None:
+    """The path of a folder, if one is given.
+
+    >>> folder("", "checkpoint")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: fit: expected checkpoint= the path of a folder, got ''
+    """
+    if value is None:
+        return None
+    is_path = isinstance(value, str | os.PathLike) and str(value).strip()
+    if not is_path or Path(value).is_file():
+        raise ConfigError.build(where, expected=f"{name}= the path of a folder", got=repr(value))
+    return Path(value)
+
+
+def instances(given: Any, kind: type[T], name: str, where: str = "fit") -> Sequence[T]:
+    """A list of objects of one kind.
+
+    >>> import caldera as cd
+    >>> instances(cd.EarlyStopping, cd.Callback, "callbacks")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: fit: expected callbacks= a list of Callback,
+    got <class 'caldera.train.callbacks.EarlyStopping'>; write callbacks=[EarlyStopping(...)]
+    """
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    found = list(given) if is_list else [given]
+    wrong = [each for each in found if not isinstance(each, kind)]
+    if wrong or not is_list:
+        got = (wrong or found)[0]
+        made = got if isinstance(got, type) else type(got)
+        raise ConfigError.build(
+            where, expected=f"{name}= a list of {kind.__name__}", got=repr(got),
+            hint=f"write {name}=[{made.__name__}(...)]" if issubclass(made, kind) else "",
+        )  # fmt: skip
+    return found
+
+
+def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
+    """Arrays with as many samples each.
+
+    >>> arrays([[[1.0]], [[1.0], [2.0]]])
+    Traceback (most recent call last):
+    caldera.errors.DataError: predict: expected inputs of as many samples each,
+    got shapes (1, 1), (2, 1)
+    """
+    found = [array_of(each, where) for each in given]
+    shapes = [array.shape for array in found]
+    if not found or () in shapes or len({shape[0] for shape in shapes}) > 1:
+        raise DataError.build(
+            where, expected="inputs of as many samples each",
+            got="shapes " + ", ".join(map(str, shapes)) if found else "none",
+            hint="the first axis counts the samples" if () in shapes else "",
+        )  # fmt: skip
+    return found

@@ -1,0 +1,278 @@
+"""What a model is trained with. A setting is checked when it is made, and when it is assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import optim
+from caldera.errors import ConfigError
+from caldera.memory import Device
+from caldera.memory import device as find_device
+from caldera.nn.layer import Layer
+from caldera.nn.losses import Loss, losses
+from caldera.nn.metrics import Metric
+from caldera.nn.metrics import metrics as metric_names
+from caldera.nn.task import REGRESSION
+from caldera.optim import Optimizer
+from caldera.passes.precision import NAMES as PRECISIONS
+from caldera.tensor.dtype import canonical, is_float
+from caldera.tensor.seeding import checked_seed
+from caldera.train.arguments import whole_number
+from caldera.train.predictors import Predictors
+from caldera.train.step import Steps
+from caldera.train.step_graph import MAIN, Objective
+
+GivenLoss = str | Loss | Mapping[str, str | Loss]
+
+
+class ModelSettings(Layer):
+    """The settings of a model, each of which takes another value later as it does at first."""
+
+    def _set(
+        self,
+        loss: GivenLoss,
+        optimizer: str | Optimizer,
+        learning_rate: float | optim.Schedule | None,
+        batch_size: int | optim.EpochRule,
+        epochs: int,
+        metrics: Sequence[str | Metric] | None,
+        loss_weights: Mapping[str, float] | None,
+        dtype: Any,
+        precision: str | None,
+        seed: int,
+        device: Device | str | int | None,
+    ) -> None:
+        self._predictors = Predictors()
+        self._evaluator: Steps | None = None
+        self._dtype = _checked_dtype(dtype, self._where)
+        self._device = find_device(device)
+        self._optimizer = _optimizer(optimizer, learning_rate)
+        self._objective = _objective(loss, loss_weights or {})
+        self.metrics = metrics
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.precision = precision
+        self.seed = seed
+
+    @property
+    def _where(self) -> str:
+        return type(self).__name__
+
+    def _forget_plans(self) -> None:
+        """What was compiled for other settings is of no use any more."""
+        self._predictors.clear()
+        self._evaluator = None
+
+    # --- what is learned
+
+    @property
+    def objective(self) -> Objective:
+        """The losses of the outputs, and their weights."""
+        return self._objective
+
+    @property
+    def loss(self) -> Loss | dict[str, Loss]:
+        """The loss, or those of several outputs by name; assign a name or a loss to change it.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+        >>> model.loss = "mse"
+        >>> model.loss, model.metrics
+        (MeanSquared(), (MeanAbsoluteError(),))
+        """
+        known = dict(self._objective.losses)
+        return known[MAIN] if list(known) == [MAIN] else known
+
+    @loss.setter
+    def loss(self, given: GivenLoss) -> None:
+        made = _objective(given, {})
+        kept = {name: w for name, w in self._objective.weights.items() if name in made.losses}
+        objective = Objective(made.losses, kept)
+        if self._chosen_metrics is not None:
+            # Those that make no sense for it are refused before anything has changed.
+            objective.judged_by(self._chosen_metrics)
+        self._objective = objective
+        self._forget_plans()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What is measured beside the loss: those that were chosen, else accuracy for classes and
+        labels and the mean absolute error for values. Assign a list, or None for the usual ones."""
+        if self._chosen_metrics is not None:
+            return self._chosen_metrics
+        return tuple(metric_names.make(each) for each in _usual_metrics(self._objective))
+
+    @metrics.setter
+    def metrics(self, given: Sequence[str | Metric] | None) -> None:
+        chosen: tuple[Metric, ...] | None = None
+        if given is not None:
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise ConfigError.build(
+                    self._where, expected="metrics= a list", got=repr(given),
+                    hint=f"write metrics=[{given!r}]",
+                )  # fmt: skip
+            chosen = tuple(metric_names.make(each) for each in given)
+            self._objective.judged_by(chosen)
+        self._chosen_metrics = chosen
+        self._forget_plans()
+
+    # --- how
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What makes updates of gradients; assign a name or an optimizer to begin with a new one.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+        >>> model.optimizer = "sgd"
+        >>> model.optimizer
+        SGD()
+        """
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, given: str | Optimizer) -> None:
+        self._optimizer = _optimizer(given, None)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate or schedule that the optimizer was made with; to change it, see there."""
+        return self._optimizer.arguments().get("learning_rate")
+
+    @learning_rate.setter
+    def learning_rate(self, given: Any) -> None:
+        kind = type(self._optimizer).__name__
+        raise ConfigError.build(
+            self._where, expected="a learning rate that is given to the optimizer",
+            got=f"learning_rate = {given!r}",
+            hint=f"write model.optimizer = optim.{kind}({given!r}), or model.optimizer."
+            f"learning_rate.assign({given!r}) to keep what it has learned",
+        )  # fmt: skip
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, given: int | optim.EpochRule) -> None:
+        rules = [given] if isinstance(given, optim.EpochRule) else []
+        if rules and rules[0].controls != "batch_size":
+            raise ConfigError.build(
+                self._where, expected="batch_size= a number or a rule for it", got=repr(given),
+                hint="as optim.GrowingBatch is one",
+            )  # fmt: skip
+        size = int(rules[0].value) if rules else given
+        self._batch_size = whole_number(size, "batch_size", 1, self._where)
+        self.between_epochs: list[optim.EpochRule] = rules
+
+    @property
+    def epochs(self) -> int:
+        """How often `fit` goes through the data, unless it is told otherwise."""
+        return self._epochs
+
+    @epochs.setter
+    def epochs(self, given: int) -> None:
+        self._epochs = whole_number(given, "epochs", 0, self._where)
+
+    @property
+    def seed(self) -> int:
+        """What initial parameters, the order of samples and all random numbers follow from."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, given: int) -> None:
+        self._seed = checked_seed(given, f"{self._where} seed")
+
+    # --- in what numbers, and where
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of parameters and of what floats become; fixed when the model is made."""
+        return self._dtype
+
+    @property
+    def precision(self) -> str | None:
+        """In what products are computed, if not in the dtype itself."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, given: str | None) -> None:
+        if given is not None and given not in PRECISIONS:
+            raise ConfigError.build(
+                "precision", expected="one of " + ", ".join(PRECISIONS), got=repr(given),
+                hint="None computes in the dtype of the model",
+            )  # fmt: skip
+        self._precision = given
+        self._forget_plans()
+
+    @property
+    def device(self) -> Device:
+        """Where the model is; assigning moves it there, as `to` does."""
+        return self._device
+
+    @device.setter
+    def device(self, given: Device | str | int) -> None:
+        place = find_device(given)
+        if place is self._device:
+            return
+        # An optimizer has variables once a step has been written down.
+        kept = self.optimizer.variables() if self.optimizer.state else []
+        for variable in (*self.parameters(), *self.states(), *kept):
+            variable.move(place)
+        self._device = place
+        self._forget_plans()
+
+
+def _checked_dtype(given: Any, where: str) -> Any:
+    if not is_float(canonical(given)):
+        raise ConfigError.build(
+            where, expected="dtype= a float, such as 'float32'", got=repr(given),
+            hint="inputs may be integers: nn.Input(shape, dtype='int64')",
+        )  # fmt: skip
+    return given
+
+
+def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> Optimizer:
+    if isinstance(given, Optimizer):
+        if rate is not None:
+            raise ConfigError.build(
+                "optimizer", expected="the learning rate in one place",
+                got="an optimizer object and learning_rate=", hint="give it to the optimizer alone",
+            )  # fmt: skip
+        return given
+    return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
+
+
+def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
+    if not isinstance(given, Mapping):
+        given = {MAIN: given}
+    if not given:
+        raise ConfigError.build("loss", expected="a loss for an output", got="none")
+    if not isinstance(weights, Mapping):
+        raise ConfigError.build(
+            "loss_weights", expected="a dict from outputs to weights", got=repr(weights)
+        )
+    unknown = sorted(set(weights) - set(given))
+    if unknown:
+        raise ConfigError.build(
+            "loss_weights", expected="weights for " + ", ".join(given), got=", ".join(unknown)
+        )
+    for name, weight in weights.items():
+        # Below 0 an output would learn to be wrong.
+        if isinstance(weight, bool | str) or not 0 <= weight < np.inf:
+            raise ConfigError.build(
+                "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
+            )
+    return Objective({name: losses.make(each) for name, each in given.items()}, dict(weights))
+
+
+def _usual_metrics(objective: Objective) -> list[str]:
+    """Accuracy for classes and labels, the mean absolute error for the rest."""
+    task = next(iter(objective.losses.values())).task()
+    return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]
