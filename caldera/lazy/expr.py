@@ -25,6 +25,10 @@ from caldera.tensor.dtype import DType, bool_, canonical, float32, is_float, of_
 from caldera.tensor.shape import Shape
 
 
+def _no_plan() -> None:
+    return None
+
+
 class Expr:
     """An expression that is computed when its value is asked for.
 
@@ -44,7 +48,8 @@ class Expr:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._plan: Plan | None = None
+        # Which plans are kept is not decided here: there may be many expressions.
+        self._plan: Callable[[], Plan | None] = _no_plan
 
     def __reduce__(self) -> Any:
         raise ConfigError.build(
@@ -92,9 +97,10 @@ class Expr:
         >>> (x * 2.0).eval(x=[1.0, 2.0]).tolist()
         [2.0, 4.0]
         """
-        plan = self._plan
+        plan = self._plan()
         if plan is None or plan.is_stale:
-            plan = self._plan = compile_nodes((self.node,))
+            plan = compile_nodes((self.node,))
+            self._plan = weakref.ref(plan)
         return plan.run(feeds)[0]
 
     def numpy(self) -> np.ndarray:

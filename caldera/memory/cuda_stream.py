@@ -80,9 +80,11 @@ def launching_side_stream() -> int:
 
 
 class _Captured(threading.local):
-    """The streams on which the calling thread captures; None if it does not."""
+    """The streams on which the calling thread captures, None if it does not, and those for the
+    next time."""
 
     streams: list[Any] | None = None
+    spare: list[Any] | None = None
 
 
 class CudaStream(CapturingStream):
@@ -186,7 +188,8 @@ class CudaStream(CapturingStream):
     def begin_capture(self) -> None:
         super().begin_capture()
         try:
-            streams = [self._new_stream()]
+            streams = self._captured.spare or [self._new_stream()]
+            self._captured.spare = None
             # Meanwhile nobody may wait for the card as a whole.
             self.card.capture_lock.acquire()
             try:
@@ -209,4 +212,5 @@ class CudaStream(CapturingStream):
                 graph = streams[0].end_capture()
         finally:
             self.card.capture_lock.release()
+        self._captured.spare = streams
         return CudaGraph(self, graph, kept)

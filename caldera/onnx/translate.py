@@ -52,6 +52,8 @@ class Scope:
     in_numpy: set[str] = field(default_factory=set)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The attributes of the function that this is the inside of."""
+    calls: Sequence[Call] = ()
+    """What is performed here."""
 
     def value(self, name: str) -> Value:
         """What a name stands for here; "" is an input that is left out."""
@@ -81,6 +83,7 @@ class Scope:
 
     def perform(self, calls: Sequence[Call]) -> None:
         """Add the outputs of these calls."""
+        self.calls = calls
         for call in calls:
             attributes = _resolved(call.attributes, self.given)
             inputs = [self.value(name) for name in call.inputs]
@@ -92,6 +95,19 @@ class Scope:
             for name, value in zip(call.outputs, outputs, strict=False):
                 if name:
                     self.values[name] = value
+
+    def computed_from(self, name: str, values: Mapping[str, Value]) -> Value:
+        """What a name here stands for if other values are given to some names."""
+        wanted, needed = {name}, []
+        for call in reversed(self.calls):
+            if wanted & (set(call.outputs) - values.keys()):
+                needed.append(call)
+                wanted.update(call.inputs)
+        inside = Scope(
+            self.program, self.versions, dict(values), self.budget, self, self.in_numpy, self.given
+        )
+        inside.perform(needed[::-1])
+        return inside.value(name)
 
     def _outputs(
         self, call: Call, inputs: list[Value], attributes: dict[str, Any]

@@ -64,9 +64,9 @@ class Inputs:
     def nbytes(self) -> int:
         """Bytes of all places, on both sides."""
         sides = 1 if self._device.is_host else 2
-        return sides * sum(
-            each.written.nbytes for places in self._places for each in places.values()
-        )
+        # Lists: another thread may be running the plan.
+        places = [each for turn in self._places for each in list(turn.values())]
+        return sides * sum(each.written.nbytes for each in places)
 
     def array(self, symbol: Symbol) -> Any:
         """What kernels are given for an input in this turn."""

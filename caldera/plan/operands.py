@@ -42,8 +42,8 @@ class Operands:
     @property
     def nbytes(self) -> int:
         """Bytes of what the plan keeps itself."""
-        held = sum(tensor.nbytes for tensor in self._held.values())
-        return self.inputs.nbytes + held + sum(each.nbytes for each in self._constants.values())
+        kept = [*self._held.values(), *list(self._constants.values())]
+        return self.inputs.nbytes + sum(each.nbytes for each in kept)
 
     @property
     def are_stale(self) -> bool:

@@ -22,7 +22,13 @@ from caldera.nn.metrics import metrics
 from caldera.nn.tracing import trace
 from caldera.optim import optimizers
 from caldera.train.model import Model
-from caldera.train.saving.model_file import SETTINGS, model_bytes, read_content, read_tensors
+from caldera.train.saving.model_file import (
+    SETTINGS,
+    model_bytes,
+    read_content,
+    read_schema,
+    read_tensors,
+)
 from caldera.train.saving.progress import progress_bytes, restore_progress
 from caldera.train.saving.snapshot import assign_all, model_variables
 
@@ -119,6 +125,7 @@ def load_model(path: Source) -> NeuralNetwork:
         )  # fmt: skip
     inputs = _inputs(content["inputs"], where)
     settings = _settings(content["settings"], where)
+    schema = read_schema(content, where)
     _check_sizes(content, inputs, settings["dtype"], where)
     tensors = read_tensors(path, content)
     model = NeuralNetwork(_layers(content["layers"], where), **settings)
@@ -126,6 +133,7 @@ def load_model(path: Source) -> NeuralNetwork:
         # Only shape and dtype matter, so one number stands for all.
         model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
     assign_all(model_variables(model), tensors, where)
+    model.schema = schema
     return model
 
 
