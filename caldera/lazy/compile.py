@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -21,14 +19,11 @@ from caldera.memory import device as find_device
 from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
 from caldera.passes.structure_cache import StructureCache
+from caldera.plan.cache import SharedPlans, program_key
 from caldera.plan.plan import Plan
 
-REMEMBERED = 256
-"""Plans kept for the next time the same graph is asked for."""
-
-_plans: OrderedDict[Hashable, Plan] = OrderedDict()
+_plans = SharedPlans()
 _structures = StructureCache()
-_lock = threading.Lock()
 
 
 @cache
@@ -57,11 +52,13 @@ def compile_nodes(
     program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
     load_kernels(place.kernels)
-    key = (program, place, tuple(sorted(without)), precision, communicator, choices.version)
-    with _lock:
-        if key in _plans:
-            _plans.move_to_end(key)
-            return _plans[key]
+    key = (
+        program_key(program, communicator), place, tuple(sorted(without)), precision,
+        choices.version,
+    )  # fmt: skip
+    known = _plans.get(key)
+    if known is not None:
+        return known
     several = communicator is not None and communicator.size > 1
     run_passes = partial(
         optimise,
@@ -85,12 +82,8 @@ def compile_nodes(
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
     )  # fmt: skip
-    if not remember:
-        return plan
-    with _lock:
-        _plans[key] = plan
-        while len(_plans) > REMEMBERED:
-            _plans.popitem(last=False)
+    if remember:
+        _plans.add(key, plan)
     return plan
 
 
@@ -106,8 +99,7 @@ def forget_plans() -> None:
     >>> cd.compile(x * 2.0) is plan
     False
     """
-    with _lock:
-        _plans.clear()
+    _plans.clear()
     _structures.clear()
 
 

@@ -53,6 +53,13 @@ def test_a_rank_that_never_comes_is_given_up(job: Job) -> None:
     assert re.search(r"rank 0 of 2 \(world\) gives up after \d+ s", done.stderr)
 
 
+def test_a_rank_that_was_stopped_is_not_waited_for_as_long_as_a_busy_one(job: Job) -> None:
+    done = job(2, "stops")
+    assert done.returncode != 0
+    assert re.search(r"rank 0 of 2 \(world\) waits in .* but rank 1 does not answer", done.stderr)
+    assert "gives up after" not in done.stderr
+
+
 def test_after_a_kill_all_ranks_are_started_again(job: Job) -> None:
     done = job(2, "dies", "--restarts", "1")
     assert done.returncode == 0, done.stderr

@@ -90,6 +90,13 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     "functions": lambda x: op.exp(x) + op.log(abs(x) + 0.1) + op.sin(x) * op.cos(x) + op.erf(x),
     "near zero": lambda x: op.log1p(abs(x)) + op.expm1(x),
+    "angles": lambda x: op.tan(x) + op.atan(x) + op.asin(x / 9.0) + op.acos(x / 9.0),
+    "hyperbolic": lambda x: (
+        op.sinh(x) + op.cosh(x) + op.asinh(x) + op.acosh(abs(x) + 1.0) + op.atanh(x / 9.0)
+    ),
+    "other bases": lambda x: op.log2(abs(x) + 1.0) + op.log10(abs(x) + 1.0) + op.exp2(x),
+    "lengths": lambda x: op.hypot(x, 2.0) + op.logaddexp(x, 1.0) + op.erfc(x) + op.trunc(x),
+    "gates": lambda x: op.mish(x) + op.softsign(x) + op.prelu(x, 0.3),
     "roots": lambda x: op.rsqrt(abs(x) + 1.0) + op.sqrt(abs(x)) + op.reciprocal(x + 4.0),
     "rounding": lambda x: op.floor(x) + op.ceil(x) + op.round(x) + op.sign(x) + op.square(x),
     "comparison": lambda x: op.where(

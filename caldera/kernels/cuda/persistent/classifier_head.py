@@ -209,9 +209,9 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices of the first product are brought at once."""
         left, right, weights = self._sides
-        room = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
-        room -= weights.floats(self._jobs[1].inner)
-        return fitting([left, right], self._jobs[0].inner, room)
+        floats = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
+        floats -= weights.floats(self._jobs[1].inner)
+        return fitting([left, right], self._jobs[0].inner, floats)
 
     @property
     def _sums(self) -> int:
@@ -299,9 +299,9 @@ class _Writer:
             f"for (i32 e = thread; e < {ROWS * self._stride}; e += {THREADS})",
             "    gradients[e] = 0.0f;",
             f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0,",
-            f"    {layout.place('a')}, {layout.place('b')}, room, numbers);",
+            f"    {layout.place('a')}, {layout.place('b')}, scratch, numbers);",
             *each[0],
-            "        float sum = tile_sum<T>(room, below, across);",
+            "        float sum = tile_sum<T>(scratch, below, across);",
             *(f"        {line}" for line in self._ends[0]),
             "    }",
             "}",
@@ -312,10 +312,10 @@ class _Writer:
             "__syncthreads();",
             "float c[U::WARP_M / 16][U::WARP_N / 8][4] = {};",
             f"warp_products<U, S, W>(c, gradients, {layout.place('weights')}, {second.inner});",
-            "warp_store<U>(c, room);",
+            "warp_store<U>(c, scratch);",
             "__syncthreads();",
             *each[1],
-            "        float sum = tile_sum<U>(room, below, across);",
+            "        float sum = tile_sum<U>(scratch, below, across);",
             *(f"        {line}" for line in self._ends[1]),
             "    }",
             "}",

@@ -21,7 +21,7 @@ class Layout:
     >>> layout.add("b", 60, early=True)
     >>> layout.end(None)
     >>> layout.place("a"), layout.place("b"), layout.zones
-    ('room + 0', 'room + 100', Zones(late=100, early=60, soon=True))
+    ('scratch + 0', 'scratch + 100', Zones(late=100, early=60, soon=True))
     """
 
     late: int = 0
@@ -49,7 +49,7 @@ class Layout:
 
     def place(self, name: str) -> str:
         """Where something lies, in CUDA."""
-        return f"room + {self.places[name]}"
+        return f"scratch + {self.places[name]}"
 
     @property
     def zones(self) -> Zones:

@@ -71,7 +71,6 @@ struct Staged {
     static const int ROUNDED = (DEPTH + 7) / 8 * 8;
     static const int STRIDE = !ALONG ? apart(WIDE) : PAIRED ? apart(ROUNDED) : ROUNDED + 4;
     static const int LENGTH = ALONG ? ROUNDED : WIDE;
-    static const int ROOM = STRIDE * (ALONG ? WIDE : ROUNDED);
     static const int DOWN = ALONG ? STRIDE : 1, DEEP = ALONG ? 1 : STRIDE;
 };
 
