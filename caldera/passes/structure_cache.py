@@ -9,9 +9,10 @@ other of its structure was, and written back over its own variables.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache
+from functools import lru_cache
 
 from caldera.graph.node import Node, Spec, Symbol, intern
 from caldera.graph.program import Program
@@ -25,7 +26,7 @@ _BOUND_LATER = frozenset({"variable", "input", "tensor"})
 """Roles of symbols whose values no pass may know."""
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _stand_in(role: str, spec: Spec, place: int) -> Symbol:
     return Symbol(f"{role} {place}", spec, role)
 
@@ -34,7 +35,11 @@ class StructureCache:
     """Optimised programs by the structure they were made of, and by how."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Program] = OrderedDict()
+        self._recent: OrderedDict[Hashable, Program] = OrderedDict()
+        # What holds arrays is known as long as a program made of it is there: the memory that a
+        # model used must be free when the model is gone.
+        self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
+        self._made_of: weakref.WeakKeyDictionary[Program, Program] = weakref.WeakKeyDictionary()
         # One for all: passes are Python, and threads that wait for the same program do not make it
         # twice.
         self._lock = threading.RLock()
@@ -49,18 +54,25 @@ class StructureCache:
         structure = _over(program, stand_ins)
         key = (structure, how)
         with self._lock:
-            if key not in self._known:
-                self._known[key] = optimise(structure)
-            self._known.move_to_end(key)
-            found = self._known[key]
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        return _over(found, {other: symbol for symbol, other in stand_ins.items()})
+            found = self._recent.get(key) or self._in_use.get(key)
+            if found is None:
+                found = optimise(structure)
+            result = _over(found, {other: symbol for symbol, other in stand_ins.items()})
+            if any(node.op.name == "array" for each in (structure, found) for node in each.order()):
+                self._in_use[key] = self._made_of[result] = found
+            else:
+                self._recent[key] = found
+                self._recent.move_to_end(key)
+                while len(self._recent) > REMEMBERED:
+                    self._recent.popitem(last=False)
+        return result
 
     def clear(self) -> None:
         """Forget all programs."""
         with self._lock:
-            self._known.clear()
+            self._recent.clear()
+            self._in_use.clear()
+            self._made_of.clear()
 
 
 def _is_large(node: Node) -> bool:
