@@ -30,7 +30,16 @@ from caldera.errors import (
 )
 from caldera.kernels.choose import choices
 from caldera.lazy import Expr, Variable, compile, forget_plans
-from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, MemoryManager, device, memory_report
+from caldera.memory import (
+    CUDA_MANAGED,
+    DEVICE,
+    HOST,
+    MANAGED,
+    MemoryManager,
+    device,
+    empty_cache,
+    memory_report,
+)
 from caldera.op.random import seed
 from caldera.plan.plan import Plan
 from caldera.registry import provide as _provide
@@ -170,6 +179,7 @@ __all__ = [
     "data",
     "device",
     "diagonal",
+    "empty_cache",
     "errors",
     "forget_plans",
     "from_array",

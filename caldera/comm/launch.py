@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from caldera.machine import usable_cores
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
+_PR_SET_PDEATHSIG = 1
 _HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
 _SENT = ("CALDERA_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
@@ -27,6 +30,29 @@ class Launch:
 
     command: list[str]
     environment: dict[str, str]
+
+    def start(self, attempt: int = 0) -> subprocess.Popen[bytes]:
+        """Start it. On Linux the system ends it if this process is killed before it is over."""
+        return subprocess.Popen(
+            self.command, env={**self.environment, RESTART: str(attempt)},
+            preexec_fn=_ends_with_parent(),
+        )  # fmt: skip
+
+
+def _ends_with_parent() -> Callable[[], None] | None:
+    """What a child does before its program starts, so that it does not outlive its parent."""
+    if sys.platform != "linux":
+        return None
+    # Before the fork: a child must not load anything.
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def ask() -> None:
+        # SIGTERM, which mpiexec takes as the wish to end all ranks.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
 
 
 def launch(

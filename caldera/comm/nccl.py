@@ -28,7 +28,7 @@ from caldera.config import settings
 from caldera.errors import CommError
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import address_of
-from caldera.memory.gpus import card_count, cupy, own_card
+from caldera.memory.gpus import Card, card_count, cupy, own_card
 from caldera.optional import optional_import
 
 PACKAGE = "caldera[cuda]"
@@ -297,7 +297,7 @@ class NcclCommunicator(Communicator):
         """What is put into the own stream runs after all that was launched until now."""
         if not launching_stream():
             # Nobody says on which stream the buffers were written: it may be any of them.
-            cupy().cuda.runtime.deviceSynchronize()
+            Card.current().synchronize()
             return
         event = cupy().cuda.Event(disable_timing=True)
         event.record(cupy().cuda.ExternalStream(launching_stream()))

@@ -15,7 +15,7 @@ from caldera.comm.buffer_checks import same_memory
 from caldera.comm.request import Request
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.device_array import DeviceArray, address_of
-from caldera.memory.gpus import cupy
+from caldera.memory.gpus import Card, cupy
 
 
 def on_card(buffer: np.ndarray) -> bool:
@@ -60,11 +60,10 @@ def _copy(target: np.ndarray, source: np.ndarray, there: np.ndarray, kind: Any) 
 
 
 def _wait(stream: int) -> None:
-    runtime = cupy().cuda.runtime
     if stream:
-        runtime.streamSynchronize(stream)
+        cupy().cuda.runtime.streamSynchronize(stream)
     else:
-        runtime.deviceSynchronize()
+        Card.current().synchronize()
 
 
 def _its_card(there: np.ndarray) -> Any:

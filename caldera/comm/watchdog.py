@@ -2,8 +2,9 @@
 
 Each rank's watchdog has a channel of its own to the others. When its rank has been stuck in one
 message or collective for `settings.stall_s`, it asks the others where they are, and says so: who
-has not come, and at which line they are instead. After ten times as long it gives the job up. If a
-rank has left the program while others wait for it, they give up at once.
+has not come, and at which line they are instead. From twice as long on it gives the job up if one
+does not answer (it was stopped, or its machine is gone), and after ten times as long whatever they
+say. If a rank has left the program while others wait for it, they give up at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,12 +22,15 @@ from typing import Any
 import numpy as np
 
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, mpi
+from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, do_not_wait_for_the_lost, mpi
 from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.config import settings
 
 LOOKS_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 3.0
+SILENT_AFTER_S = 10.0
+"""A rank that has not answered for so long is lost: its watchdog runs whatever else it does."""
+STALLS_BEFORE_SILENCE_COUNTS = 2
 GRACE_S = 2.0
 """How long a rank may be stuck after another one has left before that is taken for the reason."""
 _ASK, _ANSWER, _LEFT = 1, 2, 3
@@ -43,7 +48,7 @@ class Watchdog:
         self._main = threading.get_ident()
         self._left: dict[int, dict[str, int]] = {}
         self._answers: dict[int, dict[str, Any]] = {}
-        self._reported: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, int]] = {}
         self._sending: list[Any] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -54,7 +59,7 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         if MpiCommunicator.a_rank_is_lost():
-            # One will never come.
+            self._wait_for_survivors()
             return
         counts = {each.label: each.collectives for each in MpiCommunicator.instances()}
         try:
@@ -67,7 +72,16 @@ class Watchdog:
                 time.sleep(0.005)
         except mpi().Exception:
             # A rank has died meanwhile.
-            return
+            do_not_wait_for_the_lost()
+
+    def _wait_for_survivors(self) -> None:
+        """MPI ends without waiting for anybody now: what was sent is given time to arrive."""
+        newest = max(MpiCommunicator.instances(), key=lambda each: each.generation)
+        until = time.monotonic() + GRACE_S
+        with suppress(mpi().Exception):
+            all_here = newest.handle.Ibarrier()
+            while not all_here.Test() and time.monotonic() < until:
+                time.sleep(0.005)
 
     # --- the thread
 
@@ -87,9 +101,13 @@ class Watchdog:
         stuck = time.monotonic() - blocked
         if stuck > GRACE_S:
             self._check_for_leavers(communicator)
-        if stuck > settings.stall_s and self._reported.get(communicator.label) != blocked:
-            self._reported[communicator.label] = blocked
-            self._report(communicator, stuck)
+        stalls = int(stuck / settings.stall_s) if settings.stall_s else STALLS_BEFORE_ABORT
+        if stalls and self._asked.get(communicator.label, (0.0, 0)) < (blocked, stalls):
+            self._asked[communicator.label] = (blocked, stalls)
+            if stalls == 1:
+                self._report(communicator, stuck)
+            elif stalls >= STALLS_BEFORE_SILENCE_COUNTS:
+                self._check_for_silence(communicator)
         if stuck > STALLS_BEFORE_ABORT * settings.stall_s:
             _say(f"{_who(communicator)} gives up after {stuck:.0f} s")
             self._give_up()
@@ -117,15 +135,35 @@ class Watchdog:
             )
             self._give_up()
 
-    def _report(self, communicator: MpiCommunicator, stuck: float) -> None:
+    def _ask(self, communicator: MpiCommunicator, seconds: float) -> list[int]:
+        """Ask the others where they are, and wait so long for their answers; who the others are."""
         members = [rank for rank in communicator.world_ranks() if rank != self._world.rank]
         self._answers = {}
         for rank in members:
             self._send(rank, _ASK, {"label": communicator.label})
-        until = time.monotonic() + ANSWERS_WITHIN_S
+        until = time.monotonic() + seconds
         while len(self._answers) < len(members) and time.monotonic() < until:
             self._read()
             time.sleep(0.01)
+        return members
+
+    def _check_for_silence(self, communicator: MpiCommunicator) -> None:
+        asked = time.monotonic()
+        members = self._ask(communicator, SILENT_AFTER_S)
+        silent = [rank for rank in members if rank not in self._answers and rank not in self._left]
+        # Whoever waits for it may have got on meanwhile.
+        if not silent or communicator.blocked is None or communicator.blocked > asked:
+            return
+        names = ", ".join(f"rank {rank}" for rank in silent)
+        _say(
+            f"{_who(communicator)} waits in {communicator.operation or 'a message'} at "
+            f"{source_location(self._main)}, but {names} does not answer: it was stopped, or its "
+            "machine is gone; all ranks are ended"
+        )
+        self._give_up()
+
+    def _report(self, communicator: MpiCommunicator, stuck: float) -> None:
+        members = self._ask(communicator, ANSWERS_WITHIN_S)
         here = [
             rank
             for rank, said in self._answers.items()

@@ -95,7 +95,7 @@ class Body:
         specs = tuple(node.spec.logical for node in arguments)
         stand_ins = {node: parameter(i, specs[i]) for i, node in enumerate(arguments)}
         results = substitute(outputs, stand_ins)
-        key = (specs, results)
+        key = (specs, tuple(map(id, results)))
         body = cls._table.get(key)
         if body is None:
             body = super().__new__(cls)

@@ -17,6 +17,7 @@ from caldera.graph.ops import (
     leaf,
     linalg,
     loss,
+    matrix_functions,
     movement,
     normalisation,
     pooling,

@@ -65,10 +65,11 @@ class Symbol:
 
     `role` is "variable" (state, may be assigned), "input" (fed at each run), "tensor" (a user's
     live data), "array" (a constant array) or "parameter" (an argument of a body being traced).
-    `value` belongs to whoever made the symbol; the graph never looks at it.
+    `value` belongs to whoever made the symbol; the graph never looks at it. `dependants` are kept
+    only as long as the symbol exists: nobody can ask for them without it.
     """
 
-    __slots__ = ("__weakref__", "name", "role", "serial", "spec", "value")
+    __slots__ = ("__weakref__", "dependants", "name", "role", "serial", "spec", "value")
     _serials = itertools.count()
     moves = 0
     """How often any symbol was given another value to stand for: whoever holds on to one looks."""
@@ -79,6 +80,7 @@ class Symbol:
         self.role = role
         self.value = value
         self.serial = next(Symbol._serials)
+        self.dependants: dict[Hashable, object] = {}
 
     def move(self, value: Any) -> None:
         """Stand for another value, of the same shape and dtype, from now on."""
@@ -134,6 +136,8 @@ def frozen(value: Any) -> Hashable:
         return float, struct.pack("<d", value)
     if isinstance(value, tuple):
         return tuple(frozen(part) for part in value)
+    if isinstance(value, Symbol):
+        return Symbol, id(value)
     return type(value), value
 
 
@@ -148,20 +152,28 @@ def intern(
     # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
     # follows from op, inputs and attributes, but for the order in memory.
     # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
-    operands = tuple(sorted(inputs, key=_serial)) if op.commutative else inputs
+    # Keys hold on to nothing: a node keeps alive what it is made of, so numbers of objects are good
+    # as long as its entry is.
+    operands = tuple(map(id, sorted(inputs, key=_serial) if op.commutative else inputs))
     orders = tuple(spec.order for spec in outputs)
     key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)), orders)
+    found = _table.get(key)
+    if found is not None:
+        # Without the lock, for which ranks that are threads would queue up: who finds a node owns
+        # it, and who does not looks again.
+        return found
+    node = Node()
+    node.op = op
+    node.inputs = inputs
+    node.attrs = attrs
+    node.outputs = outputs
     with _lock:
-        node = _table.get(key)
-        if node is None:
-            node = Node()
-            node.op = op
-            node.inputs = inputs
-            node.attrs = attrs
-            node.outputs = outputs
-            node.serial = next(Node._serials)
-            _table[key] = node
-        return node
+        found = _table.get(key)
+        if found is not None:
+            return found
+        node.serial = next(Node._serials)
+        _table[key] = node
+    return node
 
 
 def describe(node: Node, depth: int = 2) -> str:

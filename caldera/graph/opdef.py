@@ -32,6 +32,8 @@ GradientRule = Callable[..., tuple[Node | None, ...]]
 
 OPS: dict[str, Op] = {}
 """Every op there is, by name."""
+MOST_KNOWN = 1 << 12
+"""Shapes for which a composite op remembers what it gives."""
 
 
 class Mismatch(Exception):
@@ -175,11 +177,14 @@ def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]],
 
         def infer(*inputs: Spec, **attrs: Any) -> tuple[Spec, ...]:
             key = (inputs, tuple((key, frozen(value)) for key, value in attrs.items()))
-            if key not in known:
+            found = known.get(key)
+            if found is None:
                 stand_ins = [parameter(i, spec) for i, spec in enumerate(inputs)]
                 result = as_tuple(decomposition(*stand_ins, **attrs))
-                known[key] = tuple(node.spec for node in result)
-            return known[key]
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                found = known[key] = tuple(node.spec for node in result)
+            return found
 
         created = _register(Op(name, infer, kind))
         created.decompose = decomposition
@@ -231,3 +236,10 @@ def parameter(index: int, spec: Spec) -> Node:
     """Argument number `index` of a body."""
     node: Node = _parameter(index=index, spec=spec)
     return node
+
+
+def detached(node: Node) -> Node:
+    """The same op on arguments that only have a shape and a dtype: what is known about a node as
+    such can be kept without holding on to what it is computed from."""
+    inputs = tuple(parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs))
+    return intern(node.op, inputs, dict(node.attrs), node.outputs)

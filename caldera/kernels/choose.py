@@ -40,6 +40,8 @@ ORACLE = "reference"
 """The kernel that others are checked against. It serves only where there is no other."""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
+MOST_KNOWN = 1 << 14
+"""Choices that a process remembers."""
 HYSTERESIS = 0.03
 """How much faster a kernel must be to displace one of higher priority."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
@@ -148,7 +150,7 @@ class Choices:
         record = self._known.get(place) or tuning_cache.load(tuning_key)
         if record is None:
             return None
-        self._known[place] = record
+        self._note(place[1], record)
         kernel = next(each for each in within if each.name == record.chosen)
         return Verdict(kernel, record.times, "remembered")
 
@@ -180,8 +182,14 @@ class Choices:
         self._keep(Record(tuning_key, kernel.name, outcome.times))
         return Verdict(kernel, outcome.times, "measured")
 
+    def _note(self, digest: str, record: Record) -> None:
+        """Remember a choice; those made first make room, and are found on disk."""
+        self._known[settings.cache_dir, digest] = record
+        while len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
     def _keep(self, record: Record) -> None:
-        self._known[settings.cache_dir, json_digest(record.key)] = record
+        self._note(json_digest(record.key), record)
         try:
             tuning_cache.store(record)
         except OSError as problem:
@@ -241,8 +249,7 @@ class Choices:
         """
         with self._lock:
             for tuning_key, chosen, times in known:
-                record = Record(tuning_key, chosen, times)
-                self._known[settings.cache_dir, json_digest(tuning_key)] = record
+                self._note(json_digest(tuning_key), Record(tuning_key, chosen, times))
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.

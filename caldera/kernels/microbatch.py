@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import parameter
+from caldera.graph.opdef import detached, parameter
 from caldera.kernels.common.scratch import workspace_bytes
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -46,7 +46,9 @@ SLICED = {
 def fitting(kernels: Sequence[Kernel], node: Node, limit: int) -> list[Kernel]:
     """The kernels that run this node within the limit, those in slices included, in their order."""
     found = (
-        kernel if kernel.workspace(node) <= limit else in_microbatches(kernel, node, limit)
+        kernel
+        if kernel.workspace(node) <= limit
+        else in_microbatches(kernel, detached(node), limit)
         for kernel in kernels
     )
     return [kernel for kernel in found if kernel is not None]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -18,14 +16,14 @@ from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory import device as find_device
+from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
+from caldera.passes.structure_cache import StructureCache
+from caldera.plan.cache import SharedPlans, program_key
 from caldera.plan.plan import Plan
 
-REMEMBERED = 256
-"""Plans kept for the next time the same graph is asked for."""
-
-_plans: OrderedDict[Hashable, Plan] = OrderedDict()
-_lock = threading.Lock()
+_plans = SharedPlans()
+_structures = StructureCache()
 
 
 @cache
@@ -54,20 +52,25 @@ def compile_nodes(
     program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
     load_kernels(place.kernels)
-    key = (program, place, tuple(sorted(without)), precision, communicator, choices.version)
-    with _lock:
-        if key in _plans:
-            _plans.move_to_end(key)
-            return _plans[key]
+    key = (
+        program_key(program, communicator), place, tuple(sorted(without)), precision,
+        choices.version,
+    )  # fmt: skip
+    known = _plans.get(key)
+    if known is not None:
+        return known
     several = communicator is not None and communicator.size > 1
-    optimised = optimise(
-        program,
+    run_passes = partial(
+        optimise,
         has_kernel=lambda name: TABLE.has(name, place.kernels),
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
-        several_ranks=several,
     )
+    # Collectives are numbered as they are written, and only here from nought.
+    ordered = collectives(program) if several else program
+    how = (place.kernels, TABLE.version, tuple(sorted(without)), precision)
+    optimised = _structures.optimised(ordered, how, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
@@ -79,12 +82,8 @@ def compile_nodes(
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
     )  # fmt: skip
-    if not remember:
-        return plan
-    with _lock:
-        _plans[key] = plan
-        while len(_plans) > REMEMBERED:
-            _plans.popitem(last=False)
+    if remember:
+        _plans.add(key, plan)
     return plan
 
 
@@ -100,8 +99,8 @@ def forget_plans() -> None:
     >>> cd.compile(x * 2.0) is plan
     False
     """
-    with _lock:
-        _plans.clear()
+    _plans.clear()
+    _structures.clear()
 
 
 def _device_of(program: Program) -> Device:

@@ -8,21 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import ConfigError, IndexingError, ShapeError
+from caldera.errors import ConfigError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.ops import elementwise as e
-from caldera.graph.ops.base import cast, reshape
-from caldera.graph.ops.leaf import array as array_leaf
+from caldera.graph.ops.base import cast
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.leaf import tensor as tensor_leaf
-from caldera.graph.ops.movement import flip, slice_
 from caldera.graph.ops.product import matmul_any
 from caldera.lazy.compile import compile_nodes
+from caldera.lazy.indexing import Index, array_node
+from caldera.lazy.updating import add_at, set_at
 from caldera.plan.plan import Plan
 from caldera.tensor import Tensor
 from caldera.tensor.convert import refuse_masked
-from caldera.tensor.dtype import DType, canonical, float32, is_float, of_scalar, promote
+from caldera.tensor.dtype import DType, bool_, canonical, float32, is_float, of_scalar, promote
 from caldera.tensor.shape import Shape
+
+
+def _no_plan() -> None:
+    return None
 
 
 class Expr:
@@ -44,7 +48,14 @@ class Expr:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._plan: Plan | None = None
+        # Which plans are kept is not decided here: there may be many expressions.
+        self._plan: Callable[[], Plan | None] = _no_plan
+
+    def __reduce__(self) -> Any:
+        raise ConfigError.build(
+            "copying or pickling", expected="values", got=f"the expression {describe(self.node)}",
+            hint="eval() it first; variables, layers and models can be copied and pickled",
+        )  # fmt: skip
 
     # --- facts
 
@@ -86,9 +97,10 @@ class Expr:
         >>> (x * 2.0).eval(x=[1.0, 2.0]).tolist()
         [2.0, 4.0]
         """
-        plan = self._plan
+        plan = self._plan()
         if plan is None or plan.is_stale:
-            plan = self._plan = compile_nodes((self.node,))
+            plan = compile_nodes((self.node,))
+            self._plan = weakref.ref(plan)
         return plan.run(feeds)[0]
 
     def numpy(self) -> np.ndarray:
@@ -121,8 +133,30 @@ class Expr:
     # --- reading parts
 
     def __getitem__(self, key: Any) -> Expr:
-        """Integers, slices with any step, `...` and `None`, as in NumPy; the result is lazy."""
-        return Expr(_index(self.node, key if isinstance(key, tuple) else (key,)))
+        """What NumPy's indices name: integers, slices, `...`, `None`, and arrays of indices.
+
+        Arrays (lists, tensors, expressions) of integers are positions, arrays of truth values
+        masks. A mask has to be known now: an expression of truth values is refused.
+
+        >>> import caldera as cd
+        >>> x = cd.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) * 1.0
+        >>> x[:, [0, -1]].tolist(), x[[1, 0], [2, 0]].tolist()
+        ([[1.0, 3.0], [4.0, 6.0]], [6.0, 1.0])
+        """
+        return Expr(Index(self.node, _key(key)).read(self.node))
+
+    @property
+    def at(self) -> At:
+        """Parts that get other values: `x.at[key].set(values)` and `x.at[key].add(values)`.
+
+        Both are expressions like `x`, which itself stays as it is.
+
+        >>> import caldera as cd
+        >>> x = cd.tensor([1.0, 2.0, 3.0]) * 1.0
+        >>> x.at[[0, 2]].set(9.0).tolist(), x.at[[1, 1]].add([1.0, 5.0]).tolist()
+        ([9.0, 2.0, 9.0], [1.0, 8.0, 3.0])
+        """
+        return At(self)
 
     def __iter__(self) -> Iterator[Expr]:
         return (self[i] for i in range(len(self)))
@@ -222,6 +256,48 @@ class Expr:
     __array_ufunc__ = None
 
 
+class At:
+    """The parts of an expression; made by `Expr.at`.
+
+    >>> import caldera as cd
+    >>> x = cd.tensor([[1.0, 2.0], [3.0, 4.0]]) * 1.0
+    >>> x.at[x > 2.0].set(0.0).tolist()
+    [[1.0, 2.0], [0.0, 0.0]]
+    """
+
+    __slots__ = ("_key", "_of")
+
+    def __init__(self, of: Expr, key: tuple[Any, ...] = ()) -> None:
+        self._of = of
+        self._key = key
+
+    def __getitem__(self, key: Any) -> At:
+        return At(self._of, _key(key))
+
+    def set(self, values: Any) -> Expr:
+        """The whole with these values in the part; where one place is named twice, the later."""
+        node = self._of.node
+        return Expr(set_at(node, self._key, lift(values, node.dtype)))
+
+    def add(self, values: Any) -> Expr:
+        """The whole with these values added to the part; where a place is named twice, both."""
+        node = self._of.node
+        return Expr(add_at(node, self._key, lift(values, node.dtype)))
+
+
+def _key(key: Any) -> tuple[Any, ...]:
+    """A key in which nodes stand for expressions, and for tensors whose elements are positions."""
+    return tuple(map(_key_part, key if isinstance(key, tuple) else (key,)))
+
+
+def _key_part(part: Any) -> Any:
+    if isinstance(part, Expr):
+        return part.node
+    if isinstance(part, Tensor):
+        return part.numpy() if part.dtype == bool_ else lift(part)
+    return part
+
+
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
     "floordiv", "rfloordiv", "mod", "rmod", "matmul", "rmatmul", "neg", "pos", "abs", "invert",
@@ -278,11 +354,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
     if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "if":
         array = array.astype(of_scalar(array.dtype.type(0).item(), like))
     canonical(array.dtype)
-    if array.ndim == 0:
-        return constant(array.item(), canonical(array.dtype))
-    held = Tensor.from_numpy(array)
-    node: Node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
-    return node
+    return array_node(array)
 
 
 # A node keeps its tensor alive, so an id is good as long as its entry is.
@@ -322,56 +394,6 @@ def _dtype_of(value: Any) -> DType | None:
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float):
         return canonical(value.dtype)
     return None
-
-
-def _index(node: Node, key: tuple[Any, ...]) -> Node:
-    given = sum(1 for part in key if part is not None and part is not Ellipsis)
-    if given > len(node.shape) or sum(1 for part in key if part is Ellipsis) > 1:
-        raise IndexingError.build(
-            "index", expected=f"at most {len(node.shape)} indices", got=f"{given}"
-        )
-    if Ellipsis in [part for part in key if part is None or part is Ellipsis]:
-        at = next(i for i, part in enumerate(key) if part is Ellipsis)
-        fill = (slice(None),) * (len(node.shape) - given)
-        key = key[:at] + fill + key[at + 1 :]
-    else:
-        key = key + (slice(None),) * (len(node.shape) - given)
-    bounds: list[tuple[int, int, int]] = []
-    flipped: list[int] = []
-    shape: list[int] = []
-    axis = 0
-    for part in key:
-        if part is None:
-            shape.append(1)
-            continue
-        n = node.shape[axis]
-        if isinstance(part, slice):
-            chosen = range(*part.indices(n))
-            if len(chosen) and chosen.step < 0:
-                chosen = chosen[::-1]
-                flipped.append(axis)
-            count = len(chosen)
-            bounds.append((chosen.start, chosen[-1] + 1, chosen.step) if count else (0, 0, 1))
-            shape.append(count)
-        else:
-            position = _position(part, n, axis, node)
-            bounds.append((position, position + 1, 1))
-        axis += 1
-    return reshape(flip(slice_(node, tuple(bounds)), tuple(flipped)), tuple(shape))
-
-
-def _position(part: Any, n: int, axis: int, node: Node) -> int:
-    if isinstance(part, bool) or not isinstance(part, int | np.integer):
-        raise IndexingError.build(
-            "index", expected="integers, slices, ... or None", got=type(part).__name__,
-            hint="use op.gather for arrays of indices, op.where for truth values",
-        )  # fmt: skip
-    if not -n <= part < n:
-        raise IndexingError.build(
-            "index", expected=f"an index within {n} along axis {axis}",
-            got=f"{part} into {describe(node)}",
-        )  # fmt: skip
-    return int(part) % n
 
 
 def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:

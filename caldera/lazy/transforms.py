@@ -28,7 +28,7 @@ def compile(
     `device` defaults to the one the variables are on. `without` names passes to leave out (see
     `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision, or "tf32"
     for products that tensor cores may round. Plans are remembered for the next time, with the
-    memory they hold, unless `remember` is false.
+    memory they hold, unless `remember` is false: those used last, as long as what they read exists.
 
     >>> import caldera as cd
     >>> from caldera import op

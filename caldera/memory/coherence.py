@@ -11,6 +11,9 @@ The rules that keep the sides in step:
 - A copy between two memories reads and writes the sides for which the least has to move.
 - What changes any of this tells the device (`touch`): a plan that is replayed asks for the device
   side only once, and again when somebody else was there.
+- A plan says what it will write, and then launches; a thread that copies a side looks whether it
+  is stale, launches, and says that it is not. Both hold the device's `turn` meanwhile, or a thread
+  that reads could take for new what the plan of another is about to write.
 """
 
 from __future__ import annotations
@@ -118,8 +121,9 @@ class CoherentMemory:
         Traceback (most recent call last):
         ZeroDivisionError: integer division or modulo by zero
         """
-        if self._stream is not None:
-            self._stream.record().synchronize()
+        stream = self._stream
+        if stream is not None:
+            stream.record().synchronize()
             self._stream = None
             self.device.touch()
         self._finish_copy()
@@ -129,21 +133,29 @@ class CoherentMemory:
     def _host_array(self) -> NDArray[Any]:
         """The host side, allocated when first needed."""
         if self._host is None:
-            if self._has_device_side and not self._two_sides:
-                block = self._device_block()
-            else:
-                block = self.device.allocate_host(self.nbytes, self.owner)
-                if not self._has_device_side:
-                    self._block = block
-            self._host = host_view(block, 0, (self.size,), self.dtype)
+            if not self._has_device_side:
+                self._block = self.device.allocate_host(self.nbytes, self.owner)
+                self._host = host_view(self._block, 0, (self.size,), self.dtype)
+                return self._host
+            with self.device.turn:
+                # Two threads that ask at once get the same.
+                if self._host is None:
+                    block = (
+                        self.device.allocate_host(self.nbytes, self.owner)
+                        if self._two_sides
+                        else self._device_block()
+                    )
+                    self._host = host_view(block, 0, (self.size,), self.dtype)
         return self._host
 
     def _device_block(self) -> Block:
         """The device side, allocated when first needed."""
         if self._block is None:
-            shared = self.kind is CUDA_MANAGED
-            allocate = self.device.allocate_shared if shared else self.device.allocate
-            self._block = allocate(self.nbytes, self.owner)
+            with self.device.turn:
+                if self._block is None:
+                    shared = self.kind is CUDA_MANAGED
+                    allocate = self.device.allocate_shared if shared else self.device.allocate
+                    self._block = allocate(self.nbytes, self.owner)
         return self._block
 
     def _read_host(self) -> NDArray[Any]:
@@ -151,9 +163,15 @@ class CoherentMemory:
         array = self._host_array()
         if self._has_device_side:
             if self._host_stale:
-                self._move("host", self._stream or self.device.stream)
+                self._fetch()
             self._wait_for_host()
         return array
+
+    def _fetch(self) -> None:
+        """Launch the copy that brings the host side up to date, if nobody else has."""
+        with self.device.turn:
+            if self._host_stale:
+                self._move("host", self._stream or self.device.stream)
 
     def _write_host(self, discard: bool) -> NDArray[Any]:
         """The host side, up to date unless it will all be overwritten; the other is now stale."""
@@ -167,11 +185,12 @@ class CoherentMemory:
             )
         if self._has_device_side:
             if self._host_stale and not discard:
-                self._move("host", self._stream or self.device.stream)
+                self._fetch()
             self._wait_for_host()
-            self._host_stale = False
-            self._device_stale = self._two_sides
-            self.device.touch()
+            with self.device.turn:
+                self._host_stale = False
+                self._device_stale = self._two_sides
+                self.device.touch()
         return array
 
     def _wait_for_host(self) -> None:
@@ -190,14 +209,17 @@ class CoherentMemory:
             copy.settle()
         except BaseException:
             # Not so if the wait itself was interrupted: then the copy is still under way.
-            if copy.done():
+            if copy.done() and self._copy is copy:
                 self._copy = None
                 if self._copy_to == "host":
                     self._host_stale = not self._device_stale
                 else:
                     self._device_stale = not self._host_stale
             raise
-        self._copy = None
+        with self.device.turn:
+            # Another thread may have begun the next one.
+            if self._copy is copy:
+                self._copy = None
 
     def _use_device(self, stream: Stream, write: bool, discard: bool) -> Any:
         """The device side for use on `stream`."""
@@ -214,13 +236,14 @@ class CoherentMemory:
 
     def _order_after_others(self, stream: Stream) -> None:
         """Let `stream` go on only after the copy and kernels that other streams still have."""
-        if self._copy is not None:
-            if self._copy.done():
+        copy, other = self._copy, self._stream
+        if copy is not None:
+            if copy.done():
                 self._finish_copy()
             else:
-                stream.wait(self._copy)
-        if self._stream is not None and self._stream is not stream:
-            stream.wait(self._stream.record())
+                stream.wait(copy)
+        if other is not None and other is not stream:
+            stream.wait(other.record())
 
     def _give_to(self, stream: Stream) -> Stream:
         """Make `stream` the one whose kernels use the device side from now on."""

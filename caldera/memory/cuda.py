@@ -8,6 +8,7 @@ until it is done.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -38,10 +39,13 @@ class CudaDevice(Device):
         # Blocks that the copy stream was given before, and what it may still be using.
         self._seen_by_copies: weakref.WeakSet[Block] = weakref.WeakSet()
         self._in_use: deque[tuple[Event, object]] = deque()
+        self._in_use_lock = threading.Lock()
         super().__init__(name, index, Pool(name, self._take))
 
     @property
     def pools(self) -> tuple[Pool, ...]:
+        # What copies have used is in use no longer than they are.
+        self._let_go_of_copies()
         return (self.pool, self._pinned, self._managed)
 
     @property
@@ -55,6 +59,13 @@ class CudaDevice(Device):
         given_back = super().trim()
         with self.card.active():
             cupy().get_default_memory_pool().free_all_blocks()
+        return given_back
+
+    def empty_cache(self) -> int:
+        given_back = super().empty_cache()
+        with self.card.active():
+            cupy().get_default_memory_pool().free_all_blocks()
+            cupy().get_default_pinned_memory_pool().free_all_blocks()
         return given_back
 
     def new_stream(self) -> Stream:
@@ -136,9 +147,14 @@ class CudaDevice(Device):
             self._seen_by_copies.update(new)
 
     def _keep_until_done(self, stream: Stream, kept: object) -> None:
-        while self._in_use and self._in_use[0][0].done():
-            self._in_use.popleft()
+        self._let_go_of_copies()
         self._in_use.append((stream.record(), kept))
+
+    def _let_go_of_copies(self) -> None:
+        """Forget what copies that have ended were using."""
+        with self._in_use_lock:
+            while self._in_use and self._in_use[0][0].done():
+                self._in_use.popleft()
 
     # --- memory from CuPy
 

@@ -63,7 +63,7 @@ class CudaGraph(CapturedGraph):
     def replay(self) -> None:
         self._stream.settle()
         with self._stream.card.active():
-            self._graph.launch(self._stream.stream)
+            self._graph.launch(self._stream.streams[0])
 
 
 _launching = threading.local()
@@ -79,21 +79,43 @@ def launching_side_stream() -> int:
     return getattr(_launching, "index", 0)
 
 
+class _Captured(threading.local):
+    """The streams on which the calling thread captures, None if it does not, and those for the
+    next time."""
+
+    streams: list[Any] | None = None
+    spare: list[Any] | None = None
+
+
 class CudaStream(CapturingStream):
-    """A CUDA stream; what is launched on it is put into its queue at once."""
+    """A CUDA stream; what is launched on it is put into its queue at once.
+
+    Captures are made on streams of their own, which nobody else launches on.
+    """
 
     def __init__(self, card: Card, counters: TransferCounters) -> None:
         super().__init__(card.name, counters)
         self.card = card
-        with card.active():
-            self.stream = cupy().cuda.Stream(non_blocking=True)
-        self._side_streams = [self.stream]
+        self.stream = self._new_stream()
+        self._with_sides = [self.stream]
+        self._captured = _Captured()
+
+    def _new_stream(self) -> Any:
+        with self.card.active():
+            return cupy().cuda.Stream(non_blocking=True)
+
+    @property
+    def streams(self) -> list[Any]:
+        """The stream that this thread launches on, and those beside it."""
+        captured = self._captured.streams
+        return self._with_sides if captured is None else captured
 
     def _launch(self, call: Callable[[], object]) -> None:
-        if self._recorded is not None:
-            self._recorded.append(call)
         with self.card.active(), self._launching_on(0):
             call()
+
+    def _record(self, call: Callable[[], object]) -> None:
+        self._launch(call)
 
     @property
     def has_side_streams(self) -> bool:
@@ -101,43 +123,44 @@ class CudaStream(CapturingStream):
 
     def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
         self.settle()
-        while len(self._side_streams) <= max(each.stream for each in calls):
-            with self.card.active():
-                self._side_streams.append(cupy().cuda.Stream(non_blocking=True))
+        streams = self.streams
+        while len(streams) <= max(each.stream for each in calls):
+            streams.append(self._new_stream())
         awaited = {number for each in calls for number in each.after}
         last = {each.stream: number for number, each in enumerate(calls)}
         reached: dict[int, Any] = {}
         with self.card.active():
             begin = self._point(0)
             for index in last.keys() - {0}:
-                self._side_streams[index].wait_event(begin)
+                streams[index].wait_event(begin)
             for number, each in enumerate(calls):
                 for other in each.after:
-                    self._side_streams[each.stream].wait_event(reached[other])
+                    streams[each.stream].wait_event(reached[other])
                 with self._launching_on(each.stream):
                     each.call()
                 if number in awaited or (each.stream and number == last[each.stream]):
                     reached[number] = self._point(each.stream)
             for index, number in last.items():
                 if index:
-                    self.stream.wait_event(reached[number])
-        if self._recorded is not None:
-            self._recorded += [each.call for each in calls]
+                    streams[0].wait_event(reached[number])
+        if self._recording.calls is not None:
+            self._recording.calls += [each.call for each in calls]
 
     @contextmanager
     def _launching_on(self, index: int) -> Iterator[None]:
         """What is launched inside goes to the stream with this number."""
         before = launching_stream(), launching_side_stream()
-        _launching.pointer, _launching.index = self._side_streams[index].ptr, index
+        stream = self.streams[index]
+        _launching.pointer, _launching.index = stream.ptr, index
         try:
-            with self._side_streams[index]:
+            with stream:
                 yield
         finally:
             _launching.pointer, _launching.index = before
 
     def _point(self, index: int) -> Any:
         event = cupy().cuda.Event(disable_timing=True)
-        event.record(self._side_streams[index])
+        event.record(self.streams[index])
         return event
 
     def synchronize(self) -> None:
@@ -163,13 +186,31 @@ class CudaStream(CapturingStream):
             event.synchronize()
 
     def begin_capture(self) -> None:
-        self._before_waiting("begin_capture")
-        with self.card.active():
-            self.stream.begin_capture()
         super().begin_capture()
+        try:
+            streams = self._captured.spare or [self._new_stream()]
+            self._captured.spare = None
+            # Meanwhile nobody may wait for the card as a whole.
+            self.card.capture_lock.acquire()
+            try:
+                with self.card.active():
+                    streams[0].begin_capture()
+            except BaseException:
+                self.card.capture_lock.release()
+                raise
+        except BaseException:
+            self._end_recording()
+            raise
+        self._captured.streams = streams
 
     def end_capture(self) -> CapturedGraph:
         kept = self._end_recording()
-        with self.card.active():
-            graph = self.stream.end_capture()
+        streams, self._captured.streams = self._captured.streams, None
+        assert streams is not None
+        try:
+            with self.card.active():
+                graph = streams[0].end_capture()
+        finally:
+            self.card.capture_lock.release()
+        self._captured.spare = streams
         return CudaGraph(self, graph, kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -43,15 +44,35 @@ def own_card() -> int:
     return rank_on_machine(os.environ) % max(card_count(), 1)
 
 
+@cache
+def _capture_lock(index: int) -> threading.RLock:
+    return threading.RLock()
+
+
 class Card:
-    """Which card is meant."""
+    """Which card is meant.
+
+    `capture_lock` is held by a thread that captures. CUDA forbids all others to wait for the card
+    as a whole meanwhile.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = f"cuda:{index}"
+        self.capture_lock = _capture_lock(index)
+
+    @classmethod
+    def current(cls) -> Card:
+        """The one that the calling thread uses."""
+        return cls(int(cupy().cuda.Device().id))
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make it the current card of the thread."""
         with cupy().cuda.Device(self.index):
             yield
+
+    def synchronize(self) -> None:
+        """Wait for everything on the card, on whatever stream."""
+        with self.capture_lock, self.active():
+            cupy().cuda.runtime.deviceSynchronize()

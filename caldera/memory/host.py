@@ -28,7 +28,7 @@ class HostEvent(Event):
 class HostStream(RecordingStream):
     """Runs what is launched before `launch` returns."""
 
-    def _run(self, call: Callable[[], object]) -> None:
+    def _launch(self, call: Callable[[], object]) -> None:
         call()
 
     def synchronize(self) -> None:

@@ -102,7 +102,8 @@ class Stream(ABC):
     """A queue of work that runs in order.
 
     While a stream captures, what is launched is recorded and does not run. Whatever would make
-    the host or another stream wait (`synchronize`, `record`, `wait`) is refused meanwhile.
+    the host or another stream wait (`synchronize`, `record`, `wait`) is refused meanwhile. That
+    goes for the thread that began the capture: what others do runs as always.
 
     >>> from caldera.memory import device
     >>> stream, seen = device("loopback").new_stream(), []
@@ -117,7 +118,7 @@ class Stream(ABC):
     @property
     @abstractmethod
     def capturing(self) -> bool:
-        """Whether launches are being recorded instead of run."""
+        """Whether launches of this thread are being recorded instead of run."""
 
     @abstractmethod
     def launch(self, call: Callable[[], object]) -> None:
@@ -158,7 +159,7 @@ class Stream(ABC):
 
     @abstractmethod
     def begin_capture(self) -> None:
-        """Record what is launched from now on, instead of running it."""
+        """Record what this thread launches from now on, instead of running it."""
 
     @abstractmethod
     def end_capture(self) -> CapturedGraph:
@@ -318,6 +319,10 @@ class Device(ABC):
     def trim(self) -> int:
         """Give memory that nobody uses back to the system; how many bytes that were."""
         return self.pool.trim()
+
+    def empty_cache(self) -> int:
+        """The same for all of its pools, those of host memory too."""
+        return sum(pool.trim() for pool in self.pools)
 
     @abstractmethod
     def allocate_host(self, nbytes: int, owner: str = "") -> Block:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 Call = Callable[[], object]
 Times = Callable[[int], Call]
@@ -34,16 +36,19 @@ class LaunchBatcher:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        # What was launched is not held on to: the work may be over for good.
         self._times: Times | None = None
+        self._last: Callable[[], Times | None] = _nothing
         self._count = 0
         self._enough = 1
 
     def add(self, times: Times, launch: Launch) -> None:
         """Once more."""
         with self._lock:
-            if times != self._times:
+            if times != self._last():
                 self.settle(launch)
-                self._times = times
+                self._last = _reference(times)
+            self._times = times
             self._count += 1
             if self._count >= self._enough:
                 self._run(launch)
@@ -54,9 +59,19 @@ class LaunchBatcher:
         with self._lock:
             if self._count:
                 self._run(launch)
-            self._times, self._enough = None, 1
+            self._last, self._enough = _nothing, 1
 
     def _run(self, launch: Launch) -> None:
-        assert self._times is not None
-        count, self._count = self._count, 0
-        launch(self._times(count))
+        times, count = self._times, self._count
+        assert times is not None
+        self._times, self._count = None, 0
+        launch(times(count))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _reference(times: Times) -> Callable[[], Times | None]:
+    bound: Any = times
+    return weakref.WeakMethod(bound) if hasattr(times, "__self__") else weakref.ref(times)

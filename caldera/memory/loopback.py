@@ -108,7 +108,7 @@ class LoopbackStream(RecordingStream):
         self._queue = _Queue(f"stream of {device_name}")
         weakref.finalize(self, self._queue.items.put, None)
 
-    def _run(self, call: Callable[[], object]) -> None:
+    def _launch(self, call: Callable[[], object]) -> None:
         self._queue.put(call)
 
     def synchronize(self) -> None:

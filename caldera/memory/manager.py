@@ -213,12 +213,11 @@ class MemoryManager(CoherentMemory):
                 got=f"{self.kind.name} memory",
                 hint="use MANAGED memory",
             )
-        stale = self._device_stale if to == "device" else self._host_stale
-        if not stale:
-            return
-        stream = self.device.copy_stream
-        self._order_after_others(stream)
-        self._move(to, stream)
+        with self.device.turn:
+            if self._device_stale if to == "device" else self._host_stale:
+                stream = self.device.copy_stream
+                self._order_after_others(stream)
+                self._move(to, stream)
 
     def copy_from(
         self,

@@ -128,8 +128,18 @@ def size_class(nbytes: int) -> int:
         if nbytes < 0:
             raise ShapeError.build("allocate", expected="0 bytes or more", got=str(nbytes))
         return SMALLEST
-    last = nbytes - 1
-    shift = last.bit_length() - (3 if nbytes <= LARGE else 6)
+    return rounded_up(nbytes, steps=4 if nbytes <= LARGE else 32)
+
+
+def rounded_up(number: int, steps: int = 4) -> int:
+    """The next of the numbers of which there are so many, a power of two, to each doubling.
+
+    >>> from caldera.memory.pool import rounded_up
+    >>> [rounded_up(number) for number in (9, 10, 11, 100)]
+    [10, 10, 12, 112]
+    """
+    last = number - 1
+    shift = last.bit_length() - steps.bit_length()
     return ((last >> shift) + 1) << shift
 
 

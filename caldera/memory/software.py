@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Self
@@ -54,16 +53,6 @@ class RecordedGraph(CapturedGraph):
 
 class RecordingStream(CapturingStream):
     """A stream whose capture keeps the calls themselves; how they run is up to the child."""
-
-    @abstractmethod
-    def _run(self, call: Callable[[], object]) -> None:
-        """Run a call in stream order."""
-
-    def _launch(self, call: Callable[[], object]) -> None:
-        if self._recorded is None:
-            self._run(call)
-        else:
-            self._recorded.append(call)
 
     def record_timing(self) -> TimingEvent:
         self._before_waiting("moment")

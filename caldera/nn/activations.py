@@ -174,6 +174,34 @@ class HardSwish(Layer):
 
 @register
 @dataclass(eq=False)
+class Mish(Layer):
+    """x times tanh(softplus(x)).
+
+    >>> from caldera import nn
+    >>> nn.Mish()([0.0, 100.0]).tolist()
+    [0.0, 100.0]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.mish(x)
+
+
+@register
+@dataclass(eq=False)
+class Softsign(Layer):
+    """x / (1 + |x|).
+
+    >>> from caldera import nn
+    >>> nn.Softsign()([1.0, -3.0]).tolist()
+    [0.5, -0.75]
+    """
+
+    def forward(self, x: Expr) -> Expr:
+        return op.softsign(x)
+
+
+@register
+@dataclass(eq=False)
 class RBF(Layer):
     """The Gaussian radial basis function exp(-(eps x)^2).
 

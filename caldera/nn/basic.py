@@ -26,7 +26,7 @@ activations: Registry[Callable[..., Expr]] = Registry("activation")
 
 for _name in (
     "relu", "sigmoid", "tanh", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus",
-    "hard_sigmoid", "hard_swish", "rbf", "softmax", "log_softmax",
+    "hard_sigmoid", "hard_swish", "mish", "softsign", "rbf", "softmax", "log_softmax",
 ):  # fmt: skip
     activations.add(_name, getattr(op, _name))
 
@@ -51,8 +51,13 @@ def register(kind: type[L]) -> type[L]:
 def activation_function(name: str | None) -> Callable[[Expr], Expr]:
     """The function of an activation; None (or "linear") is the identity."""
     if name is None or name == "linear":
-        return lambda x: x
+        return _identity
     return activations[name]
+
+
+def _identity(x: Expr) -> Expr:
+    # No lambda: layers keep it, and can be pickled.
+    return x
 
 
 def check_counts(layer: str, **counts: Any) -> None:

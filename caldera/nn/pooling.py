@@ -18,7 +18,6 @@ from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
-from caldera.op.convolution import as_padding, as_pair
 
 
 @register
@@ -66,22 +65,9 @@ class MaxPool2D(Layer):
     partial_windows: bool = False
 
     def forward(self, x: Expr) -> Expr:
-        padding = self._completed(x) if self.partial_windows and x.ndim == 4 else self.padding
-        return op.max_pool2d(x, self.size, self.stride, padding)
-
-    def _completed(self, x: Expr) -> Any:
-        """The padding, with as much more at the end as the last window lacks."""
-        size = as_pair(self.size, "size", self.path)
-        stride = size if self.stride is None else as_pair(self.stride, "stride", self.path)
-        widths = as_padding(self.padding, self.path, x.shape[2:], size, stride, (1, 1))
-        found = []
-        for axis, (before, after) in enumerate(widths):
-            length = x.shape[2 + axis]
-            more = -(length + before + after - size[axis]) % stride[axis]
-            start_of_last = length + before + after + more - size[axis]
-            # A window that would begin behind the image covers nothing of it.
-            found.append((before, after + (more if start_of_last < length + before else 0)))
-        return tuple(found)
+        return op.max_pool2d(
+            x, self.size, self.stride, self.padding, ceil_mode=self.partial_windows
+        )
 
 
 @register

@@ -1,4 +1,4 @@
-"""Loops as expressions."""
+"""Loops and choices as expressions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from caldera.graph.body import Body, topological
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import location
 from caldera.graph.ops import control
+from caldera.graph.ops.elementwise import logical_and
+from caldera.graph.ops.elementwise import where as choose
 from caldera.graph.ops.leaf import input_
-from caldera.lazy import Expr, lift
+from caldera.lazy import Expr, lift, lift_all
 from caldera.tensor import Tensor
+from caldera.tensor.dtype import bool_
 
 
 def scan(
@@ -72,6 +75,96 @@ def scan(
     )  # fmt: skip
     results = iter(control.items(node))
     return _like(init, results), _like(y, results)
+
+
+def while_loop(
+    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, steps: int
+) -> Any:
+    """`body(carry) -> carry` as long as `condition(carry)` is true, but at most `steps` times.
+
+    The carry is one expression, or tuples of them, as for `op.scan`; the condition is one truth
+    value. All steps are computed, and those behind the end change nothing: so it has derivatives,
+    and takes the time of `steps` steps.
+
+    >>> from caldera import op
+    >>> op.while_loop(lambda x: x < 100.0, lambda x: x * 2.0, 3.0, steps=20).item()
+    192.0
+    """
+    where = location("while_loop")
+
+    def step(state: Any, _: None) -> tuple[Any, None]:
+        going, carry = state
+        new = body(carry)
+        if _skeleton(new) != _skeleton(carry):
+            raise CalderaError.build(
+                where, expected=f"a carry built like the first one, {_skeleton(carry)}",
+                got=str(_skeleton(new)),
+            )  # fmt: skip
+        pairs = zip(_leaves(new), _leaves(carry), strict=True)
+        held = [_held(where, going.node, value, lift(old)) for value, old in pairs]
+        kept = _like(carry, iter(held))
+        return (Expr(logical_and(going.node, _truth(where, condition(kept)))), kept), None
+
+    start = _like(init, iter([lift(value) for value in _leaves(init)]))
+    first = Expr(_truth(where, condition(start)))
+    (_, last), _ = scan(step, (first, start), length=steps)
+    return last
+
+
+def cond(
+    predicate: Any, when_true: Callable[..., Any], when_false: Callable[..., Any], *operands: Any
+) -> Any:
+    """`when_true(*operands)` or `when_false(*operands)`, as one truth value says.
+
+    Results are expressions, or tuples of them, with the same shapes on both sides. Both are
+    computed, and one is chosen: the derivative goes to that side alone. (For a choice element by
+    element, use `op.where`.)
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([1.0, 2.0])
+    >>> op.cond(op.sum(x) > 2.0, lambda x: x * 10.0, lambda x: -x, x).tolist()
+    [10.0, 20.0]
+    """
+    where = location("cond")
+    truth = _truth(where, predicate)
+    first, second = when_true(*operands), when_false(*operands)
+    if _skeleton(first) != _skeleton(second):
+        raise CalderaError.build(
+            where, expected=f"results built alike on both sides, {_skeleton(first)}",
+            got=str(_skeleton(second)),
+        )  # fmt: skip
+    chosen = []
+    for pair in zip(_leaves(first), _leaves(second), strict=True):
+        yes, no = lift_all(*pair)
+        if yes.shape != no.shape:
+            raise ShapeError.build(
+                where, expected="results of one shape", got=f"{describe(yes)} and {describe(no)}"
+            )
+        chosen.append(choose(truth, yes, no))
+    return _like(first, iter(chosen))
+
+
+def _truth(where: str, value: Any) -> Node:
+    node = lift(value)
+    if node.shape != () or node.dtype != bool_:
+        raise ShapeError.build(
+            where, expected="one truth value (bool, no axes)", got=describe(node),
+            hint="compare, and use op.any or op.all",
+        )  # fmt: skip
+    return node
+
+
+def _held(where: str, going: Node, value: Any, old: Node) -> Node:
+    """The new value of a carry, or the old one when the loop has ended."""
+    new = lift(value, old.dtype)
+    if new.spec != old.spec:
+        raise ShapeError.build(
+            where, expected=f"a body that gives back its carry as {old.spec}", got=describe(new),
+            hint="cast or reshape the carry inside the body",
+        )  # fmt: skip
+    node: Node = choose(going, new, old)
+    return node
 
 
 # --- structures: nested tuples (or lists of expressions) with values in their places

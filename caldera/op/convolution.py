@@ -13,7 +13,6 @@ not flipped. `stride` and `dilation` are an int or a pair (vertical, horizontal)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 from caldera.errors import ConfigError, ShapeError
@@ -21,63 +20,13 @@ from caldera.graph.node import Node, describe
 from caldera.graph.opdef import location, scope
 from caldera.graph.ops import product
 from caldera.graph.ops.base import reshape
-from caldera.graph.ops.product import Padding, Pair
+from caldera.graph.ops.movement import concat, pad, slice_, transpose
+from caldera.graph.ops.product import Pair
 from caldera.lazy import Expr, as_float, lift_all
-from caldera.tensor.shape import Shape
+from caldera.op.windows import as_padding, as_pair, as_sizes, as_widths, expect_rank
 
 Pairs = int | Sequence[int]
 Paddings = int | Sequence[int] | Sequence[Sequence[int]] | str
-
-
-def as_pair(value: Any, name: str, where: str, minimum: int = 1) -> Pair:
-    """A pair (vertical, horizontal) of whole numbers, from one number or two."""
-    values = value if isinstance(value, Sequence) else (value, value)
-    try:
-        first, second = (index(each) for each in values)
-    except (TypeError, ValueError):
-        first = second = minimum - 1
-    if min(first, second) < minimum:
-        raise ShapeError.build(
-            where, expected=f"{name}= one or two whole numbers of at least {minimum}",
-            got=repr(value),
-        )  # fmt: skip
-    return first, second
-
-
-def as_padding(
-    padding: Any, where: str, image: Shape, window: Shape, stride: Pair, dilation: Pair
-) -> Padding:
-    """((top, bottom), (left, right)) from any way to write a padding (see the module's text)."""
-    if isinstance(padding, str):
-        if padding == "valid":
-            return (0, 0), (0, 0)
-        if padding != "same":
-            raise ConfigError.build(
-                where, expected="padding= numbers, 'same' or 'valid'", got=repr(padding)
-            )
-        vertical, horizontal = (_same(image[i], window[i], stride[i], dilation[i]) for i in (0, 1))
-        return vertical, horizontal
-    if isinstance(padding, Sequence) and any(isinstance(side, Sequence) for side in padding):
-        if len(padding) != 2:
-            raise ShapeError.build(
-                where, expected="padding= ((top, bottom), (left, right))", got=repr(padding)
-            )
-        top_bottom, left_right = (as_pair(side, "padding", where, 0) for side in padding)
-        return top_bottom, left_right
-    vertical_width, horizontal_width = as_pair(padding, "padding", where, 0)
-    return (vertical_width, vertical_width), (horizontal_width, horizontal_width)
-
-
-def _same(length: int, window: int, stride: int, dilation: int) -> Pair:
-    outputs = -(-length // stride)
-    total = max((outputs - 1) * stride + dilation * (window - 1) + 1 - length, 0)
-    return total // 2, total - total // 2
-
-
-def expect_rank(node: Node, rank: int, layout: str, where: str) -> None:
-    """Refuse anything that has not `rank` axes."""
-    if len(node.shape) != rank:
-        raise ShapeError.build(where, expected=layout, got=describe(node))
 
 
 def _operands(x: Any, w: Any) -> tuple[Node, Node]:
@@ -156,9 +105,7 @@ def conv1d(
     sequence, kernel = _operands(x, w)
     expect_rank(sequence, 3, "x of shape (N, C, L)", where)
     expect_rank(kernel, 3, "w of shape (K, C / groups, l)", where)
-    ends: Any = padding
-    if not isinstance(padding, str):
-        ends = ((0, 0), as_pair(padding, "padding", where, 0))
+    ends: Any = padding if isinstance(padding, str) else ((0, 0), *_ends(padding, where))
     with scope("op.conv1d"):
         result = conv2d(
             _as_row(sequence),
@@ -170,6 +117,10 @@ def conv1d(
         )
     batch, channels, _, length = result.shape
     return Expr(reshape(result.node, (batch, channels, length)))
+
+
+def _ends(padding: int | Sequence[int], where: str) -> tuple[Pair, ...]:
+    return as_widths(padding, where, (), (), (1,), (1,))
 
 
 def _as_row(node: Node) -> Expr:
@@ -251,3 +202,99 @@ def conv_transpose2d(
             groups=parts,
         )
     )
+
+
+def conv_transpose1d(
+    x: Any,
+    w: Any,
+    stride: int = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+) -> Expr:
+    """The transpose of `conv1d`: sequences (N, C, L), kernels (C, K / groups, l).
+
+    `output_padding` is how many elements more the output has at its end, fewer than the stride.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x, w = cd.tensor([[[1.0, 2.0, 4.0]]]), cd.tensor([[[1.0, 10.0]]])
+    >>> op.conv_transpose1d(x, w).tolist()
+    [[[1.0, 12.0, 24.0, 40.0]]]
+    """
+    where = location("conv_transpose1d")
+    sequence, kernel = _operands(x, w)
+    expect_rank(sequence, 3, "x of shape (N, C, L)", where)
+    expect_rank(kernel, 3, "w of shape (C, K / groups, l)", where)
+    with scope("op.conv_transpose1d"):
+        result = conv_transpose2d(
+            _as_row(sequence),
+            _as_row(kernel),
+            stride=(1, stride),
+            padding=((0, 0), *_ends(padding, where)),
+            output_padding=(0, output_padding),
+            dilation=(1, dilation),
+            groups=groups,
+        )
+    batch, channels, _, length = result.shape
+    return Expr(reshape(result.node, (batch, channels, length)))
+
+
+def conv3d(
+    x: Any,
+    w: Any,
+    stride: Pairs = 1,
+    padding: Paddings = 0,
+    dilation: Pairs = 1,
+    groups: int = 1,
+) -> Expr:
+    """Convolve volumes (N, C, D, H, W) with kernels (K, C / groups, d, h, w) to (N, K, D', H', W').
+
+    `stride` and `dilation` are an int or one for each axis, `padding` also a pair for each axis. It
+    is one `conv2d`, whose channels are those of all the layers that a kernel meets.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.conv3d(cd.Tensor((2, 3, 5, 6, 7)), cd.Tensor((4, 3, 3, 3, 3)), padding="same").shape
+    (2, 4, 5, 6, 7)
+    """
+    where = location("conv3d")
+    volume, kernel = _operands(x, w)
+    expect_rank(volume, 5, "x of shape (N, C, D, H, W)", where)
+    expect_rank(kernel, 5, "w of shape (K, C / groups, d, h, w)", where)
+    strides = as_sizes(stride, 3, "stride", where)
+    gaps = as_sizes(dilation, 3, "dilation", where)
+    widths = as_widths(padding, where, volume.shape[2:], kernel.shape[2:], strides, gaps)
+    volume = pad(volume, ((0, 0), (0, 0), widths[0], (0, 0), (0, 0)))
+    batch, channels, depth, height, width = volume.shape
+    outputs, inputs, layers, *plane = kernel.shape
+    count = product.conv_size(depth, layers, strides[0], (0, 0), gaps[0])
+    if count < 1:
+        raise ShapeError.build(
+            where, expected=f"a depth of at least {gaps[0] * (layers - 1) + 1}, padding included",
+            got=str(depth), hint="add padding, or use a smaller kernel or dilation",
+        )  # fmt: skip
+    reach = (count - 1) * strides[0] + 1
+    met = [
+        slice_(volume, ((0, batch, 1), (0, channels, 1), (start, start + reach, strides[0]),
+                        (0, height, 1), (0, width, 1)))
+        for start in range(0, layers * gaps[0], gaps[0])
+    ]  # fmt: skip
+    # (N, C, D', H, W) for each layer of a kernel, as images (N D', C layers, H, W).
+    stacked = concat(tuple(reshape(each, (batch, channels, 1, *each.shape[2:])) for each in met), 2)
+    images = reshape(
+        transpose(stacked, (0, 3, 1, 2, 4, 5)), (batch * count, channels * layers, height, width)
+    )
+    with scope("op.conv3d"):
+        result = conv2d(
+            Expr(images),
+            Expr(reshape(kernel, (outputs, inputs * layers, *plane))),
+            stride=strides[1:],
+            padding=widths[1:],
+            dilation=gaps[1:],
+            groups=groups,
+        )
+    _, _, height, width = result.shape
+    planes = reshape(result.node, (batch, count, outputs, height, width))
+    return Expr(transpose(planes, (0, 2, 1, 3, 4)))

@@ -27,7 +27,7 @@ def gather(x: Any, indices: Any, axis: int = 0) -> Expr:
     [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
     """
     node = lift(x)
-    return Expr(indexing.gather(node, lift(indices), axis=_axis(node, axis, "gather")))
+    return Expr(indexing.gather(node, lift(indices), axis=axis_of(node, axis, "gather")))
 
 
 def scatter_add(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
@@ -42,9 +42,9 @@ def scatter_add(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
     """
     node, added = lift_all(x, updates)
     places = lift(indices)
-    position = _axis(node, axis, "scatter_add")
+    position = axis_of(node, axis, "scatter_add")
     shape = (*node.shape[:position], *places.shape, *node.shape[position + 1 :])
-    added = _stretched(added, shape, "scatter_add")
+    added = stretched(added, shape, "scatter_add")
     return Expr(indexing.scatter_add(node, places, added, axis=position))
 
 
@@ -59,7 +59,7 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Expr:
     >>> op.take_along_axis(x, [[2, 0], [1, 1]], axis=1).tolist()
     [[30.0, 10.0], [50.0, 50.0]]
     """
-    node, places, position = _aligned(lift(x), lift(indices), axis, "take_along_axis")
+    node, places, position = aligned(lift(x), lift(indices), axis, "take_along_axis")
     return Expr(indexing.take_along_axis(node, places, axis=position))
 
 
@@ -75,8 +75,8 @@ def put_along_axis_add(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
     [[1.0, 0.0, 1.0], [0.0, 2.0, 0.0]]
     """
     node, added = lift_all(x, updates)
-    _, places, position = _aligned(node, lift(indices), axis, "put_along_axis_add")
-    added = _stretched(added, places.shape, "put_along_axis_add")
+    _, places, position = aligned(node, lift(indices), axis, "put_along_axis_add")
+    added = stretched(added, places.shape, "put_along_axis_add")
     return Expr(indexing.put_along_axis_add(node, places, added, axis=position))
 
 
@@ -129,23 +129,25 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
     """
     node = lift(x)
     (length,) = as_shape((k,), "op.top_k k")
-    values, indices = indexing.top_k(node, k=length, axis=_axis(node, axis, "top_k"))
+    values, indices = indexing.top_k(node, k=length, axis=axis_of(node, axis, "top_k"))
     return Expr(values), Expr(indices)
 
 
-def _axis(node: Node, axis: int, name: str) -> int:
+def axis_of(node: Node, axis: int, name: str) -> int:
+    """An axis of a node, counted from the front."""
     return normalise_axis(axis, len(node.shape), f"op.{name}")
 
 
-def _stretched(updates: Node, shape: tuple[int, ...], name: str) -> Node:
+def stretched(updates: Node, shape: tuple[int, ...], name: str) -> Node:
+    """Updates in the shape of the places they go to, if they broadcast to it."""
     whole = broadcast_shapes(updates.shape, shape, where=f"op.{name}")
     # Updates may be broadcast, the places they go to may not: the op refuses what is too large.
     return broadcast_to(updates, shape) if whole == shape else updates
 
 
-def _aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, int]:
+def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, int]:
     """Both with the same sizes outside `axis`, which is then counted from the front."""
-    position = _axis(x, axis, name)
+    position = axis_of(x, axis, name)
     if len(x.shape) != len(indices.shape):
         raise ShapeError.build(
             f"op.{name}",
@@ -167,4 +169,4 @@ def _aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, 
 
 def _sorted(x: Any, axis: int, descending: bool, name: str) -> tuple[Expr, ...]:
     node = lift(x)
-    return wrap(indexing.sort(node, axis=_axis(node, axis, name), descending=bool(descending)))
+    return wrap(indexing.sort(node, axis=axis_of(node, axis, name), descending=bool(descending)))

@@ -10,11 +10,16 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
+from ml_dtypes import finfo
+
 from caldera.errors import ShapeError
 from caldera.graph.node import Node, describe
-from caldera.graph.ops import linalg
-from caldera.graph.ops.base import reshape
+from caldera.graph.ops import elementwise, linalg, matrix_functions
+from caldera.graph.ops.base import full, reshape
+from caldera.graph.ops.movement import flip, swap_last
+from caldera.graph.ops.product import matmul_any
 from caldera.lazy import Expr, as_float, lift, lift_all
+from caldera.op.arguments import as_number
 
 
 def inverse(a: Any) -> Expr:
@@ -40,6 +45,79 @@ def solve(a: Any, b: Any) -> Expr:
         return Expr(linalg.solve(left, right))
     result = linalg.solve(left, reshape(right, (*right.shape, 1)))
     return Expr(reshape(result, result.shape[:-1]))
+
+
+def triangular_solve(
+    a: Any, b: Any, lower: bool = True, transpose: bool = False, unit_diagonal: bool = False
+) -> Expr:
+    """The x of a x = b (or aᵀ x = b), for triangular matrices: the other triangle is not read.
+
+    With `unit_diagonal` the diagonal counts as ones. `b` is as for `op.solve`.
+
+    >>> from caldera import op
+    >>> op.triangular_solve([[2.0, 9.0], [1.0, 4.0]], [2.0, 5.0]).tolist()
+    [1.0, 1.0]
+    """
+    matrix, right = (as_float(each) for each in lift_all(a, b))
+    matrix = _matrix(Expr(matrix), "op.triangular_solve")
+    away = 1 if unit_diagonal else 0
+    half = linalg.tril(matrix, offset=-away) if lower else linalg.triu(matrix, offset=away)
+    if unit_diagonal:
+        ones = full(matrix.shape[-1:], 1, matrix.dtype)
+        half = elementwise.add(half, linalg.diagonal_matrix(ones))
+    if transpose:
+        half, lower = swap_last(half), not lower
+    vector = len(right.shape) == 1
+    right = reshape(right, (*right.shape, 1)) if vector else right
+    if not lower:
+        result = linalg.solve(half, right)
+    else:
+        # Upside down it is an upper one: elimination finds nothing to do, and never pivots.
+        axes = len(half.shape) - 2, len(half.shape) - 1
+        turned = linalg.solve(flip(half, axes), flip(right, (len(right.shape) - 2,)))
+        result = flip(turned, (len(turned.shape) - 2,))
+    return Expr(reshape(result, result.shape[:-1]) if vector else result)
+
+
+def pinv(a: Any, rtol: float | None = None) -> Expr:
+    """The pseudo-inverse of each matrix (Moore and Penrose), also of those that are not square.
+
+    Singular values up to `rtol` times the largest count as 0; without it, that is the larger size
+    times the dtype's precision. The derivative is that for matrices of the same rank.
+
+    >>> from caldera import op
+    >>> op.pinv([[2.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).tolist()
+    [[0.5, 0.0, 0.0], [0.0, 0.0, 0.25]]
+    """
+    node = as_float(lift(a))
+    if rtol is None:
+        rtol = max(1, *node.shape[-2:]) * float(finfo(node.dtype).eps)
+    return Expr(matrix_functions.pinv(node, rtol=as_number(rtol, "rtol", "pinv")))
+
+
+def lstsq(a: Any, b: Any, rtol: float | None = None) -> Expr:
+    """The x with the least squares of a x - b and, if there are several, the shortest of them.
+
+    `b` with one axis is a vector, with more a matrix or a batch; `rtol` is as for `op.pinv`.
+
+    >>> from caldera import op
+    >>> [round(x, 4) for x in op.lstsq([[1.0], [1.0], [1.0]], [1.0, 2.0, 6.0]).tolist()]
+    [3.0]
+    """
+    left, right = (as_float(each) for each in lift_all(a, b))
+    return Expr(matmul_any(pinv(Expr(left), rtol).node, right))
+
+
+def expm(a: Any) -> Expr:
+    """The exponential of each matrix, 1 + a + a^2 / 2 + ...
+
+    By a Padé approximant of a / 2^s, squared s times (Higham, 2005), with s of at most 16.
+
+    >>> from caldera import op
+    >>> op.expm([[0.0, 3.0], [0.0, 0.0]]).tolist()
+    [[1.0, 3.0], [0.0, 1.0]]
+    """
+    return Expr(matrix_functions.expm(as_float(lift(a))))
 
 
 def determinant(a: Any) -> Expr:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
-from caldera.errors import DtypeError, ShapeError
+from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
@@ -67,6 +68,44 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
     node = lift(x)
     order = normalise_permutation(axes, len(node.shape), place("transpose", node))
     return Expr(moves.transpose(node, order))
+
+
+def swapaxes(x: Any, first: int, second: int) -> Expr:
+    """Two axes exchanged.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.swapaxes(cd.Tensor((2, 3, 4)), 0, -1).shape
+    (4, 3, 2)
+    """
+    node = lift(x)
+    rank, where = len(node.shape), place("swapaxes", node)
+    a, b = normalise_axis(first, rank, where), normalise_axis(second, rank, where)
+    order = [b if axis == a else a if axis == b else axis for axis in range(rank)]
+    return Expr(moves.transpose(node, tuple(order)))
+
+
+def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
+    """Some axes moved to other places; the rest keep their order.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.Tensor((2, 3, 4))
+    >>> op.moveaxis(x, 0, -1).shape, op.moveaxis(x, (0, 1), (2, 0)).shape
+    ((3, 4, 2), (3, 4, 2))
+    """
+    node = lift(x)
+    rank, where = len(node.shape), place("moveaxis", node)
+    given = [[each] if isinstance(each, int) else list(each) for each in (source, target)]
+    taken, places = ([normalise_axis(axis, rank, where) for axis in each] for each in given)
+    if not len(taken) == len(places) == len(set(taken)) == len(set(places)):
+        raise ShapeError.build(
+            where, expected="as many places as axes, and each once", got=f"{source} and {target}"
+        )
+    order = [axis for axis in range(rank) if axis not in taken]
+    for position, axis in sorted(zip(places, taken, strict=True)):
+        order.insert(position, axis)
+    return Expr(moves.transpose(node, tuple(order)))
 
 
 def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
@@ -214,11 +253,18 @@ def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -
     return Expr(node)[tuple(map(builtins.slice, starts, stops, steps))]
 
 
-def pad(x: Any, widths: int | Sequence[int] | Sequence[Sequence[int]], value: float = 0) -> Expr:
-    """`x` with `value` around it.
+def pad(
+    x: Any,
+    widths: int | Sequence[int] | Sequence[Sequence[int]],
+    value: float = 0,
+    mode: str = "constant",
+) -> Expr:
+    """`x` with `value` around it, or with more of itself.
 
     `widths` is a number (for both ends of every axis), a pair (before, after) for every axis, or a
-    pair for each axis.
+    pair for each axis. `mode` is "constant" (the value), "reflect" (mirrored at the elements at the
+    ends, which are not repeated), "replicate" (the elements at the ends) or "circular" (from the
+    other end).
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -226,14 +272,55 @@ def pad(x: Any, widths: int | Sequence[int] | Sequence[Sequence[int]], value: fl
     [0.0, 1.0, 2.0, 0.0, 0.0]
     >>> op.pad(cd.Tensor((2, 3)), ((0, 1), (2, 2))).shape
     (3, 7)
+    >>> [op.pad([1, 2, 3], 2, mode=mode).tolist() for mode in ("reflect", "replicate", "circular")]
+    [[3, 2, 1, 2, 3, 2, 1], [1, 1, 1, 2, 3, 3, 3], [2, 3, 1, 2, 3, 1, 2]]
     """
     node = lift(x)
+    if mode != "constant":
+        for axis, pair in enumerate(_widths(widths, node)):
+            node = node if pair == (0, 0) else _extended(node, axis, pair, mode)
+        return Expr(node)
     whole = math.isfinite(value) and value == int(value)
     if not (is_float(node.dtype) or (whole and (node.dtype != bool_ or value in (0, 1)))):
         raise DtypeError.build(
             place("pad", node), expected=f"a value that {node.dtype.name} can hold", got=str(value)
         )
     return Expr(moves.pad(node, _widths(widths, node), value))
+
+
+_LONGEST = {"reflect": -1, "circular": 0}
+"""How much longer than an axis its padding may be; that of "replicate" may have any length."""
+
+
+def _extended(x: Node, axis: int, widths: tuple[int, int], mode: str) -> Node:
+    """`x` with more of itself at both ends of an axis."""
+    length = x.shape[axis]
+    if mode not in (*_LONGEST, "replicate"):
+        raise ConfigError.build(
+            place("pad", x), expected="mode= constant, reflect, replicate or circular",
+            got=repr(mode),
+        )  # fmt: skip
+    most = length + _LONGEST[mode] if mode in _LONGEST else builtins.max(widths) if length else 0
+    if builtins.max(widths) > most:
+        raise ShapeError.build(
+            place("pad", x), expected=f"at most {builtins.max(most, 0)} elements of padding "
+            f"along axis {axis} of length {length}, mode {mode!r}", got=str(widths),
+        )  # fmt: skip
+    before, after = widths
+    if mode == "reflect":
+        first = moves.flip(moves.narrow(x, axis, 1, before), (axis,))
+        last = moves.flip(moves.narrow(x, axis, length - 1 - after, after), (axis,))
+    elif mode == "circular":
+        first = moves.narrow(x, axis, length - before, before)
+        last = moves.narrow(x, axis, 0, after)
+    else:
+        first, last = (
+            base.broadcast_to(
+                moves.narrow(x, axis, end, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
+            )
+            for end, count in ((0, before), (length - 1, after))
+        )
+    return moves.concat((first, x, last), axis)
 
 
 def _widths(widths: Any, node: Node) -> moves.Widths:
@@ -262,6 +349,74 @@ def flip(x: Any, axis: Sizes | None = None) -> Expr:
     """
     node = lift(x)
     return Expr(moves.flip(node, normalise_axes(axis, len(node.shape), place("flip", node))))
+
+
+def roll(x: Any, shift: Sizes, axis: Sizes | None = None) -> Expr:
+    """The elements moved on along an axis; those that leave at its end come in at its start.
+
+    Without an axis they move on in row-major order, over all axes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.roll(cd.tensor([1.0, 2.0, 3.0, 4.0]), 1).tolist()
+    [4.0, 1.0, 2.0, 3.0]
+    >>> op.roll(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), (1, 1), axis=(0, 1)).tolist()
+    [[4.0, 3.0], [2.0, 1.0]]
+    """
+    node = lift(x)
+    where = place("roll", node)
+    shifts = list(shift) if isinstance(shift, Sequence) else [shift]
+    if axis is None:
+        flat = _rolled(base.reshape(node, (size(node.shape),)), 0, sum(map(index, shifts)))
+        return Expr(base.reshape(flat, node.shape))
+    axes = list(axis) if isinstance(axis, Sequence) else [axis]
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    elif len(axes) == 1:
+        axes *= len(shifts)
+    if len(axes) != len(shifts):
+        raise ShapeError.build(where, expected="a shift for each axis", got=f"{shift} for {axis}")
+    for each, by in zip(axes, shifts, strict=True):
+        node = _rolled(node, normalise_axis(each, len(node.shape), where), index(by))
+    return Expr(node)
+
+
+def _rolled(node: Node, axis: int, shift: int) -> Node:
+    length = node.shape[axis]
+    by = shift % length if length else 0
+    if not by:
+        return node
+    parts = moves.narrow(node, axis, length - by, by), moves.narrow(node, axis, 0, length - by)
+    return moves.concat(parts, axis)
+
+
+def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
+    """The coordinates of a grid: each vector along an axis of its own, repeated along the others.
+
+    As in NumPy the first vector runs along the columns; with `indexing="ij"` each has the axis of
+    its number.
+
+    >>> from caldera import op
+    >>> x, y = op.meshgrid([1.0, 2.0, 3.0], [4.0, 5.0])
+    >>> x.tolist(), y.tolist()
+    ([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], [[4.0, 4.0, 4.0], [5.0, 5.0, 5.0]])
+    """
+    nodes = [lift(each) for each in lines]
+    where = place("meshgrid", *nodes) if nodes else "op.meshgrid"
+    if indexing not in ("xy", "ij"):
+        raise ConfigError.build(where, expected="indexing='xy' or 'ij'", got=repr(indexing))
+    if any(len(node.shape) > 1 for node in nodes):
+        shapes = ", ".join(str(node.shape) for node in nodes)
+        raise ShapeError.build(where, expected="vectors", got=shapes)
+    order = list(range(len(nodes)))
+    if indexing == "xy":
+        order[:2] = order[:2][::-1]
+    shape = tuple(size(nodes[i].shape) for i in order)
+    grids = []
+    for i, node in enumerate(nodes):
+        line = tuple(shape[axis] if each == i else 1 for axis, each in enumerate(order))
+        grids.append(base.broadcast_to(base.reshape(node, line), shape))
+    return wrap(grids)
 
 
 def tile(x: Any, repeats: Sizes) -> Expr:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-from caldera.errors import ConfigError
-from caldera.graph.node import Node
+from caldera.errors import ConfigError, ShapeError
+from caldera.graph.node import Node, describe
 from caldera.graph.opdef import location
-from caldera.graph.ops import normalisation, sync_batch_norm
+from caldera.graph.ops import elementwise, normalisation, sync_batch_norm
+from caldera.graph.ops.base import cast, full, reshape
 from caldera.graph.ops.collective import next_number
-from caldera.graph.ops.widening import accumulator
+from caldera.graph.ops.reduction import mean as mean_of
+from caldera.graph.ops.widening import accumulator, widen
 from caldera.lazy import Expr, as_float, lift, lift_all, wrap
 from caldera.op.arguments import as_count, as_number
 from caldera.tensor.dtype import HALVES
@@ -139,6 +141,53 @@ def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -
     count = as_count(groups, "groups", "group_norm")
     number = _epsilon(eps, "group_norm")
     return Expr(normalisation.group_norm(*nodes, groups=count, eps=number)[0])
+
+
+def instance_norm(x: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5) -> Expr:
+    """(N, C, ...) normalised over each channel of each sample by itself.
+
+    `scale` and `shift` have one number a channel; without them they are 1 and 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[[-3.0, 3.0], [5.0, 5.0]]])
+    >>> op.instance_norm(x, eps=7.0).tolist()
+    [[[-0.75, 0.75], [0.0, 0.0]]]
+    """
+    node = as_float(lift(x))
+    if len(node.shape) < 3:
+        raise ShapeError.build(
+            location("instance_norm"), expected="x of shape (N, C, ...)", got=describe(node)
+        )
+    channels = node.shape[1]
+    one, none = (Expr(full((channels,), number, node.dtype)) for number in (1, 0))
+    scale, shift = one if scale is None else scale, none if shift is None else shift
+    return group_norm(x, channels, scale, shift, eps)
+
+
+def rms_norm(x: Any, scale: Any = None, axis: int | Sequence[int] = -1, eps: float = 1e-6) -> Expr:
+    """x over its root mean square along `axis` (one or several), times scale, which has its sizes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.rms_norm(cd.tensor([[3.0, -3.0]]), cd.tensor([1.0, 2.0]), eps=7.0).tolist()
+    [[0.75, -1.5]]
+    """
+    node, *parameters = (as_float(lift(x)),) if scale is None else _with_parameters(x, scale)
+    axes = normalise_axes(axis, len(node.shape), location("rms_norm"))
+    wide = widen(node)
+    squares = mean_of(elementwise.square(wide), axis=axes, keepdims=True)
+    number = elementwise.scalar(_epsilon(eps, "rms_norm"), wide)
+    result = elementwise.mul(wide, elementwise.rsqrt(elementwise.add(squares, number)))
+    sizes = tuple(node.shape[i] for i in axes)
+    for each in parameters:
+        if each.shape != sizes:
+            raise ShapeError.build(
+                location("rms_norm"), expected=f"scale of shape {sizes}", got=describe(each)
+            )
+        shape = tuple(n if i in axes else 1 for i, n in enumerate(node.shape))
+        result = elementwise.mul(result, reshape(cast(each, wide.dtype), shape))
+    return Expr(cast(result, node.dtype))
 
 
 def local_response_norm(

@@ -1,35 +1,149 @@
-"""Pooling over windows of images (N, C, H, W).
+"""Pooling over windows of sequences (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W).
 
-`size`, `stride` and `dilation` are an int or a pair (vertical, horizontal); without a stride the
-windows lie side by side. `padding` is written as for `op.conv2d`, and must be narrower than the
-window. Windows that would stick out at the end are left out.
+`size`, `stride` and `dilation` are an int, or one for each axis; without a stride the windows lie
+side by side. `padding` is written as for the convolutions, and must be narrower than the window.
+Windows that would stick out at the end are left out, unless `ceil_mode` says that they count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from caldera.errors import ShapeError
 from caldera.graph.node import Node, describe
 from caldera.graph.opdef import location
 from caldera.graph.ops import pooling
+from caldera.graph.ops.base import reshape
+from caldera.graph.ops.movement import pad
+from caldera.graph.ops.product import Padding, Pair
 from caldera.graph.ops.reduction import mean
 from caldera.lazy import Expr, as_float, lift
-from caldera.op.convolution import Paddings, Pairs, as_padding, as_pair, expect_rank
+from caldera.op.convolution import Paddings
+from caldera.op.windows import as_sizes, as_widths, beyond_padding, expect_rank
+from caldera.tensor.shape import Shape
+
+Sizes = int | Sequence[int]
+_LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 
-def _images(x: Any, where: str) -> Node:
+@dataclass(frozen=True)
+class _Windows:
+    """One entry an axis. `beyond` is how far the last window sticks out of the padding."""
+
+    size: Shape
+    stride: Shape
+    dilation: Shape
+    padding: tuple[Pair, ...]
+    beyond: Shape
+
+    def along(self, *axes: int) -> tuple[Pair, Pair, Padding, Pair]:
+        """Size, stride, padding and dilation of two axes; -1 is one that is left as it is."""
+        axis = {-1: (1, 1, (0, 0), 1)} | {
+            i: (self.size[i], self.stride[i], (a, b + self.beyond[i]), self.dilation[i])
+            for i, (a, b) in enumerate(self.padding)
+        }
+        first, second = (axis[each] for each in axes)
+        return tuple(zip(first, second, strict=True))  # type: ignore[return-value]
+
+
+def _laid(
+    name: str,
+    x: Any,
+    rank: int,
+    size: Sizes,
+    stride: Sizes | None,
+    padding: Paddings,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> tuple[Node, _Windows]:
+    where = location(name)
     node = as_float(lift(x))
-    expect_rank(node, 4, "x of shape (N, C, H, W)", where)
+    expect_rank(node, rank + 2, f"x of shape {_LAYOUTS[rank]}", where)
+    window = as_sizes(size, rank, "size", where)
+    strides = window if stride is None else as_sizes(stride, rank, "stride", where)
+    dilations = as_sizes(dilation, rank, "dilation", where)
+    image = node.shape[2:]
+    widths = as_widths(padding, where, image, window, strides, dilations)
+    beyond = (0,) * rank
+    if ceil_mode:
+        reach = [d * (n - 1) + 1 for n, d in zip(window, dilations, strict=True)]
+        beyond = tuple(map(beyond_padding, image, reach, strides, widths))
+    return node, _Windows(window, strides, dilations, widths, beyond)
+
+
+def _max(x: Node, windows: _Windows, *axes: int) -> Node:
+    size, stride, padding, dilation = windows.along(*axes)
+    node: Node = pooling.max_pool2d(
+        x, size=size, stride=stride, padding=padding, dilation=dilation
+    )[0]
     return node
+
+
+def _average(count_padding: bool) -> Any:
+    def average(x: Node, windows: _Windows, *axes: int) -> Node:
+        size, stride, padding, _ = windows.along(*axes)
+        node: Node = pooling.avg_pool2d(
+            x, size=size, stride=stride, padding=padding, count_padding=count_padding
+        )
+        return node
+
+    return average
+
+
+def _pooled(pool: Any, x: Node, windows: _Windows) -> Expr:
+    """Pooling is over two axes: one is a row of two, and three are taken two and then one."""
+    rank = len(windows.size)
+    if rank == 2:
+        return Expr(pool(x, windows, 0, 1))
+    batch, channels, *image = x.shape
+    if rank == 1:
+        y = pool(reshape(x, (batch, channels, 1, *image)), windows, -1, 0)
+        return Expr(reshape(y, (batch, channels, y.shape[-1])))
+    depth, height, width = image
+    plane = pool(reshape(x, (batch, channels * depth, height, width)), windows, 1, 2)
+    *_, height, width = plane.shape
+    y = pool(reshape(plane, (batch, channels, depth, height * width)), windows, 0, -1)
+    return Expr(reshape(y, (batch, channels, y.shape[2], height, width)))
+
+
+def _averaged(x: Node, windows: _Windows, count_padding: bool) -> Expr:
+    if count_padding and any(windows.beyond):
+        # What counts is padded first: what lies beyond that never counts.
+        x = pad(x, ((0, 0), (0, 0), *windows.padding))
+        none = ((0, 0),) * len(windows.padding)
+        windows = _Windows(windows.size, windows.stride, windows.dilation, none, windows.beyond)
+        count_padding = False
+    return _pooled(_average(count_padding), x, windows)
+
+
+def max_pool1d(
+    x: Any,
+    size: int,
+    stride: int | None = None,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int = 1,
+    ceil_mode: bool = False,
+) -> Expr:
+    """The largest element of each window of sequences (N, C, L), as `op.max_pool2d` has it.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[[1.0, 5.0, 2.0, 4.0, 3.0]]])
+    >>> op.max_pool1d(x, 2).tolist(), op.max_pool1d(x, 2, ceil_mode=True).tolist()
+    ([[[5.0, 4.0]]], [[[5.0, 4.0, 3.0]]])
+    """
+    return _pooled(_max, *_laid("max_pool1d", x, 1, size, stride, padding, dilation, ceil_mode))
 
 
 def max_pool2d(
     x: Any,
-    size: Pairs,
-    stride: Pairs | None = None,
+    size: Sizes,
+    stride: Sizes | None = None,
     padding: Paddings = 0,
-    dilation: Pairs = 1,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
 ) -> Expr:
     """The largest element of each window; padding never wins.
 
@@ -42,29 +156,59 @@ def max_pool2d(
     >>> op.max_pool2d(x, 2, stride=1).tolist()
     [[[[5.0, 6.0]]]]
     """
-    where = location("max_pool2d")
-    image = _images(x, where)
-    window = as_pair(size, "size", where)
-    strides = window if stride is None else as_pair(stride, "stride", where)
-    dilations = as_pair(dilation, "dilation", where)
-    widths = as_padding(padding, where, image.shape[2:], window, strides, dilations)
-    values, _ = pooling.max_pool2d(
-        image, size=window, stride=strides, padding=widths, dilation=dilations
-    )
-    return Expr(values)
+    return _pooled(_max, *_laid("max_pool2d", x, 2, size, stride, padding, dilation, ceil_mode))
+
+
+def max_pool3d(
+    x: Any,
+    size: Sizes,
+    stride: Sizes | None = None,
+    padding: Paddings = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Expr:
+    """The largest element of each window of volumes (N, C, D, H, W), as `op.max_pool2d` has it.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.max_pool3d(cd.Tensor((2, 3, 4, 6, 8)), 2).shape
+    (2, 3, 2, 3, 4)
+    """
+    return _pooled(_max, *_laid("max_pool3d", x, 3, size, stride, padding, dilation, ceil_mode))
+
+
+def avg_pool1d(
+    x: Any,
+    size: int,
+    stride: int | None = None,
+    padding: int | Sequence[int] | str = 0,
+    count_padding: bool = True,
+    ceil_mode: bool = False,
+) -> Expr:
+    """The mean of each window of sequences (N, C, L), as `op.avg_pool2d` has it.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.tensor([[[1.0, 5.0, 2.0, 4.0, 3.0]]])
+    >>> op.avg_pool1d(x, 2).tolist(), op.avg_pool1d(x, 2, ceil_mode=True).tolist()
+    ([[[3.0, 3.0]]], [[[3.0, 3.0, 3.0]]])
+    """
+    laid = _laid("avg_pool1d", x, 1, size, stride, padding, ceil_mode=ceil_mode)
+    return _averaged(*laid, bool(count_padding))
 
 
 def avg_pool2d(
     x: Any,
-    size: Pairs,
-    stride: Pairs | None = None,
+    size: Sizes,
+    stride: Sizes | None = None,
     padding: Paddings = 0,
     count_padding: bool = True,
+    ceil_mode: bool = False,
 ) -> Expr:
     """The mean of each window.
 
     Padding counts as elements of 0, as in PyTorch; with `count_padding=False` the mean is taken
-    over the elements of the image alone.
+    over the elements of the image alone. What sticks out in `ceil_mode` never counts.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -76,16 +220,27 @@ def avg_pool2d(
     >>> op.avg_pool2d(x, 2, padding=1, count_padding=False).tolist()
     [[[[4.0, 8.0], [12.0, 16.0]]]]
     """
-    where = location("avg_pool2d")
-    image = _images(x, where)
-    window = as_pair(size, "size", where)
-    strides = window if stride is None else as_pair(stride, "stride", where)
-    widths = as_padding(padding, where, image.shape[2:], window, strides, (1, 1))
-    return Expr(
-        pooling.avg_pool2d(
-            image, size=window, stride=strides, padding=widths, count_padding=bool(count_padding)
-        )
-    )
+    laid = _laid("avg_pool2d", x, 2, size, stride, padding, ceil_mode=ceil_mode)
+    return _averaged(*laid, bool(count_padding))
+
+
+def avg_pool3d(
+    x: Any,
+    size: Sizes,
+    stride: Sizes | None = None,
+    padding: Paddings = 0,
+    count_padding: bool = True,
+    ceil_mode: bool = False,
+) -> Expr:
+    """The mean of each window of volumes (N, C, D, H, W), as `op.avg_pool2d` has it.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.avg_pool3d(cd.Tensor((2, 3, 4, 6, 8)), 2).shape
+    (2, 3, 2, 3, 4)
+    """
+    laid = _laid("avg_pool3d", x, 3, size, stride, padding, ceil_mode=ceil_mode)
+    return _averaged(*laid, bool(count_padding))
 
 
 def global_average_pool(x: Any) -> Expr:

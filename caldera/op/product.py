@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from caldera.errors import ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops import elementwise
-from caldera.graph.ops.base import reshape
+from caldera.graph.ops.base import Axes, broadcast_to, reshape
+from caldera.graph.ops.movement import concat, narrow, transpose
 from caldera.graph.ops.product import matmul_any
-from caldera.lazy import Expr, lift_all
+from caldera.lazy import Expr, as_float, lift_all
 from caldera.op.arguments import place
 from caldera.op.einsum import contract
+from caldera.op.reduction import norm
+from caldera.tensor.shape import broadcast_shapes, normalise_axis, size
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Expr:
@@ -58,6 +62,120 @@ def outer(a: Any, b: Any) -> Expr:
     return Expr(elementwise.mul(reshape(left, (*left.shape, 1)), right))
 
 
+def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2) -> Expr:
+    """Products summed over axes of both: so many of the last of `a` and the first of `b`, or a pair
+    (axes of `a`, axes of `b`), each an int or several. It is one matrix product.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> a, b = cd.Tensor((2, 3, 4)), cd.Tensor((4, 3, 5))
+    >>> op.tensordot(a, b, axes=((1, 2), (1, 0))).shape, op.tensordot(a, b, axes=1).shape
+    ((2, 5), (2, 3, 3, 5))
+    """
+    left, right = lift_all(a, b)
+    first, second = _summed_axes(left, right, axes)
+    kept = [
+        tuple(i for i in range(len(node.shape)) if i not in summed)
+        for node, summed in ((left, first), (right, second))
+    ]
+    inner = size(tuple(left.shape[i] for i in first))
+    outer = [tuple(left.shape[i] for i in kept[0]), tuple(right.shape[i] for i in kept[1])]
+    rows = reshape(transpose(left, (*kept[0], *first)), (size(outer[0]), inner))
+    columns = reshape(transpose(right, (*second, *kept[1])), (inner, size(outer[1])))
+    return Expr(reshape(matmul_any(rows, columns), (*outer[0], *outer[1])))
+
+
+def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Axes, Axes]:
+    where = place("tensordot", left, right)
+    ranks = len(left.shape), len(right.shape)
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(ranks):
+            expected = f"a number of axes from 0 to {min(ranks)}"
+            raise ShapeError.build(where, expected=expected, got=str(axes))
+        first, second = tuple(range(ranks[0] - axes, ranks[0])), tuple(range(axes))
+    else:
+        given = [(each,) if isinstance(each, int) else tuple(each) for each in axes]
+        if len(given) != 2 or len(given[0]) != len(given[1]):
+            expected = "axes= a number, or as many axes of a as of b"
+            raise ShapeError.build(where, expected=expected, got=repr(axes))
+        first, second = (
+            tuple(normalise_axis(axis, rank, where) for axis in each)
+            for each, rank in zip(given, ranks, strict=True)
+        )
+    sizes = [left.shape[i] for i in first], [right.shape[i] for i in second]
+    if sizes[0] != sizes[1] or len(set(first)) < len(first) or len(set(second)) < len(second):
+        raise ShapeError.build(
+            where, expected="different axes of equal sizes to sum over",
+            got=f"axes {first} and {second} of sizes {sizes[0]} and {sizes[1]}",
+        )  # fmt: skip
+    return first, second
+
+
+def kron(a: Any, b: Any) -> Expr:
+    """The Kronecker product: `b` times each element of `a`, laid out as `a` is.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.kron(cd.tensor([1.0, 10.0]), cd.tensor([1.0, 2.0])).tolist()
+    [1.0, 2.0, 10.0, 20.0]
+    """
+    left, right = lift_all(a, b)
+    rank = max(len(left.shape), len(right.shape))
+    first, second = ((1,) * (rank - len(node.shape)) + node.shape for node in (left, right))
+    outer = reshape(left, tuple(n for each in first for n in (each, 1)))
+    inner = reshape(right, tuple(n for each in second for n in (1, each)))
+    shape = tuple(m * n for m, n in zip(first, second, strict=True))
+    return Expr(reshape(elementwise.mul(outer, inner), shape))
+
+
+def cross(a: Any, b: Any, axis: int = -1) -> Expr:
+    """The cross product of vectors of three components along `axis`; the other axes broadcast.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.cross(cd.tensor([1.0, 0.0, 0.0]), cd.tensor([0.0, 1.0, 0.0])).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    left, right = lift_all(a, b)
+    where = place("cross", left, right)
+    shape = broadcast_shapes(left.shape, right.shape, where=where)
+    which = normalise_axis(axis, len(shape), where)
+    left, right = broadcast_to(left, shape), broadcast_to(right, shape)
+    if shape[which] != 3:
+        raise ShapeError.build(where, expected=f"3 components along axis {axis}", got=f"{shape}")
+
+    def turned(node: Node, by: int) -> Node:
+        """The components i + by, for i = 0, 1, 2."""
+        return concat((narrow(node, which, by, 3 - by), narrow(node, which, 0, by)), which)
+
+    ahead = elementwise.mul(turned(left, 1), turned(right, 2))
+    behind = elementwise.mul(turned(left, 2), turned(right, 1))
+    return Expr(elementwise.sub(ahead, behind))
+
+
+def cdist(a: Any, b: Any, order: float = 2) -> Expr:
+    """The distance of each row of `a` (..., m, d) to each row of `b` (..., n, d), as (..., m, n).
+
+    `order` is that of `op.norm`: 1, 2 or infinity. The derivative of a distance of 0 is taken as 0.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.cdist(cd.tensor([[0.0, 0.0], [3.0, 0.0]]), cd.tensor([[3.0, 4.0]])).tolist()
+    [[5.0], [4.0]]
+    """
+    left, right = (as_float(each) for each in lift_all(a, b))
+    if min(len(left.shape), len(right.shape)) < 2 or left.shape[-1] != right.shape[-1]:
+        raise ShapeError.build(
+            place("cdist", left, right), expected="rows of one length: (..., m, d) and (..., n, d)",
+            got=f"{left.shape} and {right.shape}",
+        )  # fmt: skip
+    *batch, rows, length = left.shape
+    one = reshape(left, (*batch, rows, 1, length))
+    *batch, rows, length = right.shape
+    other = reshape(right, (*batch, 1, rows, length))
+    return norm(Expr(elementwise.sub(one, other)), order, axis=-1)
+
+
 def _check_ranks(
     name: str, nodes: tuple[Node, ...], ranks: tuple[int, ...], expected: str, hint: str
 ) -> None:
@@ -71,7 +189,7 @@ def einsum(subscripts: str, *operands: Any) -> Expr:
 
     As in NumPy: each operand has a letter an axis, the result those after "->" (without it, the
     letters that occur once, in alphabetical order); the others are summed over. "..." stands for
-    further axes, which broadcast. A letter twice in one operand (a diagonal) is not supported.
+    further axes, which broadcast. A letter twice in one operand is its diagonal: "ii->i".
     Sums of products become matrix products wherever that is possible.
 
     >>> import caldera as cd

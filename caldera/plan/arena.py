@@ -7,6 +7,7 @@ whose lifetimes nest, this comes within a few percent of the largest live set.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,14 +47,31 @@ def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tu
     return [int(offset) for offset in offsets], total
 
 
+class Tenant:
+    """Something that is tied to the block of an arena."""
+
+    block: Block | None = None
+
+    def vacate(self) -> None:
+        """Let go of the block, which is outgrown; the next run ties it to another."""
+        raise NotImplementedError
+
+
 class SharedArena:
-    """The block that plans of one thread on one device use one after the other."""
+    """The block that plans of one thread on one device use one after the other.
+
+    It is there as long as a plan is tied to it. One that is too small is given up by all of them:
+    it must not lie beside the larger one.
+    """
 
     _of_thread = threading.local()
+    # Plans may be run by several threads, which tie them to their own arenas.
+    _moving = threading.Lock()
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.block: Block | None = None
+        self._block: weakref.ref[Block] | None = None
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     @classmethod
     def of(cls, device: Device) -> SharedArena:
@@ -65,13 +83,31 @@ class SharedArena:
 
     def at_least(self, nbytes: int) -> Block:
         """The block, replaced by a larger one if it is too small."""
-        if self.block is None or self.block.nbytes < nbytes:
-            self.block = None
+        block = None if self._block is None else self._block()
+        if block is not None and block.nbytes >= nbytes:
+            return block
+        if block is not None:
+            self._give_up(block)
+            del block
             if not self._device.is_host:
-                # The memory of a device is scarce: the old block must not lie beside the new one.
+                # The memory of a device is scarce.
                 self._device.trim()
-            self.block = self._device.allocate(nbytes, owner="arena")
-        return self.block
+        found = self._device.allocate(nbytes, owner="arena")
+        self._block = weakref.ref(found)
+        return found
+
+    def move_in(self, tenant: Tenant, block: Block) -> None:
+        """Note who has been tied to the block."""
+        with self._moving:
+            tenant.block = block
+        self._tenants.add(tenant)
+
+    def _give_up(self, block: Block) -> None:
+        for tenant in list(self._tenants):
+            with self._moving:
+                if tenant.block is block:
+                    tenant.vacate()
+        self._tenants.clear()
 
 
 def block_to_keep(device: Device, nbytes: int) -> Block:

@@ -8,6 +8,7 @@ from statistics import median
 
 from caldera.kernels.step_launch import Piece
 from caldera.memory import Stream
+from caldera.memory.capture import capture
 from caldera.memory.interface import CapturedGraph, TimingEvent
 from caldera.plan.step_fusion import execute
 from caldera.plan.stream_assignment import assign_streams
@@ -62,12 +63,10 @@ class AutotunedGraph(CapturedGraph):
 
 def captured(stream: Stream, pieces: Sequence[Piece]) -> CapturedGraph:
     """The pieces one after the other, or on several streams where that proves to be faster."""
-    stream.begin_capture()
-    stream.launch(partial(execute, pieces))
-    graph = stream.end_capture()
+    graph = capture(stream, partial(stream.launch, partial(execute, pieces)))
     calls = assign_streams(pieces) if stream.has_side_streams else []
     if not any(each.stream for each in calls):
         return graph
-    stream.begin_capture()
-    stream.launch_on_streams(calls)
-    return AutotunedGraph(stream, [graph, stream.end_capture()])
+    return AutotunedGraph(
+        stream, [graph, capture(stream, partial(stream.launch_on_streams, calls))]
+    )

@@ -60,6 +60,14 @@ class Inputs:
         self._arrived: list[Event | None] = [None] * self.turns
         self._used: list[Event | None] = [None] * self.turns
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places, on both sides."""
+        sides = 1 if self._device.is_host else 2
+        # Lists: another thread may be running the plan.
+        places = [each for turn in self._places for each in list(turn.values())]
+        return sides * sum(each.written.nbytes for each in places)
+
     def array(self, symbol: Symbol) -> Any:
         """What kernels are given for an input in this turn."""
         return self._place(symbol).array

@@ -40,6 +40,12 @@ class Operands:
         self._check()
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of what the plan keeps itself."""
+        kept = [*self._held.values(), *list(self._constants.values())]
+        return self.inputs.nbytes + sum(each.nbytes for each in kept)
+
+    @property
     def are_stale(self) -> bool:
         """Whether variables have moved since arrays were last asked for."""
         return self._moves != Symbol.moves

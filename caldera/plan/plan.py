@@ -20,7 +20,7 @@ from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import Kernel, Runner
 from caldera.memory import Block, Device
 from caldera.memory.interface import CapturedGraph
-from caldera.plan.arena import SharedArena, block_to_keep
+from caldera.plan.arena import SharedArena, Tenant, block_to_keep
 from caldera.plan.autotune import captured
 from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
@@ -36,15 +36,19 @@ from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
 
 
-@dataclass
-class _Bound:
+@dataclass(eq=False)
+class _Bound(Tenant):
     """The calls of a plan, tied to memory: once for each place that inputs are fed to."""
 
-    block: Block | None = None
     steps: list[Runner] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     patches: list[list[Patch]] = field(default_factory=list)
     graph: CapturedGraph | None = None
+
+    def vacate(self) -> None:
+        if self.graph is None:
+            # New lists: the old ones may still be queued on a stream.
+            self.block, self.steps, self.pieces, self.patches = None, [], [], []
 
 
 class Plan:
@@ -91,7 +95,6 @@ class Plan:
         self._operands = Operands(optimised, self.schedule, device)
         self._outputs = Outputs([node.spec for node in optimised.outputs], device)
         self._lock = threading.RLock()
-        self._block: Block | None = None
         self._bound = [_Bound() for _ in range(self._operands.inputs.turns)]
 
     # --- facts
@@ -105,6 +108,14 @@ class Plan:
     def naive_bytes(self) -> int:
         """Bytes the intermediate values would take if each had memory of its own."""
         return self.schedule.naive_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes it holds on to between runs: inputs, constants and results that are not given away.
+
+        What runs only use meanwhile is in an arena, which plans share.
+        """
+        return self._operands.nbytes + self._outputs.nbytes
 
     @property
     def inputs(self) -> list[str]:
@@ -267,11 +278,11 @@ class Plan:
         with self._lock, self.device.turn:
             if self._choose_well is not None and not self._is_fused():
                 self._settle()
-            self._block = block_to_keep(self.device, self.arena_bytes)
+            block = block_to_keep(self.device, self.arena_bytes)
             self._outputs.keep()
             for turn, bound in enumerate(self._bound):
                 self._operands.inputs.turn = turn
-                self._bind(bound)
+                self._bind(bound, block)
                 bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
             self._operands.inputs.turn = 0
 
@@ -286,7 +297,6 @@ class Plan:
         """Choose the kernels again, for good."""
         assert self._choose_well is not None
         self._choose_simple, self._choose_well = self._choose_well, None
-        self._block = None
         self._unbind()
         self.schedule = self._schedule(reuse=True)
         self._turn = _turn_of(self.device, self.schedule)
@@ -295,9 +305,8 @@ class Plan:
         """Whether all calls become one launch, for which no kernels need to be chosen."""
         if not can_fuse_step(self.device, self.schedule):
             return False
-        self._block = block_to_keep(self.device, self.arena_bytes)
         self._outputs.keep()
-        self._bind(self._bound[0])
+        self._bind(self._bound[0], block_to_keep(self.device, self.arena_bytes))
         return self._fused() is not None
 
     def _fused(self) -> CapturedGraph | None:
@@ -305,11 +314,8 @@ class Plan:
         if not can_fuse_step(self.device, self.schedule):
             return None
 
-        def lookup(block: Block) -> Lookup:
-            return partial(self._lookup, block=block)
-
         schedule = self._schedule(reuse=False)
-        return fuse_step(self.device, schedule, lookup, self._communicator)
+        return fuse_step(self.device, schedule, self._lookup_in, self._communicator)
 
     def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:
         """Make everything ready for a run, and give the calls of it."""
@@ -321,67 +327,65 @@ class Plan:
         if not self.device.is_host:
             self._operands.make_ready()
         if self._bound[inputs.turn].graph is None:
-            block = SharedArena.of(self.device).at_least(self.arena_bytes)
+            arena = SharedArena.of(self.device)
+            block = arena.at_least(self.arena_bytes)
             if self._outputs.must_move():
                 self._unbind()
             bound = self._bound[inputs.turn]
             if block is not bound.block:
-                self._block = block
-                self._bind(bound)
+                arena.move_in(bound, block)
+                self._bind(bound, block)
             if bound.patches:
                 self._outputs.move(bound.patches)
         return self._bound[inputs.turn]
 
-    def _bind(self, bound: _Bound) -> None:
+    def _bind(self, bound: _Bound, block: Block) -> None:
         """Tie the schedule to memory."""
         # New lists: the old ones may still be queued on a stream.
         bound.steps, bound.pieces, bound.patches = [], [], []
-        bound.block = self._block
+        bound.block = block
         if self._outputs.are_movable and not all(slot.is_copied for slot in self._outputs.slots):
+            lookup = partial(self._lookup_in, block)
             steps, bound.patches = bind_movable(
-                self.schedule, self._lookup_with, self._communicator, self._outputs.slots
+                self.schedule, lookup, self._communicator, self._outputs.slots
             )
         else:
             self._outputs.allocate()
-            steps = self.schedule.bind(self._lookup, self._communicator)
+            steps = self.schedule.bind(self._lookup_in(block), self._communicator)
         bound.steps = [runner for _, runner in steps]
         bound.pieces = grouped(self.device.kernels, steps)
         # The calls hold the arrays of results as well: let go before the references are counted.
         del steps
         self._outputs.settle()
 
-    def _lookup_with(self, outputs: Sequence[Any]) -> Lookup:
-        return partial(self._lookup, outputs=outputs)
+    def _lookup_in(self, block: Block, outputs: Sequence[Any] | None = None) -> Lookup:
+        """Finds the array of a buffer; `block` is the arena, and `outputs` has the arrays of
+        results if these are not where they are kept."""
 
-    def _lookup(
-        self, buffer: Buffer, block: Block | None = None, outputs: Sequence[Any] | None = None
-    ) -> Any:
-        """The array of a buffer; `block` is the arena and `outputs` has the arrays of results, if
-        they are not the plan's own."""
-        root = buffer.root
-        if root.place == "constant":
-            assert isinstance(root.key, Node)
-            return self._operands.constant(root.key)
-        if root.place == "arena":
-            block = block or self._block
-            assert block is not None
-            spec = buffer.spec
-            stored = stored_shape(spec.shape, spec.order)
-            memory = self.device.array(block, root.offset, stored, spec.dtype)
-            return laid_out(memory, spec.shape, spec.order)
-        if isinstance(root.key, Symbol):
-            return self._operands.array(root.key)
-        assert isinstance(root.key, tuple)
-        number = root.key[1]
-        return self._outputs.slots[number].array() if outputs is None else outputs[number]
+        def lookup(buffer: Buffer) -> Any:
+            root = buffer.root
+            if root.place == "constant":
+                assert isinstance(root.key, Node)
+                return self._operands.constant(root.key)
+            if root.place == "arena":
+                spec = buffer.spec
+                stored = stored_shape(spec.shape, spec.order)
+                memory = self.device.array(block, root.offset, stored, spec.dtype)
+                return laid_out(memory, spec.shape, spec.order)
+            if isinstance(root.key, Symbol):
+                return self._operands.array(root.key)
+            assert isinstance(root.key, tuple)
+            number = root.key[1]
+            return self._outputs.slots[number].array() if outputs is None else outputs[number]
 
-    def _constant(self, node: Node) -> Any:
-        return self._operands.constant(node)
+        return lookup
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name == "scan":
-            constant, family = self._constant, self.device.kernels
-            return loop_kernel(node, self._choose, constant, family, in_place=self._in_place)
+            return loop_kernel(
+                node, self._choose, lambda each: self._operands.constant(each), self.device.kernels,
+                in_place=self._in_place,
+            )  # fmt: skip
         return self._choose_simple(node)
 
 

@@ -8,7 +8,7 @@ has one schedule; so has the body of a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -109,8 +109,8 @@ class Schedule:
     """
 
     roots: Sequence[Root]
-    choose: Chooser
-    external: Callable[[Node], Key | None]
+    choose: InitVar[Chooser]
+    external: InitVar[Callable[[Node], Key | None]]
     in_place: bool = True
     family: str = "cpu"
     reuse: bool = True
@@ -120,13 +120,13 @@ class Schedule:
     arena_bytes: int = 0
     naive_bytes: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, choose: Chooser, external: Callable[[Node], Key | None]) -> None:
         self.copy = TABLE.copy(self.family)
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
         for node in _in_order(self.roots):
-            self._values[node] = self._visit(node)
+            self._values[node] = self._visit(node, choose, external(node))
         self._deliver()
         self._linger()
         self._collect()
@@ -135,8 +135,7 @@ class Schedule:
 
     # --- building
 
-    def _visit(self, node: Node) -> tuple[Value, ...]:
-        key = self.external(node)
+    def _visit(self, node: Node, choose: Chooser, key: Key | None) -> tuple[Value, ...]:
         if key is not None:
             return (self._whole(self._external_buffer(key, node.spec)),)
         if node.op is ITEM:
@@ -150,7 +149,7 @@ class Schedule:
                 function, strides = seen
                 return (Value(inputs[0].buffer, strides, (*inputs[0].views, function)),)
         outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
-        self._add_step(node, self.choose(node), inputs, outputs)
+        self._add_step(node, choose(node), inputs, outputs)
         return tuple(self._whole(buffer) for buffer in outputs)
 
     def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:

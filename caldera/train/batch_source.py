@@ -20,6 +20,8 @@ from caldera.memory import Device
 from caldera.plan.plan import Plan
 from caldera.tensor.dtype import canonical, is_float
 
+MOST_KEPT = 256
+"""Sizes of batches whose expressions are kept."""
 Make = Callable[[str, tuple[int, ...], Any], Expr]
 Take = Callable[[Expr, Share, Share], Expr]
 
@@ -111,6 +113,8 @@ class HostSource(BatchSource):
             place = self._place(batch)
             make = op.input if place is None else self._staged(len(batch), place)
             self._values[key] = Values(share_of(batch), make)
+            if len(self._values) > MOST_KEPT:
+                del self._values[next(iter(self._values))]
         return self._values[key]
 
     def epoch(self, loader: Loader) -> Iterator[Batch | Share]:

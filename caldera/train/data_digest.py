@@ -10,7 +10,7 @@ import numpy as np
 from caldera.data import Pipeline
 from caldera.train.sample_weights import SampleWeights
 
-ROWS = 64
+ROWS = 16
 """How many samples are looked at where each has to be read, which may take long."""
 BYTES = 1 << 22
 """How much is looked at of samples that lie in arrays."""

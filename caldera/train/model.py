@@ -11,9 +11,10 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
+from caldera.data import Schema
 from caldera.data.sources.base import SCALE, scaled
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, compile
+from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.nn.basic import Sequential
 from caldera.nn.losses import Loss
@@ -21,7 +22,6 @@ from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
-from caldera.plan.plan import Plan
 from caldera.strategy import Strategy
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import seeded
@@ -33,12 +33,7 @@ from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
-from caldera.train.step_graph import (
-    AFTER_PARAMETERS,
-    Signature,
-    main_output,
-    named_outputs,
-)
+from caldera.train.step_graph import AFTER_PARAMETERS, Signature, named_outputs
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -91,6 +86,8 @@ class Model(ModelSettings):
             loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,
             precision, seed, device,
         )  # fmt: skip
+        self.schema: Schema | None = None
+        """What it was trained on: the names of columns and classes, where the data have them."""
         self._signature: Signature | None = None
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
@@ -171,6 +168,9 @@ class Model(ModelSettings):
     def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
         """What the network gives for each sample (of its main output).
 
+        `batch_size` samples at most are computed at once. Fewer are filled up to one of a few
+        sizes, each of which has a plan.
+
         >>> import numpy as np
         >>> import caldera as cd
         >>> from caldera import nn
@@ -182,19 +182,7 @@ class Model(ModelSettings):
         integers.
         """
         arrays = self._inputs(checked_arrays(inputs))
-        samples = len(arrays[0])
-        count = min(self._count(batch_size, "predict"), max(samples, 1))
-        plan = self._predictor(count)
-        parts = []
-        for start in range(0, samples, count):
-            feeds = {
-                f"x{i}": _padded(x[start : start + count], count) for i, x in enumerate(arrays)
-            }
-            parts.append(plan.run(feeds)[0].numpy()[: samples - start].copy())
-        if not parts:
-            name = next(iter(self.signature.outputs))
-            return np.zeros((0, *self.signature.outputs[name]), self.dtype)
-        return np.concatenate(parts)
+        return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
 
     def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """What `fit` would have made of such arrays: bytes are images (see `data.ArrayData`)."""
@@ -217,15 +205,6 @@ class Model(ModelSettings):
             return self.batch_size
         return whole_number(batch_size, "batch_size", 1, where)
 
-    def _predictor(self, count: int) -> Plan:
-        if count not in self._predictors:
-            _, outputs, _ = self.expressions(count)
-            _, prediction = main_output(outputs, self.objective)
-            self._predictors[count] = compile(
-                prediction, device=self.device, precision=self.precision
-            )
-        return self._predictors[count]
-
     def fit(
         self,
         data: Any,
@@ -245,9 +224,10 @@ class Model(ModelSettings):
     ) -> History:
         """Train on data or on (x, y); gives back the history of losses and metrics.
 
-        `validation` is data to evaluate on after each epoch. `checkpoint` is a folder to save to;
-        with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device` is
-        where to train: the model is moved there, and stays. `parallel` is a strategy of
+        `validation` is data to evaluate on after each epoch, or the part of the data to hold out
+        for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
+        to; with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device`
+        is where to train: the model is moved there, and stays. `parallel` is a strategy of
         `caldera.parallel`; without one, all processes that were started together share each batch.
 
         >>> import numpy as np
@@ -386,11 +366,3 @@ class Model(ModelSettings):
                     type(self).__name__, expected=f"samples of shape {shape}",
                     got=f"{array.shape[1:]}", hint="the first axis counts the samples",
                 )  # fmt: skip
-
-
-def _padded(array: np.ndarray, count: int) -> np.ndarray:
-    """The last samples filled up to a whole batch; what is computed for the filling is dropped."""
-    missing = count - len(array)
-    if not missing:
-        return array
-    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

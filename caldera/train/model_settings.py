@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, DeviceError
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
@@ -18,10 +18,10 @@ from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION
 from caldera.optim import Optimizer
 from caldera.passes.precision import NAMES as PRECISIONS
-from caldera.plan.plan import Plan
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import whole_number
+from caldera.train.predictors import Predictors
 from caldera.train.step import Steps
 from caldera.train.step_graph import MAIN, Objective
 
@@ -45,7 +45,7 @@ class ModelSettings(Layer):
         seed: int,
         device: Device | str | int | None,
     ) -> None:
-        self._predictors: dict[int, Plan] = {}
+        self._predictors = Predictors()
         self._evaluator: Steps | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
@@ -63,7 +63,8 @@ class ModelSettings(Layer):
 
     def _forget_plans(self) -> None:
         """What was compiled for other settings is of no use any more."""
-        self._predictors, self._evaluator = {}, None
+        self._predictors.clear()
+        self._evaluator = None
 
     # --- what is learned
 
@@ -226,6 +227,25 @@ class ModelSettings(Layer):
             variable.move(place)
         self._device = place
         self._forget_plans()
+
+    # --- copies that Python makes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans are made anew, and a device has its name.
+        kept = {"_predictors": None, "_evaluator": None, "_device": self._device.name}
+        return super().__getstate__() | kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        made = {"_predictors": Predictors(), "_device": _device_here(state["_device"])}
+        super().__setstate__(state | made)
+
+
+def _device_here(name: str) -> Device:
+    """The device of this name; the default one where there is none."""
+    try:
+        return find_device(name)
+    except DeviceError:
+        return find_device(None)
 
 
 def _checked_dtype(given: Any, where: str) -> Any:

@@ -11,9 +11,10 @@ replayed: a step is one launch that nobody waits for.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from caldera.lazy import Expr, Variable, compile
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
+from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
 from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 from caldera.tensor.seeding import seeded
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = "training", "evaluation"
 Votes = Sequence[float]
+MOST_SIZES = 64
+"""Plans of a model that are kept: those for the sizes of batches that were there last."""
 
 
 @dataclass
@@ -75,8 +79,8 @@ class Steps:
         self.bad_step = op.var(
             "first bad step", (), fill=np.array(-1), dtype="int64", device=device
         )
-        self._plans: dict[tuple[str, Hashable], Plan] = {}
-        self._ran: set[Plan] = set()
+        self._plans = RecentPlans(MOST_SIZES)
+        self._ran: WeakSet[Plan] = WeakSet()
         self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
 
@@ -84,7 +88,7 @@ class Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
         twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
-        twin._plans, twin._ran = {}, set()
+        twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         return twin
 
     # --- running
@@ -150,9 +154,11 @@ class Steps:
     def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
         batch = _whole(given) if isinstance(given, int) else given
         key = (kind, self.source.key(batch))
-        if key not in self._plans:
-            self._plans[key] = self.strategy.compiled(lambda: self._compiled(kind, batch))
-        return self._plans[key]
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self.strategy.compiled(lambda: self._compiled(kind, batch))
+            self._plans.add(key, plan)
+        return plan
 
     def _compiled(self, kind: str, batch: Share | Batch) -> Plan:
         values = self.source.values(batch)

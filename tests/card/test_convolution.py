@@ -16,7 +16,7 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops import product
 from caldera.graph.ops.epilogue import conv2d_epilogue
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
-from caldera.kernels.cuda.convolution import source as text
+from caldera.kernels.cuda.convolution import source as convolution_source
 from caldera.kernels.cuda.convolution.parameters import Divider
 from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
 from caldera.kernels.cuda.runtime import nvrtc
@@ -194,14 +194,17 @@ def test_the_text_is_cuda(dtype: str) -> None:
     many = min(4, 16 // BY_NAME[dtype].itemsize)
     tile = TILES[1 if dtype == "float64" else 0]
     sources = [
-        text.tiles_text(kernel, dtype, tile, (whole, many), (not whole, 1), whole)
-        for kernel in (text.CORRELATE, text.WEIGHT)
+        convolution_source.tiles_text(kernel, dtype, tile, (whole, many), (not whole, 1), whole)
+        for kernel in (convolution_source.CORRELATE, convolution_source.WEIGHT)
         for whole in (True, False)
     ]
-    sources += [text.text(text.EACH, dtype, last=last) for last in ("true", "false")]
-    sources += [text.text(text.EACH_WEIGHT, dtype)]
     sources += [
-        text.text(text.SPLIT_K_REDUCE, dtype, places=each)
+        convolution_source.text(convolution_source.EACH, dtype, last=last)
+        for last in ("true", "false")
+    ]
+    sources += [convolution_source.text(convolution_source.EACH_WEIGHT, dtype)]
+    sources += [
+        convolution_source.text(convolution_source.SPLIT_K_REDUCE, dtype, places=each)
         for each in ("ImagePlaces", "FilterPlaces")
     ]
     for source in sources:

@@ -14,7 +14,7 @@ from caldera.graph.opdef import OPS
 from caldera.graph.ops import elementwise
 from caldera.graph.ops.base import cast, sum_
 from caldera.graph.ops.control import fused
-from caldera.kernels.cuda.codegen import loop_operands as operands
+from caldera.kernels.cuda.codegen import loop_operands
 from caldera.kernels.cuda.codegen.expression import can_apply
 from caldera.kernels.cuda.codegen.loop_operands import lanes_for, operand
 from caldera.kernels.cuda.elementwise.loop import FULL
@@ -160,7 +160,7 @@ def test_many_items_a_thread(card: Device) -> None:
 
 def test_wide_indices(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays that 32 bits cannot number, made small: the limit is moved instead."""
-    monkeypatch.setattr(operands, "NARROW", 10)
+    monkeypatch.setattr(loop_operands, "NARROW", 10)
     a, b = (
         np.arange(60.0, dtype="float32").reshape(3, 4, 5),
         np.arange(4.0, dtype="float32")[:, None],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -39,6 +42,34 @@ def test_a_program_that_fails_is_started_again(caldera: Caldera, started: list[s
 def test_only_as_often_as_was_asked_for(caldera: Caldera) -> None:
     assert caldera("run", "-n", "2", "--restarts", "1", "train.py").status == 5
     assert caldera("run", "-n", "2", "train.py").status == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of the death of a parent")
+def test_the_ranks_do_not_outlive_the_command() -> None:
+    sleeps = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
+    script = (
+        "import os\n"
+        "from caldera.comm.launch import Launch\n"
+        f"child = Launch({sleeps!r}, dict(os.environ)).start()\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    command = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert command.stdout is not None
+    # Who holds the other end of the pipe: the command, and the child that it has started.
+    lines = [command.stdout.readline() for _ in range(2)]
+    command.kill()
+    command.wait()
+    # The end of the file comes when the child is gone too.
+    waited = threading.Thread(target=command.stdout.read, daemon=True)
+    waited.start()
+    waited.join(10)
+    child = next(int(line) for line in lines if line.strip() != "1")
+    if waited.is_alive():
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child outlived its parent")
+    waited.join()
+    command.stdout.close()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from caldera.bench.translate._windows import (
 from caldera.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
-from caldera.op.convolution import as_pair
+from caldera.op.windows import as_pair
 from caldera.train.model import Model
 
 
@@ -365,6 +365,8 @@ class JaxLayers(Framework):
             "softplus": functions.softplus,
             "hard_sigmoid": functions.hard_sigmoid,
             "hard_swish": functions.hard_swish,
+            "mish": functions.mish,
+            "softsign": functions.soft_sign,
             "rbf": lambda x, eps=1.0: jnp.exp(-jnp.square(eps * x)),
             "softmax": lambda x, axis=-1: functions.softmax(x, self._axis(axis, x.ndim)),
             "log_softmax": lambda x, axis=-1: functions.log_softmax(x, self._axis(axis, x.ndim)),

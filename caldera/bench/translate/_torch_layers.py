@@ -14,7 +14,7 @@ from caldera.bench.translate._windows import Windows, windows_of_convolution, wi
 from caldera.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
-from caldera.op.convolution import as_pair
+from caldera.op.windows import as_pair
 from caldera.train.model import Model
 
 _GATES = {
@@ -313,6 +313,8 @@ def _activations(torch: Any) -> dict[str, Callable[..., Any]]:
         "softplus": lambda x: f.softplus(x, threshold=40.0),
         "hard_sigmoid": hard_sigmoid,
         "hard_swish": f.hardswish,
+        "mish": f.mish,
+        "softsign": f.softsign,
         "rbf": lambda x, eps=1.0: torch.exp(-torch.square(eps * x)),
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),
         "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),

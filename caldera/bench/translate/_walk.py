@@ -67,6 +67,7 @@ ACTIVATION_LAYERS: dict[type[nn.Layer], str] = {
     nn.HardSwish: "hard_swish",
     nn.LeakyReLU: "leaky_relu",
     nn.LogSoftmax: "log_softmax",
+    nn.Mish: "mish",
     nn.RBF: "rbf",
     nn.ReLU: "relu",
     nn.SELU: "selu",
@@ -74,6 +75,7 @@ ACTIVATION_LAYERS: dict[type[nn.Layer], str] = {
     nn.Sigmoid: "sigmoid",
     nn.Softmax: "softmax",
     nn.Softplus: "softplus",
+    nn.Softsign: "softsign",
     nn.Tanh: "tanh",
 }
 RULES.update(dict.fromkeys(ACTIVATION_LAYERS, "activation_layer"))

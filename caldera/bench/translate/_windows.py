@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.nn.convolution import Conv2D
 from caldera.nn.pooling import AveragePool2D, MaxPool2D, Pooling2D
-from caldera.op.convolution import as_padding, as_pair
+from caldera.op.windows import as_padding, as_pair, beyond_padding
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -64,11 +64,7 @@ class Windows:
         before, after = widths
         if not self.partial:
             return before, after
-        size, stride = self.size[axis], self.stride[axis]
-        missing = -(length + before + after - size) % stride
-        start_of_last = length + before + after + missing - size
-        # A window that would begin behind the image covers nothing of it.
-        return before, after + (missing if start_of_last < length + before else 0)
+        return before, after + beyond_padding(length, self.size[axis], self.stride[axis], widths)
 
 
 def windows_of_convolution(layer: Conv2D) -> Windows:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 from types import FrameType
 
 from caldera.cli.command import Command
 from caldera.cli.option_types import Count
-from caldera.comm.launch import RESTART, Launch, launch
+from caldera.comm.launch import Launch, launch
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _started(job: Launch, attempt: int) -> int:
     """Run all ranks once. What asks this process to end asks mpiexec, which ends its ranks."""
-    process = subprocess.Popen(job.command, env={**job.environment, RESTART: str(attempt)})
+    process = job.start(attempt)
     asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import log2
 
 import numpy as np
@@ -141,7 +141,7 @@ def predicted_work(length: int, count: int, ranks: int) -> dict[str, float]:
     return dict(zip(NAMES, (doubling, scatter + sparse, scatter + dense), strict=True))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def fastest(length: int, count: int, ranks: int, bits: float, link: Link | None = None) -> str:
     """The algorithm that takes least time, on the wire and of a core.
 

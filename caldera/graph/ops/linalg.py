@@ -42,20 +42,23 @@ Gradient = tuple[Node | None, ...]
 Cotangents = tuple[Node | None, ...]
 
 
-def _check_matrix(x: Spec) -> None:
+def check_matrix(x: Spec) -> None:
+    """Refuse what are not matrices of floating-point numbers."""
     if x.rank < 2:
         refuse_shape("a matrix, or a batch of them: shape (..., rows, columns)")
     if not is_float(x.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
 
 
-def _check_square(x: Spec) -> None:
-    _check_matrix(x)
+def check_square(x: Spec) -> None:
+    """Refuse what are not square matrices of floating-point numbers."""
+    check_matrix(x)
     if x.shape[-1] != x.shape[-2]:
         refuse_shape("square matrices: shape (..., n, n)")
 
 
-def _product(a: Node, b: Node, *, ta: bool = False, tb: bool = False) -> Node:
+def product(a: Node, b: Node, *, ta: bool = False, tb: bool = False) -> Node:
+    """The product of matrices, each transposed where that is said."""
     node: Node = matmul(a, b, ta=ta, tb=tb)
     return node
 
@@ -153,20 +156,20 @@ def _over_differences(x: Node, values: Node) -> Node:
 @op("inverse")
 def inverse(a: Spec) -> Spec:
     """The inverse of each matrix."""
-    _check_square(a)
+    check_square(a)
     return a
 
 
 @inverse.gradient
 def _(g: Node, y: Node, a: Node) -> Gradient:
-    return (neg(_product(_product(y, g, ta=True), y, tb=True)),)
+    return (neg(product(product(y, g, ta=True), y, tb=True)),)
 
 
 @op("solve")
 def solve(a: Spec, b: Spec) -> Spec:
     """The x of a x = b, for matrices b of shape (..., n, k); batches broadcast."""
-    _check_square(a)
-    _check_matrix(b)
+    check_square(a)
+    check_matrix(b)
     if a.dtype != b.dtype:
         refuse_dtype("matrices of one dtype", hint="cast one of them with op.cast")
     if a.shape[-1] != b.shape[-2]:
@@ -178,13 +181,13 @@ def solve(a: Spec, b: Spec) -> Spec:
 @solve.gradient
 def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
     gb = solve(swap_last(a), g)
-    return sum_to(neg(_product(gb, y, tb=True)), a.shape), sum_to(gb, b.shape)
+    return sum_to(neg(product(gb, y, tb=True)), a.shape), sum_to(gb, b.shape)
 
 
 @op("slogdet")
 def slogdet(a: Spec) -> tuple[Spec, Spec]:
     """The sign of the determinant (0 if singular) and the logarithm of its magnitude."""
-    _check_square(a)
+    check_square(a)
     result = Spec(a.shape[:-2], a.dtype)
     return result, result
 
@@ -200,7 +203,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 @composite("determinant")
 def determinant(a: Node) -> Node:
     """The determinant of each matrix."""
-    _check_square(a.spec)
+    check_square(a.spec)
     sign, logarithm = slogdet(a)
     node: Node = mul(sign, exp(logarithm))
     return node
@@ -212,13 +215,13 @@ def determinant(a: Node) -> Node:
 @op("cholesky")
 def cholesky(a: Spec) -> Spec:
     """The lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
-    _check_square(a)
+    check_square(a)
     return a
 
 
 @cholesky.gradient
 def _(g: Node, y: Node, a: Node) -> Gradient:
-    inner = _product(y, g, ta=True)
+    inner = product(y, g, ta=True)
     # The lower triangle, with half of the diagonal.
     halved = mul(constant(0.5, a.dtype), add(tril(inner, offset=0), tril(inner, offset=-1)))
     upper = swap_last(y)
@@ -228,7 +231,7 @@ def _(g: Node, y: Node, a: Node) -> Gradient:
 @op("qr")
 def qr(a: Spec) -> tuple[Spec, Spec]:
     """Q with orthonormal columns and R upper triangular: a = Q R, of min(m, n) columns and rows."""
-    _check_matrix(a)
+    check_matrix(a)
     *batch, m, n = a.shape
     k = min(m, n)
     return Spec((*batch, m, k), a.dtype), Spec((*batch, k, n), a.dtype)
@@ -247,24 +250,24 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
     column = len(a.shape) - 1
     rest = narrow(a, column, m, n - m)
     g_rest = narrow(gr, column, m, n - m)
-    gq = _total(gq, _product(rest, g_rest, tb=True))
+    gq = _total(gq, product(rest, g_rest, tb=True))
     square = _tall_qr_gradient(gq, narrow(gr, column, 0, m), q, narrow(r, column, 0, m))
-    return (concat((square, _product(q, g_rest)), column),)
+    return (concat((square, product(q, g_rest)), column),)
 
 
 def _tall_qr_gradient(gq: Node | None, gr: Node | None, q: Node, r: Node) -> Node:
     inner = _total(
-        None if gr is None else _product(r, gr, tb=True),
-        None if gq is None else neg(_product(gq, q, ta=True)),
+        None if gr is None else product(r, gr, tb=True),
+        None if gq is None else neg(product(gq, q, ta=True)),
     )
     mirrored = add(tril(inner, offset=0), swap_last(tril(inner, offset=-1)))
-    return swap_last(solve(r, swap_last(_total(gq, _product(q, mirrored)))))
+    return swap_last(solve(r, swap_last(_total(gq, product(q, mirrored)))))
 
 
 @op("svd")
 def svd(a: Spec) -> tuple[Spec, Spec, Spec]:
     """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced: min(m, n) singular values, descending."""
-    _check_matrix(a)
+    check_matrix(a)
     *batch, m, n = a.shape
     k = min(m, n)
     return (
@@ -281,19 +284,19 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
     squares = mul(s, s)
     terms: list[Node | None] = [None if gs is None else diagonal_matrix(gs)]
     if gu is not None:
-        turned = _over_differences(_skew(_product(u, gu, ta=True)), squares)
+        turned = _over_differences(_skew(product(u, gu, ta=True)), squares)
         terms.append(mul(turned, _as_rows(s)))
     if gvt is not None:
-        turned = _over_differences(_skew(_product(vt, gvt, tb=True)), squares)
+        turned = _over_differences(_skew(product(vt, gvt, tb=True)), squares)
         terms.append(mul(_as_columns(s), turned))
-    result = _product(_product(u, _total(*terms)), vt)
+    result = product(product(u, _total(*terms)), vt)
     *_, m, n = a.shape
     if gu is not None and m > n:
-        outside = sub(gu, _product(u, _product(u, gu, ta=True)))
-        result = add(result, _product(div(outside, _as_rows(s)), vt))
+        outside = sub(gu, product(u, product(u, gu, ta=True)))
+        result = add(result, product(div(outside, _as_rows(s)), vt))
     if gvt is not None and n > m:
-        outside = sub(gvt, _product(_product(gvt, vt, tb=True), vt))
-        result = add(result, _product(u, div(outside, _as_columns(s))))
+        outside = sub(gvt, product(product(gvt, vt, tb=True), vt))
+        result = add(result, product(u, div(outside, _as_columns(s))))
     return (result,)
 
 
@@ -305,7 +308,7 @@ def _skew(x: Node) -> Node:
 @op("eigh")
 def eigh(a: Spec) -> tuple[Spec, Spec]:
     """Eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
-    _check_square(a)
+    check_square(a)
     return Spec(a.shape[:-1], a.dtype), a
 
 
@@ -315,9 +318,9 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
     w, v = y
     inner = _total(
         None if gw is None else diagonal_matrix(gw),
-        None if gv is None else _over_differences(_off_diagonal(_product(v, gv, ta=True)), w),
+        None if gv is None else _over_differences(_off_diagonal(product(v, gv, ta=True)), w),
     )
-    return (_symmetric(_product(_product(v, inner), v, tb=True)),)
+    return (_symmetric(product(product(v, inner), v, tb=True)),)
 
 
 def _off_diagonal(x: Node) -> Node:

@@ -305,7 +305,7 @@ class _Gradient:
             f"int top = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
             f"block_query_gradients<{columns}, {self.causal}>(\n"
-            f"        of, in, scale, top, left, room, {work.masked}, results);\n    }}\n"
+            f"        of, in, scale, top, left, shared, {work.masked}, results);\n    }}\n"
             f"    for (int m = 0; m < Tile<{kind}>::M; m++)\n"
             f"        for (int n = 0; n < {columns}; n++) results[m][n] *= scale;\n"
             f"    deliver<{columns}>({work.matrix('dq', 'own')}, top, in.queries, left, "
@@ -339,7 +339,7 @@ class _Gradient:
             f"int side = tile * Tile<{kind}>::SIZE, left = part * {columns * _SIDE};\n    "
             f"{work.each_sharer}{self.attended(work)}"
             f"block_key_gradients<{columns}, {options}>(\n"
-            f"        of, in, scale, side, left, room, {work.masked}, for_keys, for_values);\n"
+            f"        of, in, scale, side, left, shared, {work.masked}, for_keys, for_values);\n"
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
@@ -363,10 +363,10 @@ class _Gradient:
             f"{self.attended(work)}"
             f"for (int t = top; t < {'top + 1' if rows else 'in.queries'}; t += {size_})\n"
             f"    for (int s = side; s < {'side + 1' if columns else 'in.keys'}; s += {size_})\n"
-            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, room, "
+            f"        block_mask_gradients<{self.causal}>(of, in, scale, t, s, shared, "
             f"{work.masked}, results);\n    }}\n"
             f"    block_deliver_mask<{flags(rows, columns)}>("
-            f"{work.matrix('gradients', 'own')}, in, top, side, room.tile, results);"
+            f"{work.matrix('gradients', 'own')}, in, top, side, shared.tile, results);"
         )
         return work.launch(
             "attention_backward.cuh", "attention_mask_gradients", down, across, 4, body
@@ -374,7 +374,7 @@ class _Gradient:
 
 
 def _workspace(kind: str) -> str:
-    return f"DYNAMIC_SHARED({kind}, memory);\n    Places<{kind}> room = places_in(memory);\n    "
+    return f"DYNAMIC_SHARED({kind}, memory);\n    Places<{kind}> shared = places_in(memory);\n    "
 
 
 def _cleared(kind: str, columns: int | str, name: str) -> str:

@@ -93,8 +93,8 @@ def _activations() -> list[nn.Layer]:
     kinds = [
         nn.ELU(0.5), nn.GELU(), nn.GELU(approximate=True), nn.HardSigmoid(), nn.HardSwish(),
         nn.LeakyReLU(0.2), nn.LogSoftmax(), nn.RBF(0.7), nn.ReLU(), nn.SELU(), nn.SiLU(),
-        nn.Sigmoid(), nn.Softmax(), nn.Softplus(), nn.Tanh(), nn.Activation("softplus"),
-        nn.Activation("linear"),
+        nn.Sigmoid(), nn.Softmax(), nn.Softplus(), nn.Tanh(), nn.Mish(), nn.Softsign(),
+        nn.Activation("softplus"), nn.Activation("linear"),
     ]  # fmt: skip
     return [
         nn.Input((6,)),

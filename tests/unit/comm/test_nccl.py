@@ -10,8 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from caldera.comm import Communicator, NcclCommunicator, SingleProcess, run_virtual_ranks
-from caldera.comm import nccl as subject
+from caldera.comm import Communicator, NcclCommunicator, SingleProcess, nccl, run_virtual_ranks
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT, Check
 from tests.unit.comm.fake_card import Runtime, fake_card, on_card, seen_from_card
@@ -174,13 +173,13 @@ def test_ranks_with_a_card_each_take_nccl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = threading.local()
-    monkeypatch.setattr(subject, "card_count", lambda: 3)
-    monkeypatch.setattr(subject, "own_card", lambda: taken.card)
-    monkeypatch.setattr(subject, "find_spec", lambda name: object() if found else None)
+    monkeypatch.setattr(nccl, "card_count", lambda: 3)
+    monkeypatch.setattr(nccl, "own_card", lambda: taken.card)
+    monkeypatch.setattr(nccl, "find_spec", lambda name: object() if found else None)
 
     def work(comm: Communicator) -> tuple[str, list[float]]:
         taken.card = cards[comm.rank]
-        chosen = subject.with_nccl(comm)
+        chosen = nccl.with_nccl(comm)
         total = on_card(np.zeros(2))
         chosen.Allreduce(on_card(np.array([1.0, comm.rank])), total)
         return chosen.name, seen_from_card(total).tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.comm import mpi_library as subject
+from caldera.comm import mpi_library
 from caldera.comm.progress_thread import ProgressThread
 
 
@@ -27,7 +27,7 @@ class Socket:
 @pytest.fixture
 def fake_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(Status=lambda: None, Exception=ArithmeticError)
-    monkeypatch.setattr(subject, "mpi", lambda: fake)
+    monkeypatch.setattr(mpi_library, "mpi", lambda: fake)
 
 
 def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
@@ -35,7 +35,7 @@ def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
     naps: list[float] = []
     backoff = SimpleNamespace(is_interrupted=False, sleep=naps.append)
     owner: Any = SimpleNamespace(backoff=backoff, pace=1e-3 / size, blocked=None)
-    subject.MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
+    mpi_library.MpiRequest(owner, socket, np.zeros(size, np.int8), -1, peer=0).wait()
     return owner, naps
 
 
@@ -61,7 +61,7 @@ def test_nobody_sleeps_while_somebody_waits() -> None:
     never = SimpleNamespace(Test=lambda status: False, Wait=lambda: waited.append(None))
     thread = ProgressThread("example")
     owner: Any = SimpleNamespace(backoff=thread.backoff, pace=1.0, blocked=None)
-    request = subject.MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
+    request = mpi_library.MpiRequest(owner, never, np.zeros(10**6, np.int8), -1, peer=0)
     # Without that, this would take its naps for ever.
     thread.start(request.wait).wait()
     assert waited

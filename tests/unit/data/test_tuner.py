@@ -10,7 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import machine
-from caldera.data.loading import prefetch as making
+from caldera.data.loading.prefetch import prefetch_memory
 from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
 
 
@@ -28,13 +28,13 @@ class Machine:
 
     def interval(self, setting: Setting) -> float:
         """The mean time from one batch to the next."""
-        making = self.waits + self.computes
+        seconds = self.waits + self.computes
         if not setting.workers:
-            return making + self.step
+            return seconds + self.step
         busy = min(setting.workers, setting.prefetch)
         crowding = 1 + 0.01 * max(0, setting.workers - self.cores)
         by_cores = self.computes * crowding / self.cores
-        return self.handing_over + max(self.step, making / busy, by_cores)
+        return self.handing_over + max(self.step, seconds / busy, by_cores)
 
     def best(self) -> float:
         every = [Setting(workers, workers + 2) for workers in range(MOST_WORKERS + 1)]
@@ -47,11 +47,11 @@ class Machine:
         for _ in range(batches):
             setting = tuner.setting
             total = self.interval(setting) * chance.gauss(1, self.noise)
-            making = self.waits + self.computes
+            seconds = self.waits + self.computes
             inline = not setting.workers
-            waiting = making if inline else max(total - self.step, 0.0)
-            step = total - making if inline else min(self.step, total)
-            tuner.observe(Cost(making, self.computes, waiting, max(step, 0.0), self.nbytes))
+            waiting = seconds if inline else max(total - self.step, 0.0)
+            step = total - seconds if inline else min(self.step, total)
+            tuner.observe(Cost(seconds, self.computes, waiting, max(step, 0.0), self.nbytes))
             found.append(total)
         return found
 
@@ -130,13 +130,13 @@ def test_a_container_has_less_memory_than_its_machine(
 ) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(machine, "_CONTAINER_LIMITS", (str(tmp_path / "none"), str(limit)))
-    everything = making.prefetch_memory()
+    everything = prefetch_memory()
     limit.write_text("max\n")
-    assert making.prefetch_memory() == everything
+    assert prefetch_memory() == everything
     limit.write_text("8000000\n")
-    assert making.prefetch_memory() == 1_000_000
+    assert prefetch_memory() == 1_000_000
     with cd.settings.override(memory_limit=16_000_000):
-        assert making.prefetch_memory() == 2_000_000
+        assert prefetch_memory() == 2_000_000
 
 
 def test_stages_move_to_where_they_are_faster() -> None:

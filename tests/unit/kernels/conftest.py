@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from caldera.config import settings
-from tests.unit.kernels.watched import Watched
+from tests.unit.kernels.fake_kernels import FakeKernels
 
 
 @pytest.fixture
-def kernels() -> Watched:
+def kernels() -> FakeKernels:
     """An empty table."""
-    return Watched()
+    return FakeKernels()
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from caldera.kernels.choose import Choices
 from caldera.kernels.measure import Outcome
 from caldera.kernels.table import Call, Kernel
 from caldera.tensor.dtype import float32
-from tests.unit.kernels.watched import (
-    Watched,
+from tests.unit.kernels.fake_kernels import (
+    FakeKernels,
     compute,
     fail,
     nothing,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 # --- measuring
 
 
-def test_the_faster_kernel_is_chosen_whatever_its_priority(kernels: Watched) -> None:
+def test_the_faster_kernel_is_chosen_whatever_its_priority(kernels: FakeKernels) -> None:
     verdict = race(kernels).verdict(product_node(), "cpu")
     assert verdict.kernel.name == "fast"
     assert verdict.source == "measured"
@@ -51,7 +51,7 @@ def test_the_faster_kernel_is_chosen_whatever_its_priority(kernels: Watched) -> 
     [(wrongly, "differs"), (nothing, "differs"), (fail, "no such instruction")],
 )
 def test_kernels_that_are_wrong_are_left_out_with_a_warning(
-    kernels: Watched, work: Callable[[Call], object], reason: str
+    kernels: FakeKernels, work: Callable[[Call], object], reason: str
 ) -> None:
     kernels.add("bad", work, priority=5)
     kernels.add("good", slowly)
@@ -63,7 +63,7 @@ def test_kernels_that_are_wrong_are_left_out_with_a_warning(
 
 
 @pytest.mark.filterwarnings("ignore:.*is left out")
-def test_the_oracle_serves_when_all_others_fail(kernels: Watched) -> None:
+def test_the_oracle_serves_when_all_others_fail(kernels: FakeKernels) -> None:
     kernels.add("wrong", wrongly)
     kernels.add("broken", fail)
     with pytest.raises(DeviceError, match=r"op\.matmul.*none of wrong, broken"):
@@ -72,7 +72,7 @@ def test_the_oracle_serves_when_all_others_fail(kernels: Watched) -> None:
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == "reference"
 
 
-def test_the_oracle_does_not_compete(kernels: Watched) -> None:
+def test_the_oracle_does_not_compete(kernels: FakeKernels) -> None:
     kernels.add("reference", priority=-10)
     kernels.add("other", slowly)
     verdict = Choices(kernels.table).verdict(product_node(), "cpu")
@@ -80,7 +80,7 @@ def test_the_oracle_does_not_compete(kernels: Watched) -> None:
     assert not kernels.measured()
 
 
-def test_a_single_kernel_is_taken_as_it_is(kernels: Watched) -> None:
+def test_a_single_kernel_is_taken_as_it_is(kernels: FakeKernels) -> None:
     kernels.add("alone", fail)
     verdict = Choices(kernels.table).verdict(product_node(), "cpu")
     assert (verdict.kernel.name, verdict.times, verdict.source) == ("alone", None, "only")
@@ -97,7 +97,7 @@ def test_a_single_kernel_is_taken_as_it_is(kernels: Watched) -> None:
     ],
 )
 def test_a_higher_priority_is_worth_three_percent(
-    kernels: Watched, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], chosen: str
+    kernels: FakeKernels, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], chosen: str
 ) -> None:
     for priority, name in enumerate(["third", "second", "first"]):
         kernels.add(name, priority=priority)
@@ -105,7 +105,7 @@ def test_a_higher_priority_is_worth_three_percent(
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == chosen
 
 
-def test_tiny_nodes_are_not_measured(kernels: Watched) -> None:
+def test_tiny_nodes_are_not_measured(kernels: FakeKernels) -> None:
     choices = race(kernels)
     tiny = matmul(
         parameter(0, Spec((4, 4), float32)), parameter(1, Spec((4, 4), float32)),
@@ -116,7 +116,7 @@ def test_tiny_nodes_are_not_measured(kernels: Watched) -> None:
     assert not kernels.measured()
 
 
-def test_other_families_go_by_priority(kernels: Watched) -> None:
+def test_other_families_go_by_priority(kernels: FakeKernels) -> None:
     for name, priority in (("first", 1), ("second", 0)):
         kernels.table.add(
             Kernel("matmul", "abacus", name, lambda call: lambda: None, priority=priority)
@@ -128,7 +128,7 @@ def test_other_families_go_by_priority(kernels: Watched) -> None:
 # --- limits
 
 
-def test_the_workspace_limit_excludes(kernels: Watched) -> None:
+def test_the_workspace_limit_excludes(kernels: FakeKernels) -> None:
     kernels.add("hungry", workspace=2000, priority=5)
     kernels.add("slow", slowly)
     kernels.add("slower", slowly, priority=-1)
@@ -141,14 +141,14 @@ def test_the_workspace_limit_excludes(kernels: Watched) -> None:
         assert choices.kernel(product_node(), "cpu").name == "hungry"
 
 
-def test_if_nothing_is_within_the_limit_the_least_hungry_serves(kernels: Watched) -> None:
+def test_if_nothing_is_within_the_limit_the_least_hungry_serves(kernels: FakeKernels) -> None:
     kernels.add("more", workspace=3000, priority=5)
     kernels.add("less", workspace=2000)
     with settings.override(workspace_limit=0):
         assert Choices(kernels.table).kernel(product_node(), "cpu").name == "less"
 
 
-def test_measured_kernels_get_the_workspace_they_ask_for(kernels: Watched) -> None:
+def test_measured_kernels_get_the_workspace_they_ask_for(kernels: FakeKernels) -> None:
     seen: dict[str, int] = {}
 
     def note(name: str) -> Callable[[Call], None]:
@@ -165,7 +165,7 @@ def test_measured_kernels_get_the_workspace_they_ask_for(kernels: Watched) -> No
     assert seen["small"] >= 64
 
 
-def test_a_deterministic_run_measures_nothing(kernels: Watched) -> None:
+def test_a_deterministic_run_measures_nothing(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(deterministic=True):
         verdict = choices.verdict(product_node(), "cpu")
@@ -173,7 +173,7 @@ def test_a_deterministic_run_measures_nothing(kernels: Watched) -> None:
         assert not kernels.measured()
 
 
-def test_a_deterministic_run_follows_what_is_remembered(kernels: Watched) -> None:
+def test_a_deterministic_run_follows_what_is_remembered(kernels: FakeKernels) -> None:
     choices = race(kernels)
     choices.kernel(product_node(), "cpu")
     with settings.override(deterministic=True):
@@ -181,14 +181,14 @@ def test_a_deterministic_run_follows_what_is_remembered(kernels: Watched) -> Non
     assert (verdict.kernel.name, verdict.source) == ("fast", "remembered")
 
 
-def test_without_a_budget_the_priority_decides(kernels: Watched) -> None:
+def test_without_a_budget_the_priority_decides(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(tune_budget_s=0.0):
         assert choices.verdict(product_node(), "cpu").source == "guess"
     assert not kernels.measured()
 
 
-def test_all_nodes_share_one_budget(kernels: Watched) -> None:
+def test_all_nodes_share_one_budget(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with settings.override(tune_budget_s=0.003):
         # The first measurement takes longer than that: each call of "slow" does.
@@ -199,7 +199,7 @@ def test_all_nodes_share_one_budget(kernels: Watched) -> None:
         assert choices.verdict(product_node(65), "cpu").source == "measured"
 
 
-def test_a_node_that_would_take_too_long_is_not_begun(kernels: Watched) -> None:
+def test_a_node_that_would_take_too_long_is_not_begun(kernels: FakeKernels) -> None:
     choices = race(kernels)
     huge = matmul(
         parameter(0, Spec((1 << 14, 1 << 14), float32)),
@@ -212,7 +212,7 @@ def test_a_node_that_would_take_too_long_is_not_begun(kernels: Watched) -> None:
 # --- fixing, clearing, printing
 
 
-def test_a_fixed_kernel_serves_until_it_is_unfixed(kernels: Watched) -> None:
+def test_a_fixed_kernel_serves_until_it_is_unfixed(kernels: FakeKernels) -> None:
     choices = race(kernels)
     choices.fix("matmul", "slow")
     verdict = choices.verdict(product_node(), "cpu")
@@ -221,7 +221,7 @@ def test_a_fixed_kernel_serves_until_it_is_unfixed(kernels: Watched) -> None:
     assert choices.kernel(product_node(), "cpu").name == "fast"
 
 
-def test_a_fixed_kernel_that_cannot_run_a_node_gives_way(kernels: Watched) -> None:
+def test_a_fixed_kernel_that_cannot_run_a_node_gives_way(kernels: FakeKernels) -> None:
     kernels.add("hungry", workspace=2000)
     kernels.add("modest")
     choices = Choices(kernels.table)
@@ -230,7 +230,7 @@ def test_a_fixed_kernel_that_cannot_run_a_node_gives_way(kernels: Watched) -> No
         assert choices.kernel(product_node(), "cpu").name == "modest"
 
 
-def test_fixing_what_does_not_exist_is_refused(kernels: Watched) -> None:
+def test_fixing_what_does_not_exist_is_refused(kernels: FakeKernels) -> None:
     choices = race(kernels)
     with pytest.raises(ConfigError, match=r"slow, fast.*'quick'"):
         choices.fix("matmul", "quick")
@@ -240,7 +240,7 @@ def test_fixing_what_does_not_exist_is_refused(kernels: Watched) -> None:
         choices.unfix("mat")
 
 
-def test_clearing_forgets_memory_and_disk(kernels: Watched, tmp_path: Path) -> None:
+def test_clearing_forgets_memory_and_disk(kernels: FakeKernels, tmp_path: Path) -> None:
     choices = race(kernels)
     choices.kernel(product_node(), "cpu")
     choices.clear()
@@ -248,7 +248,7 @@ def test_clearing_forgets_memory_and_disk(kernels: Watched, tmp_path: Path) -> N
     assert choices.verdict(product_node(), "cpu").source == "measured"
 
 
-def test_the_version_changes_when_choices_may(kernels: Watched) -> None:
+def test_the_version_changes_when_choices_may(kernels: FakeKernels) -> None:
     choices = race(kernels)
     versions = [choices.version]
     choices.fix("matmul", "slow")
@@ -263,7 +263,7 @@ def test_the_version_changes_when_choices_may(kernels: Watched) -> None:
 
 
 def test_the_table_shows_what_was_chosen_and_what_it_beat(
-    kernels: Watched, monkeypatch: pytest.MonkeyPatch
+    kernels: FakeKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timer(node: Node, rivals: Sequence[Kernel], seconds: float) -> Outcome:
         return Outcome({"slow": 2e-3, "fast": 5e-4})

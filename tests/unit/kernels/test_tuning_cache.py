@@ -27,12 +27,12 @@ from caldera.kernels.measure import measure
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.plain_data import json_digest
 from caldera.tensor.dtype import float32, int64
-from tests.unit.kernels.watched import Watched, product_node, race
+from tests.unit.kernels.fake_kernels import FakeKernels, product_node, race
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def test_another_process_remembers(kernels: Watched) -> None:
+def test_another_process_remembers(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.bound.clear()
     verdict = Choices(kernels.table).verdict(product_node(), "cpu")
@@ -43,7 +43,7 @@ def test_another_process_remembers(kernels: Watched) -> None:
     assert len(list(FileCache("choices"))) == 1
 
 
-def test_another_set_of_kernels_is_another_question(kernels: Watched) -> None:
+def test_another_set_of_kernels_is_another_question(kernels: FakeKernels) -> None:
     race(kernels).kernel(product_node(), "cpu")
     kernels.add("new", priority=-1)
     kernels.bound.clear()
@@ -131,7 +131,7 @@ def test_what_cannot_be_written_down_is_not_asked() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("foreign", [True, False])
 def test_a_damaged_or_foreign_file_is_measured_anew(
-    kernels: Watched, content: str, foreign: bool
+    kernels: FakeKernels, content: str, foreign: bool
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
     cache = FileCache("choices")
@@ -152,7 +152,7 @@ def test_a_damaged_or_foreign_file_is_measured_anew(
     [{"chosen": "gone"}, {"times": {"fast": "quick"}}, {"format": 7}, {"key": {"op": "add"}}],
 )
 def test_an_answer_that_does_not_fit_is_not_believed(
-    kernels: Watched, damage: dict[str, Any]
+    kernels: FakeKernels, damage: dict[str, Any]
 ) -> None:
     race(kernels).kernel(product_node(), "cpu")
     cache = FileCache("choices")
@@ -162,7 +162,7 @@ def test_an_answer_that_does_not_fit_is_not_believed(
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(
-    kernels: Watched, tmp_path: Path
+    kernels: FakeKernels, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     choices = race(kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from caldera.memory import cuda_stream, gpus
+from caldera.memory.capture import capture
 from caldera.memory.cuda_stream import CudaStream, launching_side_stream, launching_stream
 from caldera.memory.gpus import Card
 from caldera.memory.interface import StreamCall, TransferCounters
@@ -33,6 +35,18 @@ class FakeStream:
 
     def wait_event(self, event: FakeEvent) -> None:
         self.queue.append(lambda: event.reached)
+
+    def begin_capture(self) -> None: ...
+
+    def end_capture(self) -> FakeGraph:
+        return FakeGraph()
+
+
+class FakeGraph:
+    """What was captured; a launch of it is one call."""
+
+    def launch(self, stream: FakeStream) -> None:
+        stream.queue.append(lambda: True)
 
 
 class FakeEvent:
@@ -120,3 +134,55 @@ def test_a_call_knows_its_lane(streams: list[FakeStream]) -> None:
     stream.launch_on_streams(calls)
     stream.launch(lambda: seen.append(launching_side_stream()))
     assert seen == [0, 2, 1, 0]
+
+
+def test_a_capture_is_on_streams_of_its_own(streams: list[FakeStream]) -> None:
+    """What another thread launches meanwhile goes where it always does, also beside the stream."""
+    stream = CudaStream(Card(0), TransferCounters())
+    seen: dict[str, list[int]] = {"captured": [], "launched": []}
+
+    def launch(what: str) -> None:
+        def note() -> None:
+            seen[what].append(launching_stream())
+
+        stream.launch(note)
+        stream.launch_on_streams([StreamCall(note), StreamCall(note, 1)])
+        assert stream.capturing is (what == "captured")
+
+    def work() -> None:
+        launch("captured")
+        other = threading.Thread(target=launch, args=("launched",))
+        other.start()
+        other.join(10)
+        launch("captured")
+
+    graph = capture(stream, work)
+    assert set(seen["launched"]).isdisjoint(seen["captured"])
+    assert len(seen["launched"]) == 3
+    assert seen["captured"][:3] == seen["captured"][3:]
+    assert seen["launched"][0] == stream.stream.ptr
+    before = len(stream.stream.queue)
+    graph.replay()
+    assert len(stream.stream.queue) == before + 1
+
+
+def test_a_card_can_be_waited_for_only_between_captures(streams: list[FakeStream]) -> None:
+    stream, card = CudaStream(Card(3), TransferCounters()), Card(3)
+    got: list[bool] = []
+
+    def attempt() -> None:
+        got.append(card.capture_lock.acquire(blocking=False))
+        if got[-1]:
+            card.capture_lock.release()
+
+    def other_thread() -> None:
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join(10)
+
+    capture(stream, other_thread)
+    other_thread()
+    with pytest.raises(ZeroDivisionError):
+        capture(stream, lambda: 1 // 0)
+    other_thread()
+    assert got == [False, True, True]

@@ -78,6 +78,8 @@ ACTIVATIONS = {
     "softplus": (nn.Softplus(), lambda x: np.log1p(np.exp(x))),
     "hard_sigmoid": (nn.HardSigmoid(), lambda x: np.clip(x / 6 + 0.5, 0, 1)),
     "hard_swish": (nn.HardSwish(), lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "mish": (nn.Mish(), lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "softsign": (nn.Softsign(), lambda x: x / (1 + np.abs(x))),
     "rbf": (nn.RBF(), lambda x: np.exp(-(x**2))),
     "softmax": (nn.Softmax(), lambda x: np.exp(x) / np.exp(x).sum()),
     "log_softmax": (nn.LogSoftmax(), lambda x: x - np.log(np.exp(x).sum())),

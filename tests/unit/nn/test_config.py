@@ -34,6 +34,8 @@ EXAMPLES: list[nn.Layer] = [
     nn.Softplus(),
     nn.HardSigmoid(),
     nn.HardSwish(),
+    nn.Mish(),
+    nn.Softsign(),
     nn.RBF(2.0),
     nn.Softmax(axis=0),
     nn.LogSoftmax(axis=1),

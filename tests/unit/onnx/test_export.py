@@ -90,6 +90,13 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     "functions": lambda x: op.exp(x) + op.log(abs(x) + 0.1) + op.sin(x) * op.cos(x) + op.erf(x),
     "near zero": lambda x: op.log1p(abs(x)) + op.expm1(x),
+    "angles": lambda x: op.tan(x) + op.atan(x) + op.asin(x / 9.0) + op.acos(x / 9.0),
+    "hyperbolic": lambda x: (
+        op.sinh(x) + op.cosh(x) + op.asinh(x) + op.acosh(abs(x) + 1.0) + op.atanh(x / 9.0)
+    ),
+    "other bases": lambda x: op.log2(abs(x) + 1.0) + op.log10(abs(x) + 1.0) + op.exp2(x),
+    "lengths": lambda x: op.hypot(x, 2.0) + op.logaddexp(x, 1.0) + op.erfc(x) + op.trunc(x),
+    "gates": lambda x: op.mish(x) + op.softsign(x) + op.prelu(x, 0.3),
     "roots": lambda x: op.rsqrt(abs(x) + 1.0) + op.sqrt(abs(x)) + op.reciprocal(x + 4.0),
     "rounding": lambda x: op.floor(x) + op.ceil(x) + op.round(x) + op.sign(x) + op.square(x),
     "comparison": lambda x: op.where(
@@ -114,6 +121,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
         x, op.argsort(x, 1), 1)[:, :3],
     "one hot": lambda x: op.one_hot(op.argmax(x, 2), 5) + op.softmax(x, 2) + op.log_softmax(x, 1),
     "adding at places": lambda x: op.put_along_axis_add(x, op.argsort(x, 2), x, 2),
+    "adding rows at places": lambda x: op.scatter_add(
+        x, [[0, 2], [-1, 0]], x[:, :2, None] * np.ones((1, 1, 2, 1), np.float32), axis=1),
+    "arrays as indices": lambda x: x[:, [0, 2], ::2] + x[:, np.arange(4) % 2 == 0][:, :, [1, 1, 0]],
+    "new values at places": lambda x: x.at[:, [1, 3]].set(0.5).at[:, op.argmax(x[0], 0)].add(1.0),
     "masked attention": lambda x: op.scaled_dot_product_attention(x, x, x, mask=x[:, :, :4] > 0.0),
     "causal attention": lambda x: op.scaled_dot_product_attention(x[:, 2:], x, x, causal=True),
     "triangles": lambda x: op.tril(x) + op.triu(x, 2),

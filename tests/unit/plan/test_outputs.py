@@ -50,7 +50,7 @@ PROGRAMS: dict[str, Callable[[cd.Variable], list[Expr]]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "loopback:4"])
+@pytest.mark.parametrize("device", ["cpu", "loopback:21"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_results_stay_what_they_were(name: str, device: str) -> None:
     """Beside a plan whose results are dropped at once, which writes them to one place."""
@@ -71,7 +71,7 @@ def test_all_results_stay_what_they_were(name: str, device: str) -> None:
             np.testing.assert_array_equal(array, right)
 
 
-@pytest.mark.parametrize("device", ["cpu", "loopback:4"])
+@pytest.mark.parametrize("device", ["cpu", "loopback:21"])
 def test_a_plan_is_bound_as_often_whether_results_are_kept_or_not(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_plan_is_bound_as_often_whether_results_are_kept_or_not(
 
 def test_inputs_in_turn_are_bound_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     x = op.input("x", (3,))
-    plan = cd.compile([x * 2.0], device="loopback:4")
+    plan = cd.compile([x * 2.0], device="loopback:21")
     with _bindings(monkeypatch) as bindings:
         kept = [plan.run({"x": np.full(3, float(n))})[0] for n in range(40)]
         assert len(bindings) <= 4
@@ -124,7 +124,7 @@ def _count_copies(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return copies
 
 
-@pytest.mark.parametrize("device", ["cpu", "loopback:4"])
+@pytest.mark.parametrize("device", ["cpu", "loopback:21"])
 def test_a_captured_plan_gives_results_of_their_own(device: str) -> None:
     x = op.var("x", (3,), fill=np.zeros(3), device=device)
     plan: Plan = cd.compile([x * 2.0, op.assign(x, x + 1.0)])
@@ -137,7 +137,7 @@ def test_a_captured_plan_gives_results_of_their_own(device: str) -> None:
 def test_a_result_on_a_device_does_not_make_variables_ready_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x = op.var("x", (3,), fill=np.zeros(3), device="loopback:4")
+    x = op.var("x", (3,), fill=np.zeros(3), device="loopback:21")
     plan = cd.compile([x * 2.0, op.assign(x, x + 1.0)])
     kept = [plan.run() for _ in range(4)]
     asked: list[str] = []

@@ -135,7 +135,7 @@ def plans_of(model: NeuralNetwork, **options: Any) -> list[plan.Plan]:
 
     class Look(Callback):
         def run_ends(self, run: Run) -> None:
-            found.extend(run.steps._plans.values())
+            found.extend(run.steps._plans)
 
     model.fit(points(), verbose=0, callbacks=[Look()], **options)
     return found

@@ -184,5 +184,7 @@ def test_every_output_has_its_targets_checked() -> None:
 
     with pytest.raises(ShapeError, match=r"targets for MeanSquared: .*y\[:, None\]"):
         Two().fit((X, CLASSES % 2, X[:, 0]), verbose=0)
+    with pytest.raises(DataError, match=r"one array of targets for class_weights, got several"):
+        Two().fit((X, CLASSES % 2, X[:, :1]), verbose=0, class_weights={1: 2.0})
     with pytest.raises(DataError, match="targets for CrossEntropy: expected classes from 0 to 1"):
         Two().fit((X, CLASSES, X[:, :1]), verbose=0)

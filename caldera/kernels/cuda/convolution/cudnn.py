@@ -10,6 +10,7 @@ nor are those that round more than they were asked to.
 from __future__ import annotations
 
 import atexit
+import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -193,8 +194,13 @@ class Graph:
     def run(self, rank: int, tensors: dict[int, int], workspace: int) -> None:
         """Launch a plan on tensors at these addresses."""
         context = handle(self._card, launching_side_stream())
-        self._library.set_stream(context, launching_stream())
-        self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
+        with _one_at_a_time:
+            self._library.set_stream(context, launching_stream())
+            self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
+
+
+_one_at_a_time = threading.Lock()
+"""A context has one stream at a time: another thread must not change it before the launch."""
 
 
 def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:

@@ -38,12 +38,12 @@ def _of_nothing(call: Call, body: Body) -> list[Launch]:
 def _workspace(node: Node) -> int:
     body: Body = node.attrs["body"]
     shape = loop_shape(node)
-    rooms = [
+    sizes = [
         workspace_of(shape, axes, [body.outputs[index].op.name for index in indices])
         for axes, indices in reductions_by_axes(body).items()
     ]
     # Loops follow each other, so the next may use the room of the one before.
-    return max(rooms, default=0)
+    return max(sizes, default=0)
 
 
 def _in_place(node: Node) -> bool:

@@ -6,6 +6,7 @@ back. Plans are made when a call is bound, so a run only launches and can be cap
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache, partial
 from typing import Any
 
@@ -70,7 +71,16 @@ def _bind(call: Call) -> Runner:
     )  # fmt: skip
     seen = cupy_array(dense)
     direction = _INVERSE if is_inverse(node) else _FORWARD
-    return CudaRunner([pack, partial(plan.fft, seen, seen, direction), unpack])
+    return CudaRunner([pack, partial(_launch, plan, seen, direction), unpack])
+
+
+def _launch(plan: Any, signals: Any, direction: int) -> None:
+    # A plan has one stream at a time: another thread must not change it before the launch.
+    with _one_at_a_time:
+        plan.fft(signals, signals, direction)
+
+
+_one_at_a_time = threading.Lock()
 
 
 def _supports(node: Node) -> bool:

@@ -184,9 +184,9 @@ def _bind(call: Call) -> Runner:
     })  # fmt: skip
     body = (
         f"{types(dtype)}DYNAMIC_SHARED(Complex<C>, shared);\n"
-        "    Complex<C>* room = spare ? spare + blockIdx.x * size : shared;\n"
-        f"    block_fourier<T, C, {KINDS[node.op.name]}>(room, {SIGNALS[0]}, {SIGNALS[1]}, rows, "
-        "row_count, rows_at_once, n, inverse, radices);"
+        "    Complex<C>* workspace = spare ? spare + blockIdx.x * size : shared;\n"
+        f"    block_fourier<T, C, {KINDS[node.op.name]}>(workspace, {SIGNALS[0]}, {SIGNALS[1]}, "
+        "rows, row_count, rows_at_once, n, inverse, radices);"
     )
     return CudaRunner([header_launch(
         HEADER, "fourier", plan.blocks, threads, signature, body, bounded=False,

@@ -149,13 +149,14 @@ template <typename T> struct Signals {
     i64 step, pair;
 };
 
-// All rows, `rows_at_once` in each block. The room holds the roots and two copies of these rows.
+// All rows, `rows_at_once` in each block. The workspace holds the roots and these rows twice.
 template <typename T, typename C, int KIND>
 __device__ __forceinline__ void block_fourier(
-    Complex<C>* room, const Signals<const T>& x, const Signals<T>& out, const StridedAxes<2>& rows,
-    u32 row_count, u32 rows_at_once, u32 n, bool inverse, const Radices& radices) {
-    Complex<C>* roots = room;
-    Complex<C>* first = room + n;
+    Complex<C>* workspace, const Signals<const T>& x, const Signals<T>& out,
+    const StridedAxes<2>& rows, u32 row_count, u32 rows_at_once, u32 n, bool inverse,
+    const Radices& radices) {
+    Complex<C>* roots = workspace;
+    Complex<C>* first = workspace + n;
     Complex<C>* second = first + (u64)rows_at_once * n;
     for (u32 k = threadIdx.x; k < n; k += blockDim.x) roots[k] = root_of_unity<C>(k, n, inverse);
     for (u32 begin = blockIdx.x * rows_at_once; begin < row_count;

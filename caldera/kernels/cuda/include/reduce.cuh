@@ -108,9 +108,9 @@ template <typename T> __device__ __forceinline__ Found<T> warp_other(Found<T> x,
 }
 
 // A place for one part of each thread of the largest block.
-__device__ __forceinline__ void* block_room() {
-    __shared__ __align__(16) char room[16 * 1024];
-    return room;
+__device__ __forceinline__ void* block_shared() {
+    __shared__ __align__(16) char shared[16 * 1024];
+    return shared;
 }
 
 // What threads of one row (equal threadIdx.y) have, together, for the first of them. Rows are powers
@@ -119,13 +119,13 @@ template <typename R> __device__ typename R::Total block_along(typename R::Total
     int width = blockDim.x < 32 ? blockDim.x : 32;
     for (int bits = width >> 1; bits; bits >>= 1) x = R::both(x, warp_other(x, bits));
     if (blockDim.x <= 32) return x;
-    typename R::Total* room = (typename R::Total*)block_room();
+    typename R::Total* shared = (typename R::Total*)block_shared();
     int warps = blockDim.x / 32, lane = threadIdx.x & 31;
     __syncthreads();
-    if (lane == 0) room[threadIdx.y * warps + threadIdx.x / 32] = x;
+    if (lane == 0) shared[threadIdx.y * warps + threadIdx.x / 32] = x;
     __syncthreads();
     if (threadIdx.x >= 32) return x;
-    x = lane < warps ? room[threadIdx.y * warps + lane] : R::none();
+    x = lane < warps ? shared[threadIdx.y * warps + lane] : R::none();
     for (int bits = 16; bits; bits >>= 1) x = R::both(x, warp_other(x, bits));
     return x;
 }
@@ -133,13 +133,13 @@ template <typename R> __device__ typename R::Total block_along(typename R::Total
 // What threads of one column (equal threadIdx.x) have, together, for the first of them. There is a
 // power of 2 of rows.
 template <typename R> __device__ typename R::Total block_across(typename R::Total x) {
-    typename R::Total* room = (typename R::Total*)block_room();
+    typename R::Total* shared = (typename R::Total*)block_shared();
     int place = threadIdx.y * blockDim.x + threadIdx.x;
     __syncthreads();
-    room[place] = x;
+    shared[place] = x;
     for (int rows = blockDim.y >> 1; rows; rows >>= 1) {
         __syncthreads();
-        if (threadIdx.y < rows) room[place] = x = R::both(x, room[place + rows * blockDim.x]);
+        if (threadIdx.y < rows) shared[place] = x = R::both(x, shared[place + rows * blockDim.x]);
     }
     return x;
 }
@@ -165,15 +165,15 @@ __device__ typename R::Total block_running(typename R::Total x, typename R::Tota
     whole = warp_last(x, width);
     if (blockDim.x <= 32) return x;
     int warps = blockDim.x / 32;
-    typename R::Total* room = (typename R::Total*)block_room() + threadIdx.y * warps;
+    typename R::Total* shared = (typename R::Total*)block_shared() + threadIdx.y * warps;
     __syncthreads();
-    if (lane == 0) room[threadIdx.x / 32] = whole;
+    if (lane == 0) shared[threadIdx.x / 32] = whole;
     __syncthreads();
     typename R::Total before = R::none();
     whole = R::none();
     for (int warp = 0; warp < warps; warp++) {
         if (warp == threadIdx.x / 32) before = whole;
-        whole = R::both(whole, room[warp]);
+        whole = R::both(whole, shared[warp]);
     }
     return R::both(before, x);
 }

@@ -208,8 +208,8 @@ def _bind_sorting(geometry: Geometry, call: Call) -> Runner:
 
 def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, list[Launch]]:
     """The items in order, and the launches that bring them there."""
-    room = _item_room(additions)
-    items, other = workspace[: additions * _ITEM], workspace[room : room + additions * _ITEM]
+    nbytes = _item_bytes(additions)
+    items, other = workspace[: additions * _ITEM], workspace[nbytes : nbytes + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
     signature = Signature({
@@ -249,7 +249,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     chunk = _chunk(additions)
     chunks = -(-additions // chunk)
     partial_bytes = chunks * column_count * vector * _sum_bytes(dtype)
-    begin = 2 * _item_room(additions)
+    begin = 2 * _item_bytes(additions)
     heads = workspace[begin : begin + partial_bytes]
     tails = workspace[begin + partial_bytes : begin + 2 * partial_bytes]
     count = chunks * column_count
@@ -287,7 +287,7 @@ def _shared_vector(shape: _Geometry) -> int:
     return vector
 
 
-def _item_room(additions: int) -> int:
+def _item_bytes(additions: int) -> int:
     """Bytes of a buffer of items, so that what follows lies at a multiple of 16."""
     return -(-additions * _ITEM // _VECTOR) * _VECTOR
 
@@ -318,7 +318,7 @@ def _sorting_bytes(node: Node) -> int:
     _, additions, columns, _ = _sizes(node)
     chunks = -(-additions // _chunk(additions))
     partial_bytes = chunks * columns * _sum_bytes(node.dtype.name)
-    return 2 * _item_room(additions) + 2 * partial_bytes
+    return 2 * _item_bytes(additions) + 2 * partial_bytes
 
 
 def _scanning_seconds(node: Node) -> float:

@@ -75,32 +75,32 @@ def _bytes(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def _spare_bytes(node: Node, blocks: int, room: int) -> int:
-    """Workspace for `room` numbers of each block, where shared memory is too small."""
-    nbytes = room * _bytes(node.inputs[0].dtype.name)
+def _spare_bytes(node: Node, blocks: int, elements: int) -> int:
+    """Workspace for `elements` numbers of each block, where shared memory is too small."""
+    nbytes = elements * _bytes(node.inputs[0].dtype.name)
     return 0 if fits_in_shared(nbytes) else blocks * nbytes
 
 
 def _launched(
-    call: Call, header: str, name: str, blocks: int, room: int, given: Mapping[str, Parameter],
+    call: Call, header: str, name: str, blocks: int, elements: int, given: Mapping[str, Parameter],
     body: str,
 ) -> Runner:  # fmt: skip
-    """A launch with a block for each matrix (or part of one) that keeps `room` numbers."""
+    """A launch with a block for each matrix (or part of one) that keeps `elements` numbers."""
     dtype = call.inputs[0].dtype.name
     stored, computed = STORED[dtype], computed_type(dtype)
-    nbytes = room * _bytes(dtype)
+    nbytes = elements * _bytes(dtype)
     shared = fits_in_shared(nbytes)
     signature = Signature({
         **given,
         "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
-        "size": u32(room),
+        "size": u32(elements),
     })  # fmt: skip
     begin = (
         f"typedef {stored} T;\n    typedef {computed} C;\n    DYNAMIC_SHARED(C, shared);\n"
-        "    C* room = spare ? spare + (u64)blockIdx.x * size : shared;\n"
+        "    C* workspace = spare ? spare + (u64)blockIdx.x * size : shared;\n"
     )
     return CudaRunner([header_launch(
-        header, name, blocks, threads_for(room), signature, begin + body, bounded=False,
+        header, name, blocks, threads_for(elements), signature, begin + body, bounded=False,
         shared=nbytes if shared else 0,
     )])  # fmt: skip
 
@@ -110,7 +110,7 @@ def _launched(
 _SOLVE = """    i64 at[3];
     locate(batch, blockIdx.x / parts, at);
     u32 first = blockIdx.x % parts * part;
-    block_solve<T, C>(room, {a + at[0], a_down, a_right}, {b ? b + at[1] : b, b_down, b_right},
+    block_solve<T, C>(workspace, {a + at[0], a_down, a_right}, {b ? b + at[1] : b, b_down, b_right},
         {x + at[2], x_down, x_right}, n, first, columns - first < part ? columns - first : part);"""
 
 
@@ -133,10 +133,10 @@ def _bind_solve(call: Call) -> Runner:
     if x.size == 0:
         return CudaRunner([])
     _, part, parts = _parts(call.node)
-    blocks, room = _solve_blocks(call.node)
+    blocks, elements = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
     given = rest[0] if rest else x
-    return _launched(call, "linalg.cuh", "solve", blocks, room, {
+    return _launched(call, "linalg.cuh", "solve", blocks, elements, {
         "a": const_pointer(a),
         "b": const_pointer(given) if rest else null_pointer(f"const {type_of(x)}"),
         "x": pointer(x), "batch": _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)]),
@@ -147,7 +147,7 @@ def _bind_solve(call: Call) -> Runner:
 
 _SLOGDET = """    i64 at[3];
     locate(batch, blockIdx.x, at);
-    block_slogdet<T, C>(room, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
+    block_slogdet<T, C>(workspace, {a + at[0], down, right}, sign + at[1], log_size + at[2], n);"""
 
 
 def _square_blocks(node: Node) -> tuple[int, int]:
@@ -157,10 +157,10 @@ def _square_blocks(node: Node) -> tuple[int, int]:
 
 def _bind_slogdet(call: Call) -> Runner:
     (sign, log_size), (a,) = call.outputs, call.inputs
-    blocks, room = _square_blocks(call.node)
+    blocks, elements = _square_blocks(call.node)
     if blocks == 0:
         return CudaRunner([])
-    return _launched(call, "linalg.cuh", "slogdet", blocks, room, {
+    return _launched(call, "linalg.cuh", "slogdet", blocks, elements, {
         "a": const_pointer(a), "sign": pointer(sign), "log_size": pointer(log_size),
         "batch": _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)]), **_steps("", a),
         "n": u32(a.shape[-1]),
@@ -172,7 +172,7 @@ def _bind_slogdet(call: Call) -> Runner:
 _CHOLESKY = """    i64 at[2];
     locate(batch, blockIdx.x, at);
     block_cholesky<T, C>(
-        room, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
+        workspace, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
 
 
 def _bind_cholesky(call: Call) -> Runner:
@@ -188,7 +188,7 @@ def _bind_cholesky(call: Call) -> Runner:
 
 _QR = """    i64 at[3];
     locate(batch, blockIdx.x, at);
-    block_qr<T, C>(room, {a + at[0], down, right}, {q + at[1], q_down, q_right},
+    block_qr<T, C>(workspace, {a + at[0], down, right}, {q + at[1], q_down, q_right},
         {r + at[2], r_down, r_right}, m, n);"""
 
 
@@ -217,7 +217,7 @@ def _bind_qr(call: Call) -> Runner:
 _EIGH = """    i64 at[3];
     locate(batch, blockIdx.x, at);
     block_eigh<T, C>(
-        room, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
+        workspace, {a + at[0], down, right}, w + at[1], w_step, {v + at[2], v_down, v_right}, n);"""
 
 
 def _eigh_blocks(node: Node) -> tuple[int, int]:
@@ -238,8 +238,8 @@ def _bind_eigh(call: Call) -> Runner:
 
 _SVD = """    i64 at[4];
     locate(batch, blockIdx.x, at);
-    block_svd<T, C>(room, {a + at[0], down, right}, {u + at[1], u_down, u_right}, s + at[2], s_step,
-        {v + at[3], v_down, v_right}, m, n, turned);"""
+    block_svd<T, C>(workspace, {a + at[0], down, right}, {u + at[1], u_down, u_right}, s + at[2],
+        s_step, {v + at[3], v_down, v_right}, m, n, turned);"""
 
 
 def _svd_blocks(node: Node) -> tuple[int, int]:

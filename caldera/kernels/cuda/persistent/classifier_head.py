@@ -209,9 +209,9 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices of the first product are brought at once."""
         left, right, weights = self._sides
-        room = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
-        room -= weights.floats(self._jobs[1].inner)
-        return fitting([left, right], self._jobs[0].inner, room)
+        floats = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
+        floats -= weights.floats(self._jobs[1].inner)
+        return fitting([left, right], self._jobs[0].inner, floats)
 
     @property
     def _sums(self) -> int:
@@ -289,12 +289,12 @@ class _Writer:
         ]
         main = [
             *self._types(),
-            *layout.checks({"a": "L::ROOM", "b": "R::ROOM", "weights": "W::ROOM"}),
-            *layout.checks({"scores": "S::ROOM", "gradients": "S::ROOM"}),
+            *layout.checks({"a": "L::FLOATS", "b": "R::FLOATS", "weights": "W::FLOATS"}),
+            *layout.checks({"scores": "S::FLOATS", "gradients": "S::FLOATS"}),
             *(
                 line
                 for each in "TU"
-                for line in layout.checks({"sums": f"{each}::PARTS * {each}::ROOM"})
+                for line in layout.checks({"sums": f"{each}::PARTS * {each}::FLOATS"})
             ),
             "i32 thread = thread_now();",
             f"i32 row = min(first_row + (thread >> 5), {rows - 1}), lane = thread & 31;",

@@ -266,7 +266,8 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     right: SharedTile = SharedFilters(filters, windows.line, turned)
     if of_filters:
         right = SharedImage(second, (0, 0), windows.places, windows.line)
-    if min(border) < 0 or windows.scratch + image.room + right.room > DYNAMIC_FLOATS:
+    floats = windows.scratch + image.padded_floats + right.padded_floats
+    if min(border) < 0 or floats > DYNAMIC_FLOATS:
         return None
     if not of_filters:
         return [Correlation(call.inputs, result, call, windows, image, right)]

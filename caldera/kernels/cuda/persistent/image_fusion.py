@@ -95,7 +95,7 @@ class FusedImages:
     def fits(self) -> bool:
         """Whether all that its works want fits into shared memory."""
         near = [each for work in self.works for each in work.near]
-        return self._scratch + sum(each.room for each in near) <= DYNAMIC_FLOATS
+        return self._scratch + sum(each.padded_floats for each in near) <= DYNAMIC_FLOATS
 
     @property
     def _scratch(self) -> int:
@@ -118,12 +118,13 @@ class FusedImages:
                     brought.append(near)
             read += [array for array in work.reads if _among(array, written)]
             written += [array for array in work.writes if _is_image(array)]
-        left = DYNAMIC_FLOATS - self._scratch - sum(each.room for each in (*brought, *made))
+        taken = sum(each.padded_floats for each in (*brought, *made))
+        left = DYNAMIC_FLOATS - self._scratch - taken
         for array in read:
             copy = SharedImage(array, (0, 0), array.shape[2:], array.shape[1])
-            if not _among(array, [each.array for each in made]) and copy.room <= left:
+            if not _among(array, [each.array for each in made]) and copy.padded_floats <= left:
                 made.append(copy)
-                left -= copy.room
+                left -= copy.padded_floats
         return brought, made
 
     def hide(self, is_scratch: Callable[[Array], bool], others: Sequence[Array]) -> None:
@@ -141,9 +142,9 @@ class FusedImages:
             layout = Layout(soon=False)
             layout.add("spare", self._scratch, early=False)
             for near in made:
-                layout.add(f"{id(near)}", near.room, early=False)
+                layout.add(f"{id(near)}", near.padded_floats, early=False)
             for each in brought:
-                layout.add(f"{id(each)}", each.room, early=early(each.array))
+                layout.add(f"{id(each)}", each.padded_floats, early=early(each.array))
             layout.end(start)
             found = [(each, layout.place(f"{id(each)}")) for each in (*made, *brought)]
             ahead, late = list[str](), list[str]()

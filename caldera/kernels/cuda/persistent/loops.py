@@ -207,7 +207,7 @@ def _columns(job: _Job, places: Access) -> list[str]:
         f"if (result < {job.results}) {{",
         *(f"    {line}" for line in job.loop(places, f"threadIdx.x / {lanes}", sharing)),
         "}",
-        f"{kind}* totals = ({kind}*)room;",
+        f"{kind}* totals = ({kind}*)scratch;",
         "totals[threadIdx.x] = total;",
         "__syncthreads();",
         f"if (threadIdx.x < {lanes} && result < {job.results}) {{",

@@ -115,10 +115,10 @@ def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[Side]:
     return [Side(*left, paired), Side(*right, paired)]
 
 
-def fitting(sides: Sequence[Side], inner: int, room: int) -> int:
+def fitting(sides: Sequence[Side], inner: int, floats: int) -> int:
     """How many of the inner indices fit into so many floats."""
     depth = inner
-    while depth > 8 and sum(side.floats(depth) for side in sides) > room:
+    while depth > 8 and sum(side.floats(depth) for side in sides) > floats:
         depth = (depth - 1) // 8 * 8
     return depth
 
@@ -189,8 +189,8 @@ class _Writer:
 
     def _depth(self) -> int:
         """How many inner indices are brought to shared memory at once."""
-        room = DYNAMIC_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
-        return fitting(self._sides, self._job.inner, room)
+        floats = DYNAMIC_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
+        return fitting(self._sides, self._job.inner, floats)
 
     @property
     def _sides(self) -> list[Side]:
@@ -292,8 +292,8 @@ class _Writer:
         ]
         main = [
             *self._types(),
-            *layout.checks({"a": "L::ROOM", "b": "R::ROOM", "sums": "T::PARTS * T::ROOM"}),
-            *layout.checks({f"kept{number}": "T::ROOM" for number in range(len(held.tiles))}),
+            *layout.checks({"a": "L::FLOATS", "b": "R::FLOATS", "sums": "T::PARTS * T::FLOATS"}),
+            *layout.checks({f"kept{number}": "T::FLOATS" for number in range(len(held.tiles))}),
             "i32 thread = thread_now();",
             *tiles,
             f"float* sums = {layout.place('sums')};",

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.expression import include_for
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Access
@@ -52,7 +53,7 @@ class Program:
         self._bodies: dict[Text, int] = {}
         self._given: list[int] = []
         self._rows: list[Row] = []
-        self.room = 0
+        self.scratch = 0
         """Floats of shared memory that parts use, to the end of the last place of any of them."""
         early = [early_in(phases, number) for number in range(len(phases))]
         places = starts(
@@ -64,7 +65,7 @@ class Program:
         for number, (phase, start) in enumerate(zip(phases, places, strict=True)):
             for part, first, span in assign_blocks(phase, blocks):
                 text, zones = part.code(self._places, early[number], start)
-                self.room = max(self.room, zones.end(start))
+                self.scratch = max(self.scratch, zones.end(start))
                 body, given = self._body(text)
                 base, soon = len(self._given), int(start is not None)
                 self._rows.append(Row(body, number, first, span, part.units, base, soon))
@@ -99,7 +100,7 @@ class Program:
     @property
     def shared_floats(self) -> int:
         """All shared memory of a block."""
-        return MASKS + NUMBERS + self.room
+        return MASKS + NUMBERS + self.scratch
 
     @property
     def arrays(self) -> list[Array]:
@@ -124,7 +125,7 @@ __constant__ Task parts[] = {{{table}}};
     DYNAMIC_SHARED(float, shared);
     u32* masks = (u32*)shared;
     i32* numbers = (i32*)shared + {MASKS};
-    float* room = shared + {MASKS + NUMBERS};
+    float* scratch = shared + {MASKS + NUMBERS};
     PhaseScheduler scheduler(parts, {parts}, {phases}, count, masks, counters);
     bool begun = false;
     while (scheduler.go()) {{
@@ -156,7 +157,8 @@ __constant__ Task parts[] = {{{table}}};
     }}
     grid_leave(counters);
 }}"""
-        return begin + STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
+        steps = STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
+        return begin + include_for(body) + steps
 
     def __str__(self) -> str:
         lines = []

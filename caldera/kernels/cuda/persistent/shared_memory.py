@@ -23,7 +23,7 @@ class Layout:
     >>> layout.add("b", 60, early=True)
     >>> layout.end(None)
     >>> layout.place("a"), layout.place("b"), layout.zones
-    ('room + 0', 'room + 100', Zones(late=100, early=60, soon=True))
+    ('scratch + 0', 'scratch + 100', Zones(late=100, early=60, soon=True))
     >>> layout.zones.end(None), layout.zones.end(200)
     (160, 260)
     """
@@ -66,7 +66,7 @@ class Layout:
 
     def place(self, name: str) -> str:
         """Where something lies, in CUDA."""
-        return f"room + {self.places[name]}"
+        return f"scratch + {self.places[name]}"
 
     def checks(self, used: Mapping[str, str]) -> list[str]:
         """Statements that let no kernel be compiled which uses more floats of a place, by its name,
@@ -74,8 +74,8 @@ class Layout:
 
         >>> layout = Layout()
         >>> layout.add("a", 100, early=False)
-        >>> layout.checks({"a": "L::ROOM"})
-        ['static_assert(L::ROOM <= 100, "a");']
+        >>> layout.checks({"a": "L::FLOATS"})
+        ['static_assert(L::FLOATS <= 100, "a");']
         """
         return [
             f'static_assert({floats} <= {self._floats[name]}, "{name}");'

@@ -28,7 +28,7 @@ class SharedTile(ABC):
         """How much that takes."""
 
     @property
-    def room(self) -> int:
+    def padded_floats(self) -> int:
         """The same up to a multiple of 16 bytes, where the next one may begin."""
         return 4 * units_of(self.floats, 4)
 

@@ -13,7 +13,7 @@ THREADS = 32 * WARPS
 SHARED_FLOATS = 55 << 10
 """Shared memory that a block may have: most of what a multiprocessor has."""
 NUMBERS = 256
-"""Row numbers that a part may keep in shared memory beside what it keeps in `room`."""
+"""Row numbers that a part may keep in shared memory beside what it keeps in `scratch`."""
 MASKS = 32
 """Words at the beginning of shared memory, with a bit for each part."""
 DYNAMIC_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
@@ -39,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Zones:
-    """How much of `room`, counted in floats, a part uses: from its beginning on, and elsewhere.
+    """How much of `scratch`, counted in floats, a part uses: from its beginning on, and elsewhere.
 
     Only what is brought ahead goes to the second place. `soon`: that may be done while the phase
     before is at work.
@@ -60,7 +60,7 @@ Code = Callable[[Access, Early, int | None], tuple[Text, Zones]]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """`code(places, early, start)` gives the statements, and what they use of `room`.
+    """`code(places, early, start)` gives the statements, and what they use of `scratch`.
 
     `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy task
     wants blocks for itself. `load` is how long it keeps one block busy: in units, if these are not

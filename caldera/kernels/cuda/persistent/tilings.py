@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 
@@ -75,7 +75,7 @@ class Size:
         return waves * (1500 + fetched + max(banks, busiest * multiplied) + chain + ended)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def tilings_for(size: Size, blocks: int) -> list[Tiling]:
     """All tilings; first comes the one that is thought to be fastest on so many blocks.
 

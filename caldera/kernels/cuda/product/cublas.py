@@ -12,6 +12,7 @@ from typing import Any
 
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import detached
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -187,11 +188,11 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
 def _supports(rank: int, node: Node) -> bool:
     if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
         return False
-    return _found(node, settings.accuracy, settings.workspace_limit)[1] > rank
+    return _found(detached(node), settings.accuracy, settings.workspace_limit)[1] > rank
 
 
 def _workspace(node: Node) -> int:
-    return _found(node, settings.accuracy, settings.workspace_limit)[0]
+    return _found(detached(node), settings.accuracy, settings.workspace_limit)[0]
 
 
 for _rank in range(RANKS):

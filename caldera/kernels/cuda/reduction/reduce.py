@@ -63,7 +63,7 @@ def _is_narrow(kept: int, reduced: int) -> bool:
     return MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
 
 
-def _room_of_total(op: str) -> int:
+def _total_bytes(op: str) -> int:
     return 16 if op.startswith("arg") else 8
 
 
@@ -74,7 +74,7 @@ def workspace_of(shape: Shape, axes: Sequence[int], ops: Sequence[str]) -> int:
     if not kept or not reduced:
         return 0
     parts = max(_parts(kept, reduced, along=True), _parts(kept, reduced, along=False))
-    return parts * kept * sum(map(_room_of_total, ops)) if parts > 1 else 0
+    return parts * kept * sum(map(_total_bytes, ops)) if parts > 1 else 0
 
 
 def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[Launch]:
@@ -187,7 +187,7 @@ def _places(loop_body: LoopBody, workspace: np.ndarray, totals: int) -> list[np.
     start = 0
     for op, *_ in loop_body.reductions:
         found.append(workspace[start:])
-        start += totals * _room_of_total(op)
+        start += totals * _total_bytes(op)
     return found
 
 

@@ -194,12 +194,12 @@ class LtCall:
         self._scales = (number(1.0), number(0.0))
         self._kept = (product, workspace)
         found, out = self._descriptors, address_of(product.out)
-        room = 0 if workspace is None else workspace.nbytes
+        nbytes = 0 if workspace is None else workspace.nbytes
         self._arguments = (
             handle(libraries.current_card()), found.product, ctypes.addressof(self._scales[0]),
             address_of(product.right), found.a, address_of(product.left), found.b,
             ctypes.addressof(self._scales[1]), out, found.d, out, found.d,
-            self._algorithm.ctypes.data, address_of(workspace) if room else 0, room,
+            self._algorithm.ctypes.data, address_of(workspace) if nbytes else 0, nbytes,
         )  # fmt: skip
 
     def __call__(self) -> None:

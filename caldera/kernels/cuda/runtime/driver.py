@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -23,6 +24,8 @@ from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import cupy
 
 Size = tuple[int, int, int]
+MOST_LOADED = 4096
+"""Functions that stay on a card for the next plan; those that plans use stay anyway."""
 COMPILERS = 8
 """Sources that are compiled at the same time: the compiler does not hold Python's lock."""
 
@@ -97,7 +100,7 @@ class CupyDriver(Driver):
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(COMPILERS, thread_name_prefix="nvrtc")
-        self._functions: dict[tuple[int, str, str], Future[Any]] = {}
+        self._functions: OrderedDict[tuple[int, str, str], Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def function(self, source: str, name: str) -> Any:
@@ -106,6 +109,9 @@ class CupyDriver(Driver):
         with self._lock:
             if key not in self._functions:
                 self._functions[key] = self._pool.submit(self._load, card, source, name)
+                if len(self._functions) > MOST_LOADED:
+                    self._functions.popitem(last=False)
+            self._functions.move_to_end(key)
             return self._functions[key]
 
     def _load(self, card: int, source: str, name: str) -> Any:

@@ -9,7 +9,6 @@ host's clock decides.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import perf_counter
@@ -36,6 +35,7 @@ from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.tuning_cache import FACTS
 from caldera.memory import Block, Device, device
+from caldera.memory.capture import capture
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import card_count, cupy
 from caldera.tensor.dtype import DType
@@ -252,15 +252,12 @@ class _Course:
         if not kernel.capturable:
             return partial(stream.launch, runner), 1
         calls = max(1, min(CAPTURED, int(REPLAY_S / max(once, 1e-7))))
-        stream.begin_capture()
-        try:
+
+        def several() -> None:
             for _ in range(calls):
                 stream.launch(runner)
-        except BaseException:
-            with suppress(Exception):
-                stream.end_capture()
-            raise
-        return stream.end_capture().replay, calls
+
+        return capture(stream, several).replay, calls
 
 
 def _seconds(place: Device, replayed: tuple[Runner, int], count: int) -> float:

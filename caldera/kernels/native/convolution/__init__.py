@@ -1,4 +1,9 @@
-"""Convolutions compiled to machine code: direct, or as products of matrices."""
+"""Convolutions compiled to machine code: direct, or as products of matrices.
+
+Forward there are products for filters of one tap alone: rows of a matrix that are made first took
+1.3 to 15 times as long as the best other way at every size that was measured, see
+benchmarks/results/kernels-x86_64.md. For the gradients they are ahead here and there.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,10 @@ for _op, _direct in (
                estimate=direct_seconds),
         Kernel(_op, "cpu", "1x1 product", im2col.bind, _is_product, im2col.workspace, PRIORITY,
                estimate=columns_seconds),
-        Kernel(_op, "cpu", "im2col", im2col.bind, _needs_columns, im2col.workspace, PRIORITY,
-               estimate=columns_seconds),
     ):  # fmt: skip
         TABLE.add(_kernel)
+for _op in ("conv2d_input", "conv2d_weight"):
+    TABLE.add(
+        Kernel(_op, "cpu", "im2col", im2col.bind, _needs_columns, im2col.workspace, PRIORITY,
+               estimate=columns_seconds)
+    )  # fmt: skip

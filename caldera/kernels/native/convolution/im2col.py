@@ -1,7 +1,8 @@
-"""Convolution as a product of matrices: what every output pixel sees becomes the row of a matrix.
+"""Convolution as a product of matrices: what every output pixel sees is the row of a matrix.
 
-The matrix is made for a block of pixels at a time, small enough to stay in the cache, by each
-worker for itself. With filters of one tap that meet every pixel, the image is that matrix.
+With filters of one tap that meet every pixel, the image is that matrix. For the gradients of others
+it is made for a block of pixels at a time, small enough to stay in the cache, by each worker for
+itself.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class Columns:
         pixels = self.unit or max(1, self.geometry.pixels)
         fits = COLUMN_BYTES // (self.geometry.terms * self.geometry.dtype.itemsize)
         most = pixels if self.in_place else max(FEWEST_ROWS, min(MOST_ROWS, fits))
-        if self.op == "conv2d":
-            most = min(most, -(-pixels // settings.threads))
-        elif self.op == "conv2d_weight":
+        if self.op == "conv2d_weight":
             most = min(most, -(-pixels // max(1, self.sums)))
         elif self.in_place:
             most = -(-pixels // settings.threads)

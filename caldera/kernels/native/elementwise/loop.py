@@ -43,12 +43,13 @@ def vector_lanes(loop_body: LoopBody) -> int:
     return host_target().lanes(max(widest, 4))
 
 
-def widths(loop_body: LoopBody) -> tuple[int, ...]:
+def widths(loop_body: LoopBody, modes: str = "") -> tuple[int, ...]:
     """How many elements are handled at once: first several vectors, so that short chains of
     instructions overlap and whole cache lines are written; then one vector; then single ones."""
     lanes = vector_lanes(loop_body)
-    if loop_body.heavy or len(loop_body.steps) > MANY_STEPS:
-        # Long chains overlap by themselves, and take long to compile.
+    if "s" in modes or loop_body.heavy or len(loop_body.steps) > MANY_STEPS:
+        # Long chains overlap by themselves, and so do elements that are read one by one because
+        # they lie apart; both take long to compile.
         return lanes, 1
     return 4 * lanes, lanes, 1
 
@@ -122,7 +123,7 @@ def loop_calls(
             operands=strided_arrays(arrays, strides),
             outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, strides), total=total,
             inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
-            loop_body=loop_body, modes=modes, widths=widths(loop_body), parts=parts,
+            loop_body=loop_body, modes=modes, widths=widths(loop_body, modes), parts=parts,
         )
     ]  # fmt: skip
 

@@ -95,7 +95,8 @@ def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[Na
     call = kernels.along.call(
         operands=strided_arrays([*arrays[:first], *results], strides),
         outer=outer_axes(range(len(outer)), outer, strides), rows=rows, inner=inner,
-        stretch=stretch, loop_body=task.loop_body, modes=modes, widths=widths(task.loop_body),
+        stretch=stretch, loop_body=task.loop_body, modes=modes,
+        widths=widths(task.loop_body, modes),
         parts=min(workers(task.loop_body, rows * inner), rows * stretches),
     )  # fmt: skip
     if direct:
@@ -136,7 +137,7 @@ def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[N
         length=length, stretch=stretch,
         width=_group_width(columns, -(-parts // (rows * stretches))),
         strides=[each[-2] for each in strides], loop_body=task.loop_body, modes=modes,
-        widths=widths(task.loop_body), parts=parts,
+        widths=widths(task.loop_body, modes), parts=parts,
     )  # fmt: skip
     if direct:
         return [call]

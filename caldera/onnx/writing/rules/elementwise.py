@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from caldera.onnx.writing.rules.registry import inputs, writes
@@ -62,6 +63,24 @@ def _log1p(write: Any, pair: Any) -> str:
 def _expm1(write: Any, pair: Any) -> str:
     one = write.scalar(1, pair.spec.dtype)
     return write.add("Sub", write.add("Exp", *inputs(write, pair)), one)
+
+
+@writes("log2", "log10")
+def _other_logarithm(write: Any, pair: Any) -> str:
+    base = 2 if pair.name == "log2" else 10
+    scale = write.scalar(1 / math.log(base), pair.spec.dtype)
+    return write.add("Mul", write.add("Log", *inputs(write, pair)), scale)
+
+
+@writes("exp2")
+def _exp2(write: Any, pair: Any) -> str:
+    return write.add("Pow", write.scalar(2, pair.spec.dtype), *inputs(write, pair))
+
+
+@writes("erfc")
+def _erfc(write: Any, pair: Any) -> str:
+    one = write.scalar(1, pair.spec.dtype)
+    return write.add("Sub", one, write.add("Erf", *inputs(write, pair)))
 
 
 @writes("floor_div")

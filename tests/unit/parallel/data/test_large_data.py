@@ -59,7 +59,11 @@ def _read_by(ranks: int, folder: Path) -> tuple[list[list[int]], dict[str, np.nd
     return [each.read[1:] for each in kept], values(models[0])
 
 
-def test_each_sample_is_read_by_one_rank_and_in_one_order(tmp_path: Path) -> None:
+def test_each_sample_is_read_by_one_rank_and_in_one_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Those that ranks compare before they begin are another matter.
+    monkeypatch.setattr("caldera.train.fit.data_digest", lambda data: "")
     (alone,), expected = _read_by(1, tmp_path)
     parts, found = _read_by(3, tmp_path)
     assert sorted(alone) == sorted([*range(COUNT)] * 2)

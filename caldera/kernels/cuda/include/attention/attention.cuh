@@ -135,8 +135,8 @@ __device__ __forceinline__ void deliver(
 // Sums and maxima over the threads that share the rows of a tile: half a warp.
 template <typename Join, typename A> __device__ __forceinline__ A warp_rows_joined(A value) {
 #pragma unroll
-    for (int apart = SIDE / 2; apart; apart /= 2)
-        value = Join::of(value, __shfl_xor_sync(0xffffffffu, value, apart));
+    for (int lane_mask = SIDE / 2; lane_mask; lane_mask /= 2)
+        value = Join::of(value, __shfl_xor_sync(0xffffffffu, value, lane_mask));
     return value;
 }
 

@@ -55,7 +55,7 @@ template <typename A> __device__ __forceinline__ Places<A> places_in(A* shared) 
 // N * SIDE columns of the gradients of a tile of queries, for one head.
 template <int N, bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
 __device__ __forceinline__ void block_query_gradients(
-    const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int left, Places<A> room,
+    const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int left, Places<A> shared,
     Masked masked, A (&results)[Tile<A>::M][N]) {
     const int M = Tile<A>::M, SIZE = Tile<A>::SIZE, WIDTH = N * SIDE;
     int past = in.keys - in.queries, end = in.keys;
@@ -63,11 +63,11 @@ __device__ __forceinline__ void block_query_gradients(
     for (int side = 0; side < end; side += SIZE) {
         A shares[M][M], gradients[M][M];
         block_tile_gradients<CAUSAL>(
-            of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
-        keep<true>(room.tile, gradients);
-        stage<false, WIDTH>(room.other, WIDTH, of.key, side, in.keys, left, in.depth, (A)1);
+            of, in, scale, top, side, shared.first, shared.second, masked, shares, gradients);
+        keep<true>(shared.tile, gradients);
+        stage<false, WIDTH>(shared.other, WIDTH, of.key, side, in.keys, left, in.depth, (A)1);
         __syncthreads();
-        multiply<N>(room.tile, room.other, WIDTH, SIZE, results);
+        multiply<N>(shared.tile, shared.other, WIDTH, SIZE, results);
         __syncthreads();
     }
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void block_query_gradients(
 template <int N, bool KEYS, bool VALUES, bool CAUSAL, typename A, typename T, typename W,
           typename I, typename Masked>
 __device__ __forceinline__ void block_key_gradients(
-    const Attended<T, W, I>& of, AttentionSizes in, A scale, int side, int left, Places<A> room,
+    const Attended<T, W, I>& of, AttentionSizes in, A scale, int side, int left, Places<A> shared,
     Masked masked, A (&for_keys)[Tile<A>::M][N], A (&for_values)[Tile<A>::M][N]) {
     const int M = Tile<A>::M, SIZE = Tile<A>::SIZE, WIDTH = N * SIDE;
     int past = in.keys - in.queries;
@@ -84,19 +84,19 @@ __device__ __forceinline__ void block_key_gradients(
     for (int top = begin; top < in.queries; top += SIZE) {
         A shares[M][M], gradients[M][M];
         block_tile_gradients<CAUSAL>(
-            of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
+            of, in, scale, top, side, shared.first, shared.second, masked, shares, gradients);
         if constexpr (VALUES) {
-            keep<false>(room.tile, shares);
-            stage<false, WIDTH>(room.other, WIDTH, of.g, top, in.queries, left, in.width, (A)1);
+            keep<false>(shared.tile, shares);
+            stage<false, WIDTH>(shared.other, WIDTH, of.g, top, in.queries, left, in.width, (A)1);
             __syncthreads();
-            multiply<N>(room.tile, room.other, WIDTH, SIZE, for_values);
+            multiply<N>(shared.tile, shared.other, WIDTH, SIZE, for_values);
             __syncthreads();
         }
         if constexpr (KEYS) {
-            keep<false>(room.tile, gradients);
-            stage<false, WIDTH>(room.other, WIDTH, of.q, top, in.queries, left, in.depth, scale);
+            keep<false>(shared.tile, gradients);
+            stage<false, WIDTH>(shared.other, WIDTH, of.q, top, in.queries, left, in.depth, scale);
             __syncthreads();
-            multiply<N>(room.tile, room.other, WIDTH, SIZE, for_keys);
+            multiply<N>(shared.tile, shared.other, WIDTH, SIZE, for_keys);
             __syncthreads();
         }
     }
@@ -105,12 +105,12 @@ __device__ __forceinline__ void block_key_gradients(
 // A tile of the gradients of scores, added to what other heads and tiles gave.
 template <bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
 __device__ __forceinline__ void block_mask_gradients(
-    const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int side, Places<A> room,
+    const Attended<T, W, I>& of, AttentionSizes in, A scale, int top, int side, Places<A> shared,
     Masked masked, A (&results)[Tile<A>::M][Tile<A>::M]) {
     const int M = Tile<A>::M;
     A shares[M][M], gradients[M][M];
     block_tile_gradients<CAUSAL>(
-        of, in, scale, top, side, room.first, room.second, masked, shares, gradients);
+        of, in, scale, top, side, shared.first, shared.second, masked, shares, gradients);
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll

@@ -13,8 +13,8 @@ __device__ __forceinline__ C warp_sign(const Matrix<C>& a, u32 rows, u32 column)
     u32 first = rows;
     for (u32 i = lane; i < rows && first == rows; i += 32)
         if (size_of(a(i, column)) >= (C)0.99 * largest) first = i;
-    for (int apart = 16; apart > 0; apart /= 2)
-        first = min(first, __shfl_xor_sync(~0u, first, apart));
+    for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2)
+        first = min(first, __shfl_xor_sync(~0u, first, lane_mask));
     return first < rows && a(first, column) < 0 ? (C)-1 : (C)1;
 }
 
@@ -61,15 +61,16 @@ __device__ __forceinline__ void warp_reflect(
     for (u32 i = j + 1 + lane; i < m; i += 32) a(i, column) -= r(i, j) * dot;
 }
 
-// q of m rows and r of n columns, min(m, n) between them. The room holds both and the factors.
+// q of m rows and r of n columns, min(m, n) between them. The workspace holds both and the factors.
 template <typename T, typename C>
 __device__ __forceinline__ void block_qr(
-    C* room, const View<const T>& a, const View<T>& out_q, const View<T>& out_r, u32 m, u32 n) {
+    C* workspace, const View<const T>& a, const View<T>& out_q, const View<T>& out_r, u32 m,
+    u32 n) {
     Group group;
     u32 k = m < n ? m : n;
     // Columns lie end to end: a warp walks down them.
-    Matrix<C> r = {room, 1, m}, q = {room + (u64)m * n, 1, m};
-    C* factors = room + (u64)m * n + (u64)m * k;
+    Matrix<C> r = {workspace, 1, m}, q = {workspace + (u64)m * n, 1, m};
+    C* factors = workspace + (u64)m * n + (u64)m * k;
     for (u32 i = group.warp; i < m; i += group.warps) {
         for (u32 j = group.lane; j < n; j += 32) r(i, j) = (C)wide(a(i, j));
         for (u32 j = group.lane; j < k; j += 32) q(i, j) = i == j ? (C)1 : (C)0;
@@ -131,17 +132,17 @@ __device__ __forceinline__ void rotate(C& a, C& b, C cosine, C sine) {
 
 const u32 MOST_SWEEPS = 30;
 
-// Eigenvalues and eigenvectors of (a + transposed a) / 2. The room holds two matrices and, for every
-// pair of a round, a cosine and a sine.
+// Eigenvalues and eigenvectors of (a + transposed a) / 2. The workspace holds two matrices and,
+// for every pair of a round, a cosine and a sine.
 template <typename T, typename C>
 __device__ __forceinline__ void block_eigh(
-    C* room, const View<const T>& given, T* values, i64 values_step, const View<T>& vectors,
+    C* workspace, const View<const T>& given, T* values, i64 values_step, const View<T>& vectors,
     u32 n) {
     __shared__ u32 moved;
     Group group;
-    Matrix<C> a = {room, n, 1}, v = {room + (u64)n * n, 1, n};
+    Matrix<C> a = {workspace, n, 1}, v = {workspace + (u64)n * n, 1, n};
     u32 players = n + n % 2;
-    C* cosines = room + 2 * (u64)n * n;
+    C* cosines = workspace + 2 * (u64)n * n;
     C* sines = cosines + players / 2;
     for (u32 i = group.warp; i < n; i += group.warps)
         for (u32 j = group.lane; j < n; j += 32) {
@@ -152,7 +153,7 @@ __device__ __forceinline__ void block_eigh(
     C largest = block_largest(a, n, n);
     bool finite = largest <= Limits<C>::infinity() && largest < Limits<C>::infinity();
     C scale = finite && largest > 0 ? largest : (C)1;
-    for (u32 i = threadIdx.x; i < n * n; i += blockDim.x) room[i] /= scale;
+    for (u32 i = threadIdx.x; i < n * n; i += blockDim.x) workspace[i] /= scale;
     __syncthreads();
     for (u32 sweep = 0; finite && sweep < MOST_SWEEPS; sweep++) {
         if (threadIdx.x == 0) moved = 0;
@@ -226,9 +227,9 @@ __device__ __forceinline__ void warp_complete(const Matrix<C>& u, const C* sizes
                 row = i;
             }
         }
-        for (int apart = 16; apart > 0; apart /= 2) {
-            C other = __shfl_xor_sync(~0u, least, apart);
-            u32 other_row = __shfl_xor_sync(~0u, row, apart);
+        for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2) {
+            C other = __shfl_xor_sync(~0u, least, lane_mask);
+            u32 other_row = __shfl_xor_sync(~0u, row, lane_mask);
             if (other < least || (other == least && other_row < row)) {
                 least = other;
                 row = other_row;
@@ -255,12 +256,12 @@ __device__ __forceinline__ void warp_complete(const Matrix<C>& u, const C* sizes
 // until they are orthogonal; `turned` if u and v are exchanged because it came transposed.
 template <typename T, typename C>
 __device__ __forceinline__ void block_svd(
-    C* room, const View<const T>& given, const View<T>& out_u, T* values, i64 values_step,
+    C* workspace, const View<const T>& given, const View<T>& out_u, T* values, i64 values_step,
     const View<T>& out_v, u32 m, u32 n, bool turned) {
     __shared__ u32 moved;
     Group group;
-    Matrix<C> u = {room, 1, m}, v = {room + (u64)m * n, 1, n};
-    C* sizes = room + (u64)m * n + (u64)n * n;
+    Matrix<C> u = {workspace, 1, m}, v = {workspace + (u64)m * n, 1, n};
+    C* sizes = workspace + (u64)m * n + (u64)n * n;
     for (u32 i = group.warp; i < m; i += group.warps)
         for (u32 j = group.lane; j < n; j += 32) {
             u(i, j) = (C)wide(given(i, j));
@@ -270,7 +271,7 @@ __device__ __forceinline__ void block_svd(
     C largest = block_largest(u, m, n);
     bool finite = largest < Limits<C>::infinity();
     C scale = finite && largest > 0 ? largest : (C)1;
-    for (u32 i = threadIdx.x; i < m * n; i += blockDim.x) room[i] /= scale;
+    for (u32 i = threadIdx.x; i < m * n; i += blockDim.x) workspace[i] /= scale;
     __syncthreads();
     C tolerance = Limits<C>::epsilon() * square_root((C)m);
     u32 players = n + n % 2;

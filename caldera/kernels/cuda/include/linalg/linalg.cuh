@@ -53,14 +53,15 @@ struct Group {
 };
 
 template <typename C> __device__ __forceinline__ C warp_total(C value) {
-    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+    for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2)
+        value += __shfl_xor_sync(~0u, value, lane_mask);
     return value;
 }
 
 // The largest, nan if there is one among them.
 template <typename C> __device__ __forceinline__ C warp_largest(C value) {
-    for (int apart = 16; apart > 0; apart /= 2) {
-        C other = __shfl_xor_sync(~0u, value, apart);
+    for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2) {
+        C other = __shfl_xor_sync(~0u, value, lane_mask);
         if (other > value || other != other) value = other;
     }
     return value;
@@ -104,9 +105,9 @@ template <typename C> __device__ __forceinline__ u32 warp_pivot(const Matrix<C>&
             row = i;
         }
     }
-    for (int apart = 16; apart > 0; apart /= 2) {
-        C other = __shfl_xor_sync(~0u, largest, apart);
-        u32 other_row = __shfl_xor_sync(~0u, row, apart);
+    for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2) {
+        C other = __shfl_xor_sync(~0u, largest, lane_mask);
+        u32 other_row = __shfl_xor_sync(~0u, row, lane_mask);
         if (other > largest || (other == largest && other_row < row)) {
             largest = other;
             row = other_row;
@@ -177,11 +178,11 @@ __device__ __forceinline__ void block_substitute(const Matrix<C>& a, u32 n, u32 
 // x of a x = b for some columns of b, or of the identity where b is null.
 template <typename T, typename C>
 __device__ __forceinline__ void block_solve(
-    C* room, const View<const T>& a, const View<const T>& b, const View<T>& x, u32 n, u32 first,
-    u32 count) {
+    C* workspace, const View<const T>& a, const View<const T>& b, const View<T>& x, u32 n,
+    u32 first, u32 count) {
     Group group;
     u32 columns = n + count;
-    Matrix<C> both = {room, columns, 1};
+    Matrix<C> both = {workspace, columns, 1};
     for (u32 i = group.warp; i < n; i += group.warps)
         for (u32 j = group.lane; j < columns; j += 32) {
             if (j < n) both(i, j) = (C)wide(a(i, j));
@@ -198,9 +199,9 @@ __device__ __forceinline__ void block_solve(
 
 template <typename T, typename C>
 __device__ __forceinline__ void block_slogdet(
-    C* room, const View<const T>& a, T* sign, T* log_size, u32 n) {
+    C* workspace, const View<const T>& a, T* sign, T* log_size, u32 n) {
     Group group;
-    Matrix<C> matrix = {room, n, 1};
+    Matrix<C> matrix = {workspace, n, 1};
     for (u32 i = group.warp; i < n; i += group.warps)
         for (u32 j = group.lane; j < n; j += 32) matrix(i, j) = (C)wide(a(i, j));
     __syncthreads();
@@ -224,9 +225,9 @@ __device__ __forceinline__ void block_slogdet(
 // The lower triangular factor of (a + transposed a) / 2.
 template <typename T, typename C>
 __device__ __forceinline__ void block_cholesky(
-    C* room, const View<const T>& a, const View<T>& out, u32 n) {
+    C* workspace, const View<const T>& a, const View<T>& out, u32 n) {
     Group group;
-    Matrix<C> l = {room, n, 1};
+    Matrix<C> l = {workspace, n, 1};
     for (u32 i = group.warp; i < n; i += group.warps)
         for (u32 j = group.lane; j <= i; j += 32)
             l(i, j) = ((C)wide(a(i, j)) + (C)wide(a(j, i))) * (C)0.5;

@@ -96,19 +96,19 @@ template <int N, int ACROSS>
 __device__ __forceinline__ void warp_share_sums(float (&values)[N]) {
     int lane = threadIdx.x % 32, left = N;
 #pragma unroll
-    for (int apart = 16; apart >= ACROSS; apart /= 2) {
+    for (int lane_mask = 16; lane_mask >= ACROSS; lane_mask /= 2) {
         if (left > 1) {
             left /= 2;
-            bool upper = lane & apart;
+            bool upper = lane & lane_mask;
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
                 if (i >= left) continue;
                 float given = upper ? values[i] : values[i + left];
                 float own = upper ? values[i + left] : values[i];
-                values[i] = own + __shfl_xor_sync(0xffffffffu, given, apart);
+                values[i] = own + __shfl_xor_sync(0xffffffffu, given, lane_mask);
             }
         } else {
-            values[0] += __shfl_xor_sync(0xffffffffu, values[0], apart);
+            values[0] += __shfl_xor_sync(0xffffffffu, values[0], lane_mask);
         }
     }
 }
@@ -117,17 +117,17 @@ __device__ __forceinline__ void warp_share_sums(float (&values)[N]) {
 // 2 * 16 / sizeof(T) * ACROSS numbers of each warp.
 template <typename T, typename S>
 __device__ __forceinline__ void block_add_up(
-    float (&values)[32 / sizeof(T)], float* room, double* both) {
+    float (&values)[32 / sizeof(T)], float* shared, double* both) {
     const int N = 32 / sizeof(T), MANY = N / 2, SLOTS = N * S::ACROSS;
     int lane = threadIdx.x % 32, channel = threadIdx.x;
     warp_share_sums<N, S::ACROSS>(values);
     int slot = lane / (32 / N) * S::ACROSS + lane % S::ACROSS;
-    room[threadIdx.x / 32 * SLOTS + slot] = values[0];
+    shared[threadIdx.x / 32 * SLOTS + slot] = values[0];
     __syncthreads();
     both[0] = both[1] = 0.0;
     if (channel < MANY * S::ACROSS)
         for (int warp = 0; warp < S::THREADS / 32; warp++) {
-            const float* own = room + warp * SLOTS + channel % MANY * S::ACROSS + channel / MANY;
+            const float* own = shared + warp * SLOTS + channel % MANY * S::ACROSS + channel / MANY;
             both[0] += (double)own[0];
             both[1] += (double)own[MANY * S::ACROSS];
         }

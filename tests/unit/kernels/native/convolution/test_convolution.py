@@ -131,6 +131,13 @@ def test_every_kernel_was_there_to_be_checked() -> None:
     assert seen == set(NAMES)
 
 
+def test_rows_are_made_for_gradients_alone() -> None:
+    """Forward they took longer than another way at every size that was measured."""
+    names = [{kernel.name for kernel in _kernels(node)}
+             for node in convolution_nodes(**CASES["strided"])]  # fmt: skip
+    assert names == [{"direct"}, {"direct", "im2col"}, {"direct", "im2col"}]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_phases_share_out_the_pixels_and_the_taps(name: str) -> None:
     """Every image pixel is in one phase; the products of all phases are those that there are."""

@@ -30,7 +30,7 @@ def compute(call: Call) -> None:
         np.copyto(output, value)
 
 
-class Watched:
+class FakeKernels:
     """Makes kernels for the tests, and counts how often each was bound."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def nothing(call: Call) -> None:
     """A kernel that forgets to write its result."""
 
 
-def race(kernels: Watched) -> Choices:
+def race(kernels: FakeKernels) -> Choices:
     """A slow kernel of high priority against a fast one."""
     kernels.add("slow", slowly, priority=5)
     kernels.add("fast")
