@@ -15,7 +15,7 @@ import numpy as np
 
 from caldera.memory.pool import ALIGNMENT, Block, Pool
 
-WIDE = 1024
+WIDE = 512
 """Bytes of a guard."""
 NUMPY_SKEW = 16
 """Bytes that large arrays of NumPy's lie from alignment."""
@@ -33,10 +33,9 @@ class Guard:
         self.renew()
         _guards.add(self)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nobody has written here."""
-        return self._bytes == self._pattern
+    def is_broken(self) -> bool:
+        """Whether somebody has written here."""
+        return self._bytes.tobytes() != self._pattern
 
     def renew(self) -> None:
         """Write the pattern."""
@@ -75,7 +74,7 @@ def guarded_bytes(nbytes: int, what: str) -> np.ndarray:
 
 def check_guards(name: str) -> None:
     """Fail if anybody has written beside what was given; `name` is who ran last."""
-    broken = [guard for guard in list(_guards) if not guard.is_whole]
+    broken = [guard for guard in list(_guards) if guard.is_broken()]
     if broken:
         for guard in broken:
             # Who runs next is not to blame.
