@@ -101,20 +101,21 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "deterministic": _check_flag,
     "workspace_limit": _whole_number(0),
     "memory_limit": _check_memory_limit,
+    "file_limit": _whole_number(1),
     "resident_fraction": _check_part,
     "stall_s": _check_seconds,
 }
 
 
-def _threads_from(environment: Mapping[str, str]) -> int:
-    text = environment.get("CALDERA_THREADS")
+def _number_from(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
     if text is None:
-        return usable_cores()
+        return None
     try:
         value: object = int(text)
     except ValueError:
         value = text
-    return _whole_number(1)("environment variable CALDERA_THREADS", value)
+    return _whole_number(1)(f"environment variable {name}", value)
 
 
 def _cache_dir_from(environment: Mapping[str, str]) -> Path:
@@ -143,6 +144,9 @@ class Settings:
     - `deterministic`: never change a kernel choice during a run.
     - `workspace_limit`: bytes a kernel may use as scratch memory.
     - `memory_limit`: bytes each device's pool may hold; None for what the system has.
+    - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
+      for more than that, and for more than a hundred times its size, is refused
+      (`CALDERA_FILE_LIMIT`, or 1 GiB).
     - `resident_fraction`: the part of a device's memory that training data may take. Data that
       fit are put there once; others are fed batch by batch.
     - `stall_s`: seconds a rank may wait for the others before it says who is missing. After twice
@@ -168,18 +172,20 @@ class Settings:
     deterministic: bool
     workspace_limit: int
     memory_limit: int | None
+    file_limit: int
     resident_fraction: float
     stall_s: float
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
         self.accuracy = "strict"
-        self.threads = _threads_from(environment)
+        self.threads = _number_from(environment, "CALDERA_THREADS") or usable_cores()
         self.cache_dir = _cache_dir_from(environment)
         self.tune_budget_s = 5.0
         self.deterministic = False
         self.workspace_limit = 1 << 30
         self.memory_limit = None
+        self.file_limit = _number_from(environment, "CALDERA_FILE_LIMIT") or 1 << 30
         self.resident_fraction = 0.25
         self.stall_s = 60.0
 

@@ -123,6 +123,9 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return _read_object(kind, value, where)
     if origin is list and isinstance(value, list):
         return [_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value)]
+    if origin is tuple and isinstance(value, list):
+        # Of any length, of one kind.
+        return tuple(_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {str(key): _read(arguments[1], v, f"{where}.{key}") for key, v in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):

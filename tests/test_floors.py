@@ -17,6 +17,7 @@ FLOORS = {
         "config",
         "configurable",
         "file_cache",
+        "file_limit",
         "file_names",
         "file_trust",
         "launchers",

@@ -23,6 +23,8 @@ _RATE_ARGUMENTS = ("initial", "peak", "then")
 _WHOLE_RUN = ("cosine", "one_cycle")
 """Schedules that take the whole run unless told otherwise."""
 _MAIN = "main"
+VALIDATION_PART = 0.2
+"""What is held out where something has to be chosen by it."""
 
 
 def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
@@ -35,7 +37,39 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
     }
     if reads_words:
         usual["vocabulary"] = _vocabulary(found)
+    if choosing(options):
+        usual["validation_part"] = VALIDATION_PART
     return usual | dict(options)
+
+
+def choosing(options: Mapping[str, Any]) -> list[str]:
+    """The options by which results on validation data decide about the model.
+
+    >>> choosing({"keep_best": True, "schedule": "reduce_on_plateau", "epochs": 5})
+    ['keep_best', 'schedule']
+    """
+    found = [name for name in ("patience", "keep_best", "target_accuracy") if options.get(name)]
+    monitor = options.get("schedule_monitor", "val_loss")
+    if options.get("schedule") == "reduce_on_plateau" and monitor.startswith("val_"):
+        found.append("schedule")
+    return found
+
+
+def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
+    """The data set with a part of the training data apart, if the options ask for it.
+
+    Without one nothing may be chosen: it would be chosen by the test data.
+    """
+    part = options.get("validation_part", 0.0)
+    if part:
+        return found.hold_out(part, options["seed"])
+    if choosing(options):
+        raise ConfigError.build(
+            "validation_part", expected=f"above 0 with {', '.join(choosing(options))}", got="0",
+            hint="what is chosen by the test data is not tested by them: hold out a part of the "
+            f"training data, as in --validation-part {VALIDATION_PART}",
+        )  # fmt: skip
+    return found
 
 
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:

@@ -10,7 +10,7 @@ from typing import Any
 
 from caldera import data
 from caldera.cli.options import names_of
-from caldera.data import Dataset
+from caldera.data import Dataset, Schema
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.registry import nearest
 
@@ -22,6 +22,8 @@ class Source:
     make: Callable[..., Dataset]
     options: Mapping[str, str]
     """The argument for each option."""
+    takes_schema: bool = False
+    """Whether columns can be found with the schema of a model."""
 
 
 _SPLIT = {"test_part": "test", "split_seed": "seed"}
@@ -40,17 +42,21 @@ BY_SUFFIX: Mapping[str, Source] = {
             **_SPLIT,
             "target_column": "target",
             "columns": "columns",
+            "ignore_columns": "ignore",
             "delimiter": "delimiter",
+            "header": "header",
+            "missing": "missing",
             "targets": "classes",
         },
+        takes_schema=True,
     ),
     ".npz": Source(data.npz, {**_SPLIT, "targets": "classes"}),
 }
 IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
 
 
-def load_data(options: Mapping[str, Any]) -> Dataset:
-    """The data set that the options name.
+def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Dataset:
+    """The data set that the options name; a table is read as the `schema` of a model says.
 
     >>> load_data({"data": "digits", "test_part": 0.5})
     Dataset(digits: 899 samples to train, 898 to test, shape (1, 8, 8), 10 classes)
@@ -70,6 +76,8 @@ def load_data(options: Mapping[str, Any]) -> Dataset:
                 hint=nearest(option, source.options),
             )  # fmt: skip
         arguments[source.options[option]] = _argument(option, options[option])
+    if source.takes_schema and schema is not None and schema.columns:
+        arguments["schema"] = schema
     return source.make(*leading, **arguments)
 
 
@@ -104,6 +112,20 @@ def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
     )  # fmt: skip
 
 
+def csv_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `data.csv_inputs` is to be told, from options: the column of answers is left out too.
+
+    >>> csv_input_arguments({"target_column": "name", "delimiter": "tab"})
+    {'ignore': ['name'], 'delimiter': '\\t'}
+    """
+    given = [*options.get("ignore_columns", ()), options.get("target_column")]
+    ignore = [column_of(each) for each in given if each is not None]
+    found = {
+        name: _argument(name, options[name]) for name in ("delimiter", "header") if name in options
+    }
+    return ({"ignore": ignore} if ignore else {}) | found
+
+
 def column_of(text: str) -> int | str:
     """A column by its number, or else by its name.
 
@@ -116,7 +138,7 @@ def column_of(text: str) -> int | str:
 def _argument(option: str, value: Any) -> Any:
     if option == "target_column":
         return column_of(value)
-    if option == "columns":
+    if option in ("columns", "ignore_columns"):
         return [column_of(each) for each in value]
     if option == "delimiter":
         return "\t" if value in ("tab", "\\t") else value

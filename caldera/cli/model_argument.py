@@ -16,6 +16,7 @@ from caldera.errors import ConfigError
 from caldera.registry import nearest
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
+from caldera.train.tracking.run_folder import read_class_names
 
 _GROUPS = ("data", "model", "training", "optimizer", "schedule")
 
@@ -57,6 +58,13 @@ def find_model(arguments: argparse.Namespace) -> Model:
         "MODEL", expected="a network of the zoo, a recipe.toml or a .caldera file", got=repr(text),
         hint=nearest(text, ZOO),
     )  # fmt: skip
+
+
+def class_names_of(model: Model, path: str) -> list[str]:
+    """What the classes of a model from a file are called; none if nobody has said it."""
+    if model.schema is not None:
+        return list(model.schema.classes)
+    return read_class_names(Path(path))
 
 
 def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:

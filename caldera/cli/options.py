@@ -23,6 +23,7 @@ from caldera.cli.option_types import (
     Texts,
 )
 from caldera.cli.zoo import ZOO
+from caldera.data.datasets.csv_table import MISSING
 from caldera.nn.basic import activations
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
@@ -70,6 +71,11 @@ DATA = (
     Option("target_column", Text("COLUMN"), "name or number of the CSV column to predict"),
     Option("columns", Texts("COLUMN,..."), "names or numbers of the CSV columns to learn from "
            "(all others)"),
+    Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of CSV columns to leave out"),
+    Option("header", Flag(), "the first line of a CSV file holds names (default: if it has no "
+           "number)"),
+    Option("missing", Choice("way with missing values", lambda: MISSING), "refuse lines of a CSV "
+           "file that lack a value, or drop them (default: refuse)"),
     Option("delimiter", Text("CHARACTER"), "what divides the columns of a CSV file (,)"),
     Option("targets", Choice("kind of target", lambda: ["classes", "values"]),
            "whether numbers to predict are classes or values"),
@@ -120,9 +126,12 @@ TRAINING = (
     Option("precision", Choice("precision", lambda: ["float16", "bfloat16", "tf32"]),
            "of the products"),
     Option("device", Text("NAME"), "cpu, or another this machine has"),
-    Option("patience", Count(1), "stop after N epochs without a better loss on the test data"),
-    Option("keep_best", Flag(), "keep the parameters of the epoch that was best on the test data"),
-    Option("target_accuracy", Number(), "stop once the accuracy on the test data reaches this"),
+    Option("validation_part", Number(), "part of the training data to hold out, and choose by "
+           "(default: 0.2 with one of the next three or reduce_on_plateau, else none)"),
+    Option("patience", Count(1), "stop after N epochs without a better loss on what is held out"),
+    Option("keep_best", Flag(), "keep the parameters of the epoch that was best on what is held "
+           "out"),
+    Option("target_accuracy", Number(), "stop once the accuracy on what is held out reaches this"),
     Option("time_limit", Number(), "stop after this many seconds"),
 )  # fmt: skip
 
@@ -184,10 +193,11 @@ def add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
     for group in groups:
         section = parser.add_argument_group(f"{group} options")
         for option in GROUPS[group]:
-            _add(section, option)
+            add_option(section, option)
 
 
-def _add(section: Any, option: Option) -> None:
+def add_option(section: Any, option: Option) -> None:
+    """Give a command, or a group of its flags, the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
     settings: dict[str, Any] = {
         "dest": option.name,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from caldera import data, io
-from caldera.cli.datasets import column_of
+from caldera.data import Schema
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
@@ -16,11 +18,16 @@ from caldera.io.files import read_bounded
 
 
 def read_inputs(
-    path: Path, shape: tuple[int, ...], dtype: str, target_column: str | None = None
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: str,
+    schema: Schema | None = None,
+    table: Mapping[str, Any] | None = None,
 ) -> tuple[list[str], np.ndarray]:
     """The names of samples, and the samples in the shape that a model takes.
 
-    `target_column` of a CSV file is left out: so a file that has the answers can be predicted too.
+    The columns of a CSV file are found with the schema of the model. `table` has the options of
+    `data.csv_inputs`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "rows.csv"
@@ -32,12 +39,12 @@ def read_inputs(
     suffix = path.suffix.lower()
     if not path.exists():
         raise DataError.build("predict", expected="a file or folder", got=f"none at {path}")
-    if target_column is not None and suffix != ".csv":
-        raise DataError.build("target_column", expected="a CSV file", got=path.name)
+    if table and suffix != ".csv":
+        raise DataError.build(", ".join(table), expected="a CSV file", got=path.name)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
     elif suffix == ".csv":
-        array = _table(path, target_column)
+        array = data.csv_inputs(path, schema, **(table or {}))
         names = [str(number) for number in range(len(array))]
     elif suffix == ".npy":
         array = io.load_npy(path).host_array()
@@ -48,18 +55,6 @@ def read_inputs(
             "predict", expected="a .csv or .npy file, an image or a folder of images", got=path.name
         )
     return names, _shaped(data.ArrayData(array).x, shape, path.name).astype(dtype)
-
-
-def _table(path: Path, target_column: str | None) -> np.ndarray:
-    if target_column is None:
-        try:
-            return io.read_csv(path).numpy()
-        except DataError as problem:
-            raise DataError.build(
-                str(problem).partition(";")[0],
-                hint="if that column has the answers, leave it out with --target-column",
-            ) from None
-    return data.csv(path, column_of(target_column), test=0).train.x
 
 
 def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:

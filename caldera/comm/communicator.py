@@ -71,6 +71,13 @@ class Communicator(PointToPoint):
         self.backoff: PollBackoff | None = None
         self._thread: ProgressThread | None = None
 
+    def __reduce__(self) -> Any:
+        raise CommError.build(
+            f"copying or pickling {self!r}", expected="something that is not open",
+            got="a communicator, which belongs to this process",
+            hint="each process asks for its own with caldera.comm.world()",
+        )  # fmt: skip
+
     # --- collectives
 
     def Bcast(self, buffer: np.ndarray, root: int = 0) -> None:

@@ -13,11 +13,12 @@ from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.digits import digits
 from caldera.data.datasets.image_folder import images
 from caldera.data.datasets.mnist import mnist
-from caldera.data.datasets.tables import csv, npz
+from caldera.data.datasets.tables import csv, csv_inputs, npz
 from caldera.data.loading.batch import Batch, Share
 from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import Draw
+from caldera.data.schema import Column, Schema
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
@@ -37,6 +38,7 @@ __all__ = [
     "ArrayData",
     "Batch",
     "Colour",
+    "Column",
     "Crop",
     "Cutout",
     "Data",
@@ -52,6 +54,7 @@ __all__ = [
     "OneHot",
     "Pipeline",
     "Rotate",
+    "Schema",
     "Shards",
     "Share",
     "Stage",
@@ -62,6 +65,7 @@ __all__ = [
     "cifar10",
     "cifar100",
     "csv",
+    "csv_inputs",
     "digits",
     "images",
     "mnist",

@@ -26,6 +26,8 @@ Row = list[str]
 
 _PART_OF_NUMBERS = re.compile(r'[\w.+\-"\r\n]')
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*", re.ASCII)
+# Digits in groups, or with a comma for the fraction: 1,250.5 and 1 250,5 and 1'250.
+_GROUPED = re.compile(r"\s*[+-]?\d+([.,' \u00a0\u2009\u202f]\d+)+\s*")
 
 
 def read_csv(
@@ -49,7 +51,7 @@ def read_csv(
     [[2.0, 1.5], [4.0, 3.0]]
     """
     where = named("read_csv", path)
-    _check_delimiter(delimiter)
+    check_delimiter(delimiter)
     wanted = canonical(dtype)
     with opened(path, "r", where, encoding="utf-8-sig") as file:
         try:
@@ -84,7 +86,7 @@ def write_csv(
     <BLANKLINE>
     """
     where = named("write_csv", path)
-    _check_delimiter(delimiter)
+    check_delimiter(delimiter)
     array = array_to_save(tensor, where)
     if array.ndim not in (1, 2):
         raise ShapeError.build(
@@ -123,7 +125,7 @@ class _Table:
         if first is None:
             raise DataError.build(where, expected="lines of numbers", got="an empty file")
         self._has_header = header is True or (
-            header == "auto" and not any(_as_float(text) is not None for text in first)
+            header == "auto" and not any(as_float(text) is not None for text in first)
         )
         if self._has_header and next(rows, None) is None:
             raise DataError.build(where, expected="lines of numbers after the names", got="none")
@@ -196,7 +198,7 @@ class _Table:
                         line,
                         f"{expected} in column {self._label(column)}",
                         repr(row[column]),
-                        hint or _way_out(row[column]),
+                        hint or way_out(row[column]),
                     )
 
     def _label(self, column: int) -> str:
@@ -225,17 +227,32 @@ def column_number(wanted: int | str, names: Sequence[str], width: int, where: st
     return wanted % width
 
 
-def _way_out(text: str) -> str:
-    """What to do about a field that holds no number."""
+def way_out(text: str, leave_out: str = "columns=") -> str:
+    """What to do about a field that holds no number; `leave_out` is what leaves its column out.
+
+    >>> way_out("1,250.5")
+    'write numbers with a point for the fraction, and nothing between thousands'
+    """
     if not text.strip():
         return "fill it in, or leave the line out"
-    return "leave the column out with columns=, or turn it into numbers first"
+    if has_grouped_digits(text):
+        return "write numbers with a point for the fraction, and nothing between thousands"
+    return f"leave the column out with {leave_out}, or turn it into numbers first"
+
+
+def has_grouped_digits(text: str) -> bool:
+    """Whether a text would be a number, if a comma or the groups of its digits were understood.
+
+    >>> [has_grouped_digits(text) for text in ("1,5", "1'250", "1.5 kg")]
+    [True, True, False]
+    """
+    return _GROUPED.fullmatch(text) is not None
 
 
 def _problem(text: str, dtype: DType) -> str:
     """What was expected instead of this text; nothing if it is a value of the dtype."""
     if is_float(dtype):
-        number = _as_float(text)
+        number = as_float(text)
         if number is None:
             return "a number"
         with np.errstate(over="ignore"):
@@ -249,8 +266,12 @@ def _problem(text: str, dtype: DType) -> str:
     return "" if limits.min <= int(text) <= limits.max else f"a number in the range of {dtype}"
 
 
-def _as_float(text: str) -> float | None:
-    """The number that a field holds, if it does; Python's 1_000 is none."""
+def as_float(text: str) -> float | None:
+    """The number that a field holds, if it does; Python's 1_000 is none.
+
+    >>> as_float(" 1e3"), as_float("1_000"), as_float("")
+    (1000.0, None, None)
+    """
     try:
         return None if "_" in text else float(text)
     except ValueError:
@@ -271,7 +292,8 @@ def _numbers_as_text(flat: NDArray[Any]) -> list[str]:
     return texts
 
 
-def _check_delimiter(delimiter: str) -> None:
+def check_delimiter(delimiter: str) -> None:
+    """Refuse what cannot divide the columns of numbers."""
     if len(delimiter) != 1 or _PART_OF_NUMBERS.match(delimiter):
         raise ConfigError.build(
             "delimiter", expected="one character that no number contains", got=repr(delimiter)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -147,15 +146,6 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
     4
     """
     return array.reshape(-1).view(np.uint8).data
-
-
-def little_endian(array: NDArray[Any]) -> NDArray[Any]:
-    """An array whose bytes are those of a file, lowest first, whatever the machine; and back.
-
-    >>> bytes(bytes_of(little_endian(np.array([1], np.int16))))
-    b'\\x01\\x00'
-    """
-    return array if sys.byteorder == "little" else array.byteswap()
 
 
 def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tensor:

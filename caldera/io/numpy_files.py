@@ -5,12 +5,14 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from io import BytesIO
 from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError, DtypeError
+from caldera.file_limit import check_asked
 from caldera.io.files import PathLike, array_to_save, created, file_size, named, opened, read_tensor
 from caldera.tensor.dtype import DType, bfloat16, canonical
 from caldera.tensor.shape import Shape, size
@@ -20,6 +22,8 @@ from caldera.tensor.tensor import Tensor
 _LARGEST_COMPRESSION = 1032
 # What zipfile raises for damaged files; a RuntimeError is for members that are encrypted.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError)
+_LONGEST_HEADER = 10_000
+"""Bytes: NumPy parses none that is longer."""
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -172,14 +176,19 @@ def _check_size(shape: Shape, dtype: DType, left: int, where: str) -> None:
 def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:
     """Shape, whether the first axis is the dense one, and dtype."""
     readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
+        (1, 0): (2, np.lib.format.read_array_header_1_0),
+        (2, 0): (4, np.lib.format.read_array_header_2_0),
     }
     try:
         version = np.lib.format.read_magic(file)
         if version not in readers:
             raise ValueError(f"version {version}")
-        shape, column_major, dtype = readers[version](file)
+        width, reader = readers[version]
+        stated = file.read(width)
+        length = int.from_bytes(stated, "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        shape, column_major, dtype = reader(BytesIO(stated + file.read(length)))
     except Exception as error:
         # NumPy's parser has a different exception for every kind of damage.
         raise DataError.build(
@@ -204,3 +213,4 @@ def _check_members(members: list[zipfile.ZipInfo], total: int, where: str) -> No
             where, expected=f"contents that fit into a file of {total} bytes",
             got=f"{unpacked} bytes", hint="the file is damaged or hostile",
         )  # fmt: skip
+    check_asked(unpacked, where, held=total)

@@ -22,12 +22,12 @@ from caldera.io.files import (
     bytes_of,
     created,
     file_size,
-    little_endian,
     named,
     opened,
     read_tensor,
 )
 from caldera.tensor import dtype as dtypes
+from caldera.tensor.convert import little_endian
 from caldera.tensor.shape import Shape, size
 from caldera.tensor.tensor import Tensor
 

@@ -51,6 +51,12 @@ class Expr:
         # Which plans are kept is not decided here: there may be many expressions.
         self._plan: Callable[[], Plan | None] = _no_plan
 
+    def __reduce__(self) -> Any:
+        raise ConfigError.build(
+            "copying or pickling", expected="values", got=f"the expression {describe(self.node)}",
+            hint="eval() it first; variables, layers and models can be copied and pickled",
+        )  # fmt: skip
+
     # --- facts
 
     @property

@@ -78,6 +78,20 @@ class Variable(Expr):
     def __repr__(self) -> str:
         return f"Variable({self.name!r}, {self.node.spec})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Variable.of, (self.name, self.tensor)
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Variable:
+        """A variable that lives in this tensor.
+
+        >>> import caldera as cd
+        >>> from caldera.lazy import Variable
+        >>> Variable.of("w", cd.tensor([1.0, 2.0])).numpy().tolist()
+        [1.0, 2.0]
+        """
+        return cls(Symbol(name, Spec(tensor.shape, tensor.dtype), "variable", tensor))
+
 
 def var(
     name: str,
@@ -96,7 +110,7 @@ def var(
     [[1.0, 0.0], [0.0, 1.0]]
     """
     tensor = Tensor(shape, fill=fill, dtype=dtype, kind=kind, device=device, name=name)
-    return Variable(Symbol(name, Spec(tensor.shape, tensor.dtype), "variable", tensor))
+    return Variable.of(name, tensor)
 
 
 class Input(Expr):

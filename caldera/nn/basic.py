@@ -51,8 +51,13 @@ def register(kind: type[L]) -> type[L]:
 def activation_function(name: str | None) -> Callable[[Expr], Expr]:
     """The function of an activation; None (or "linear") is the identity."""
     if name is None or name == "linear":
-        return lambda x: x
+        return _identity
     return activations[name]
+
+
+def _identity(x: Expr) -> Expr:
+    # No lambda: layers keep it, and can be pickled.
+    return x
 
 
 def check_counts(layer: str, **counts: Any) -> None:

@@ -22,6 +22,7 @@ several times uses the same parameters each time.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -216,6 +217,41 @@ class Layer(ABC):
         """
         for layer in self.walk():
             layer.frozen = frozen
+
+    # --- copies that Python makes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def __reduce__(self) -> Any:
+        for name, value in vars(self).items():
+            if callable(value) and "<" in getattr(value, "__qualname__", ""):
+                where = f"pickling {self.path or type(self).__name__}"
+                raise ConfigError.build(
+                    where, expected="functions that a module defines",
+                    got=f"{name}={value.__qualname__}",
+                    hint="define it with def at the top of a file, or copy with copy.deepcopy",
+                )  # fmt: skip
+        return new_layer, (type(self),), self.__getstate__()
+
+
+def new_layer(kind: type[Layer]) -> Layer:
+    """A layer without fields or parameters: what a pickle begins with.
+
+    >>> from caldera import nn
+    >>> new_layer(nn.Dense).built
+    False
+    """
+    return kind.__new__(kind)
 
 
 def _as_input(value: Any, dtype: Any) -> Expr | None:

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.errors import ConfigError, DataError
 from caldera.graph.opdef import scope as error_scope
+from caldera.lazy import Expr
 from caldera.onnx.operators import OPERATORS
 from caldera.onnx.operators.registry import CallContext, apply
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.values import Value, check_size
 from caldera.onnx.reading import Call, Function, Graph, Program, Reference
+
+MOST_CALLS = 1 << 20
+"""Of operators: functions that call functions can be many more than a file has lines."""
+
+
+@dataclass
+class Budget:
+    """What a model may ask for: it grows with what it holds, and what it is given."""
+
+    held: int
+    calls: int
+
+    def spend(self, outputs: Sequence[Value]) -> None:
+        """Refuse a call whose results are too large, or that is one too many."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise DataError.build("onnx", expected=f"at most {MOST_CALLS} calls", got="more")
+        for each in outputs:
+            if isinstance(each, Expr):
+                check_size(each.shape, each.dtype, held=self.held)
 
 
 @dataclass
 class Scope:
     """The values that calls can name: those of a graph, and of the graphs around it.
 
-    `in_numpy` collects the operators that NumPy computed, over the whole model.
+    `in_numpy` collects the operators that NumPy computed, over the whole model, and `budget` what
+    the model may still ask for.
     """
 
     program: Program
     versions: Mapping[str, int]
     values: dict[str, Value]
+    budget: Budget
     outer: Scope | None = None
     in_numpy: set[str] = field(default_factory=set)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The attributes of the function that this is the inside of."""
+    calls: Sequence[Call] = ()
+    """What is performed here."""
 
     def value(self, name: str) -> Value:
         """What a name stands for here; "" is an input that is left out."""
@@ -49,12 +75,15 @@ class Scope:
             )  # fmt: skip
         values: dict[str, Value] = dict(graph.constants)
         values |= {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
-        inside = Scope(self.program, self.versions, values, self, self.in_numpy, self.given)
+        inside = Scope(
+            self.program, self.versions, values, self.budget, self, self.in_numpy, self.given
+        )
         inside.perform(graph.calls)
         return [inside.value(each.name) for each in graph.outputs]
 
     def perform(self, calls: Sequence[Call]) -> None:
         """Add the outputs of these calls."""
+        self.calls = calls
         for call in calls:
             attributes = _resolved(call.attributes, self.given)
             inputs = [self.value(name) for name in call.inputs]
@@ -66,6 +95,19 @@ class Scope:
             for name, value in zip(call.outputs, outputs, strict=False):
                 if name:
                     self.values[name] = value
+
+    def computed_from(self, name: str, values: Mapping[str, Value]) -> Value:
+        """What a name here stands for if other values are given to some names."""
+        wanted, needed = {name}, []
+        for call in reversed(self.calls):
+            if wanted & (set(call.outputs) - values.keys()):
+                needed.append(call)
+                wanted.update(call.inputs)
+        inside = Scope(
+            self.program, self.versions, dict(values), self.budget, self, self.in_numpy, self.given
+        )
+        inside.perform(needed[::-1])
+        return inside.value(name)
 
     def _outputs(
         self, call: Call, inputs: list[Value], attributes: dict[str, Any]
@@ -81,6 +123,7 @@ class Scope:
             )  # fmt: skip
         now = CallContext(self.versions.get(call.domain, 1), len(call.outputs), self)
         outputs, in_numpy = apply(found, inputs, attributes, now)
+        self.budget.spend(outputs)
         if in_numpy:
             self.in_numpy.add(call.operator)
         if any(call.outputs[len(outputs) :]):
@@ -96,7 +139,9 @@ class Scope:
         values: dict[str, Value] = dict.fromkeys(function.inputs)
         values |= dict(zip(function.inputs, inputs, strict=False))
         given = {**function.defaults, **attributes}
-        inside = Scope(self.program, function.versions, values, None, self.in_numpy, given)
+        inside = Scope(
+            self.program, function.versions, values, self.budget, None, self.in_numpy, given
+        )
         inside.perform(function.calls)
         return [inside.value(name) for name in function.outputs]
 
@@ -112,6 +157,12 @@ def _resolved(attributes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     return found
 
 
+def _bytes_of(value: Value) -> int:
+    if isinstance(value, list):
+        return sum(_bytes_of(each) for each in value)
+    return 0 if value is None else math.prod(value.shape) * value.dtype.itemsize
+
+
 @dataclass(frozen=True)
 class Translation:
     """The outputs of a model, and the operators among it that NumPy computed."""
@@ -123,7 +174,9 @@ class Translation:
 def translate(program: Program, values: Mapping[str, Value]) -> Translation:
     """The outputs of a model; `values` are its inputs, and whatever replaces its arrays."""
     graph = program.graph
-    scope = Scope(program, program.versions, {**graph.constants, **values})
+    known = {**graph.constants, **values}
+    budget = Budget(sum(_bytes_of(each) for each in known.values()), MOST_CALLS)
+    scope = Scope(program, program.versions, known, budget)
     missing = [each.name for each in graph.inputs if each.name not in scope.values]
     if missing:
         raise DataError.build(

@@ -10,7 +10,7 @@ from caldera.errors import ConfigError, ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops.base import broadcast_to, reshape, sum_
 from caldera.graph.ops.elementwise import mul
-from caldera.graph.ops.movement import transpose
+from caldera.graph.ops.movement import slice_, transpose
 from caldera.graph.ops.product import matmul
 from caldera.op.arguments import place
 from caldera.tensor.dtype import is_float
@@ -67,11 +67,6 @@ def _parsed(
                 where, expected=f"{len(term.node.shape)} axes for {term.node.shape}",
                 got=repr(text), hint=HINT,
             )  # fmt: skip
-        if len(set(term.labels)) != len(term.labels):
-            raise ConfigError.build(
-                where, expected="each letter once in an operand (diagonals are not supported)",
-                got=repr(text), hint="mask with op.where or op.one_hot, then sum",
-            )  # fmt: skip
     known = [label for term in terms for label in term.labels]
     broadcast = sorted({label for label in known if len(label) > 1}, key=len, reverse=True)
     if arrow:
@@ -84,7 +79,30 @@ def _parsed(
             where, expected="a result of different letters from the operands, and their ...",
             got=repr(subscripts), hint=HINT,
         )  # fmt: skip
-    return terms, result
+    return [_diagonal(term, where) for term in terms], result
+
+
+def _diagonal(term: _Term, where: str) -> _Term:
+    """A term in which each label stands once: along several axes of one label, the diagonal."""
+    for label in term.labels:
+        axes = [axis for axis, each in enumerate(term.labels) if each == label]
+        if len(axes) == 1:
+            continue
+        lengths = [term.node.shape[axis] for axis in axes]
+        if len(set(lengths)) > 1:
+            raise ShapeError.build(
+                where, expected=f"one size for {label!r}", got=" and ".join(map(str, lengths))
+            )
+        others = [axis for axis in range(len(term.labels)) if axis not in axes]
+        node = transpose(term.node, (*others, *axes))
+        rest, n = node.shape[: len(others)], lengths[0]
+        flat = reshape(node, (*rest, n ** len(axes)))
+        # From each element of a diagonal to the next is one step along all of its axes.
+        step = sum(n**power for power in range(len(axes)))
+        bounds = (*((0, each, 1) for each in rest), (0, n ** len(axes), max(step, 1)))
+        labels = (*(term.labels[axis] for axis in others), label)
+        return _diagonal(_Term(slice_(flat, bounds), labels), where)
+    return term
 
 
 def _labels(text: str, rank: int, where: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 from caldera.errors import ConfigError, DtypeError, ShapeError
@@ -67,6 +68,44 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
     node = lift(x)
     order = normalise_permutation(axes, len(node.shape), place("transpose", node))
     return Expr(moves.transpose(node, order))
+
+
+def swapaxes(x: Any, first: int, second: int) -> Expr:
+    """Two axes exchanged.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.swapaxes(cd.Tensor((2, 3, 4)), 0, -1).shape
+    (4, 3, 2)
+    """
+    node = lift(x)
+    rank, where = len(node.shape), place("swapaxes", node)
+    a, b = normalise_axis(first, rank, where), normalise_axis(second, rank, where)
+    order = [b if axis == a else a if axis == b else axis for axis in range(rank)]
+    return Expr(moves.transpose(node, tuple(order)))
+
+
+def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
+    """Some axes moved to other places; the rest keep their order.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = cd.Tensor((2, 3, 4))
+    >>> op.moveaxis(x, 0, -1).shape, op.moveaxis(x, (0, 1), (2, 0)).shape
+    ((3, 4, 2), (3, 4, 2))
+    """
+    node = lift(x)
+    rank, where = len(node.shape), place("moveaxis", node)
+    given = [[each] if isinstance(each, int) else list(each) for each in (source, target)]
+    taken, places = ([normalise_axis(axis, rank, where) for axis in each] for each in given)
+    if not len(taken) == len(places) == len(set(taken)) == len(set(places)):
+        raise ShapeError.build(
+            where, expected="as many places as axes, and each once", got=f"{source} and {target}"
+        )
+    order = [axis for axis in range(rank) if axis not in taken]
+    for position, axis in sorted(zip(places, taken, strict=True)):
+        order.insert(position, axis)
+    return Expr(moves.transpose(node, tuple(order)))
 
 
 def squeeze(x: Any, axis: Sizes | None = None) -> Expr:
@@ -310,6 +349,74 @@ def flip(x: Any, axis: Sizes | None = None) -> Expr:
     """
     node = lift(x)
     return Expr(moves.flip(node, normalise_axes(axis, len(node.shape), place("flip", node))))
+
+
+def roll(x: Any, shift: Sizes, axis: Sizes | None = None) -> Expr:
+    """The elements moved on along an axis; those that leave at its end come in at its start.
+
+    Without an axis they move on in row-major order, over all axes.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> op.roll(cd.tensor([1.0, 2.0, 3.0, 4.0]), 1).tolist()
+    [4.0, 1.0, 2.0, 3.0]
+    >>> op.roll(cd.tensor([[1.0, 2.0], [3.0, 4.0]]), (1, 1), axis=(0, 1)).tolist()
+    [[4.0, 3.0], [2.0, 1.0]]
+    """
+    node = lift(x)
+    where = place("roll", node)
+    shifts = list(shift) if isinstance(shift, Sequence) else [shift]
+    if axis is None:
+        flat = _rolled(base.reshape(node, (size(node.shape),)), 0, sum(map(index, shifts)))
+        return Expr(base.reshape(flat, node.shape))
+    axes = list(axis) if isinstance(axis, Sequence) else [axis]
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    elif len(axes) == 1:
+        axes *= len(shifts)
+    if len(axes) != len(shifts):
+        raise ShapeError.build(where, expected="a shift for each axis", got=f"{shift} for {axis}")
+    for each, by in zip(axes, shifts, strict=True):
+        node = _rolled(node, normalise_axis(each, len(node.shape), where), index(by))
+    return Expr(node)
+
+
+def _rolled(node: Node, axis: int, shift: int) -> Node:
+    length = node.shape[axis]
+    by = shift % length if length else 0
+    if not by:
+        return node
+    parts = moves.narrow(node, axis, length - by, by), moves.narrow(node, axis, 0, length - by)
+    return moves.concat(parts, axis)
+
+
+def meshgrid(*lines: Any, indexing: str = "xy") -> tuple[Expr, ...]:
+    """The coordinates of a grid: each vector along an axis of its own, repeated along the others.
+
+    As in NumPy the first vector runs along the columns; with `indexing="ij"` each has the axis of
+    its number.
+
+    >>> from caldera import op
+    >>> x, y = op.meshgrid([1.0, 2.0, 3.0], [4.0, 5.0])
+    >>> x.tolist(), y.tolist()
+    ([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], [[4.0, 4.0, 4.0], [5.0, 5.0, 5.0]])
+    """
+    nodes = [lift(each) for each in lines]
+    where = place("meshgrid", *nodes) if nodes else "op.meshgrid"
+    if indexing not in ("xy", "ij"):
+        raise ConfigError.build(where, expected="indexing='xy' or 'ij'", got=repr(indexing))
+    if any(len(node.shape) > 1 for node in nodes):
+        shapes = ", ".join(str(node.shape) for node in nodes)
+        raise ShapeError.build(where, expected="vectors", got=shapes)
+    order = list(range(len(nodes)))
+    if indexing == "xy":
+        order[:2] = order[:2][::-1]
+    shape = tuple(size(nodes[i].shape) for i in order)
+    grids = []
+    for i, node in enumerate(nodes):
+        line = tuple(shape[axis] if each == i else 1 for axis, each in enumerate(order))
+        grids.append(base.broadcast_to(base.reshape(node, line), shape))
+    return wrap(grids)
 
 
 def tile(x: Any, repeats: Sizes) -> Expr:

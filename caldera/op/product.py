@@ -189,7 +189,7 @@ def einsum(subscripts: str, *operands: Any) -> Expr:
 
     As in NumPy: each operand has a letter an axis, the result those after "->" (without it, the
     letters that occur once, in alphabetical order); the others are summed over. "..." stands for
-    further axes, which broadcast. A letter twice in one operand (a diagonal) is not supported.
+    further axes, which broadcast. A letter twice in one operand is its diagonal: "ii->i".
     Sums of products become matrix products wherever that is possible.
 
     >>> import caldera as cd

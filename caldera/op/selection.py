@@ -17,10 +17,10 @@ from caldera.graph.ops.leaf import constant, iota
 from caldera.graph.ops.movement import concat, narrow
 from caldera.graph.ops.reduction import cumsum
 from caldera.lazy import Expr, lift, lift_all
+from caldera.lazy.updating import set_at
 from caldera.op.arguments import as_count, place
 from caldera.op.indexing import aligned, axis_of, stretched
 from caldera.tensor.dtype import bool_, int8, int64, is_integer
-from caldera.tensor.shape import size as size_of
 
 
 def _counted(indices: Node, length: int) -> Node:
@@ -57,28 +57,10 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
     node, given = lift_all(x, updates)
     places = lift(indices)
     _expect_indices(places, "scatter")
-    if node.dtype == bool_:
-        whole, part = (Expr(cast(each, int8)) for each in (node, given))
-        return Expr(cast(scatter(whole, Expr(places), part, axis).node, bool_))
     which = axis_of(node, axis, "scatter")
     before, after = node.shape[:which], node.shape[which + 1 :]
     given = stretched(given, (*before, *places.shape, *after), "scatter")
-    count = size_of(places.shape)
-    flat = _counted(reshape(places, (count,)), node.shape[which])
-    rows = reshape(given, (*before, count, *after))
-    # Sorting is stable: of equal indices the last one stands last, and it alone is written.
-    ordered, order = indexing.sort(flat, axis=0, descending=False)
-    wins = _last_of_equal(ordered, 0)
-    column = reshape(wins, (count, *(1,) * len(after)))
-    chosen = indexing.gather(rows, order, axis=which)
-    chosen = elementwise.where(column, chosen, constant(0, chosen.dtype))
-    hits = indexing.scatter_add(
-        full((node.shape[which],), 0, int64), ordered, cast(wins, int64), axis=0
-    )
-    hit = elementwise.greater(hits, constant(0, int64))
-    hit = reshape(hit, (node.shape[which], *(1,) * len(after)))
-    written = indexing.scatter_add(full(node.shape, 0, node.dtype), ordered, chosen, axis=which)
-    return Expr(elementwise.where(hit, written, node))
+    return Expr(set_at(node, (*(slice(None),) * which, places), given))
 
 
 def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:

@@ -178,6 +178,21 @@ class Optimizer(Configurable, ABC):
             kept += self._accumulation.variables()
         return kept + [variable for state in self.state.values() for variable in state.values()]
 
+    def prepare(self, variables: Sequence[Variable]) -> None:
+        """Make what it keeps for these parameters now, as the first step would: for loading it.
+
+        >>> from caldera import op, optim
+        >>> adam = optim.Adam()
+        >>> adam.prepare([op.var("w", (2,))])
+        >>> [variable.name for variable in adam.variables()]
+        ['step', 'learning rate', 'w/mean', 'w/square']
+        """
+        for variable in variables:
+            self._create(variable.tensor.device)
+            self._state_of(variable)
+            if self._accumulation is not None:
+                self._accumulation.sum_of(variable, promote(variable.dtype, float32))
+
     def kept_for(self, variable: Variable) -> list[Variable]:
         """Those of them that have the shape of this parameter."""
         sums = {} if self._accumulation is None else self._accumulation.sums

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from caldera import op
 from caldera.lazy import Expr, Variable
 from caldera.memory import Device
+from caldera.tensor.dtype import DType
 
 
 class Accumulation:
@@ -47,16 +48,17 @@ class Accumulation:
         ]
         means = []
         for variable, gradient in zip(variables, gradients, strict=True):
-            kept = self._sum_of(variable, gradient)
+            kept = self.sum_of(variable, gradient.dtype)
             collected = kept + gradient * op.cast(share, gradient.dtype)
             assignments.append(self._keep(kept, collected, due, ok))
             means.append(collected / op.cast(total, gradient.dtype))
         return means, due if ok is None else op.logical_and(due, ok), assignments
 
-    def _sum_of(self, variable: Variable, gradient: Expr) -> Variable:
+    def sum_of(self, variable: Variable, dtype: DType) -> Variable:
+        """Where the gradients of a parameter are collected, in this dtype."""
         if variable not in self.sums:
             self.sums[variable] = op.var(
-                f"{variable.name}/gradient", variable.shape, dtype=gradient.dtype,
+                f"{variable.name}/gradient", variable.shape, dtype=dtype,
                 device=variable.tensor.device,
             )  # fmt: skip
         return self.sums[variable]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, ClassVar
 
 from caldera.configurable import Configurable, Family
@@ -44,6 +44,10 @@ class EpochRule(Configurable, ABC):
     @abstractmethod
     def next(self, metrics: Mapping[str, Any]) -> float:
         """The value for the next epoch, from the metrics of the one that ended."""
+
+    def decides_by(self, metrics: Container[str]) -> str:
+        """The one of these metrics that it looks at; empty if it looks at none."""
+        return ""
 
     def after_epoch(self, metrics: Mapping[str, Any]) -> float:
         """Decide, remember and give back the value for the next epoch."""
@@ -115,8 +119,11 @@ class ReduceOnPlateau(EpochRule):
         self.minimum = minimum
         self.memory = {"best": None, "bad epochs": 0, "waiting": 0}
 
+    def decides_by(self, metrics: Container[str]) -> str:
+        return self.monitor or ("val_loss" if "val_loss" in metrics else "loss")
+
     def next(self, metrics: Mapping[str, Any]) -> float:
-        monitor = self.monitor or ("val_loss" if "val_loss" in metrics else "loss")
+        monitor = self.decides_by(metrics)
         if monitor not in metrics:
             raise ConfigError.build(
                 "ReduceOnPlateau", expected=f"the metric {monitor!r} that it monitors",

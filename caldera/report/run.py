@@ -59,6 +59,8 @@ def _top(record: RunRecord, history: History) -> Iterator[Safe]:
     if record.stopped:
         yield tag("div", f"The run was ended: {record.stopped}.", class_="card note")
     yield tiles(_tiles(record, history))
+    if record.selection:
+        yield tag("p", f"{record.selection[:1].upper()}{record.selection[1:]}.", class_="quiet")
 
 
 def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:

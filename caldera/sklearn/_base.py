@@ -1,4 +1,4 @@
-"""What the two estimators share: their parameters, training, and how they are copied.
+"""What the two estimators share: their parameters and training.
 
 They keep scikit-learn's rules: the constructor only stores, `fit` starts anew, what was learned
 ends in an underscore, and equal data with an equal `random_state` give equal results.
@@ -7,9 +7,8 @@ ends in an underscore, and equal data with an equal `random_state` give equal re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,9 +22,7 @@ from caldera.nn.layer import Layer
 from caldera.nn.models import mlp
 from caldera.optim import Optimizer, optimizers
 from caldera.train.callbacks import EarlyStopping
-from caldera.train.neural_network import NeuralNetwork, load_model
-from caldera.train.saving.model_file import model_bytes
-from caldera.train.tracking.history import History
+from caldera.train.neural_network import NeuralNetwork
 
 DTYPES = (np.float64, np.float32)
 """As in scikit-learn itself, float32 is computed in float32 and everything else in float64."""
@@ -238,26 +235,6 @@ class NetworkEstimator(BaseEstimator, ABC):
         # In the network's own dtype, so that a sample has one result whatever type it comes as.
         inputs = self._inputs(rows).astype(self.model_.dtype, copy=False)
         return self.model_.predict(inputs)
-
-    # --- copies
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Parameters and plain values; the network as the bytes of a model file."""
-        state = dict(super().__getstate__())
-        if "model_" in state:
-            state["model_"] = model_bytes(state["model_"])
-            state["history_"] = state["history_"].to_dict()
-        return state
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """The network again, on the device that this estimator asks for, or that is here."""
-        state = dict(state)
-        if "model_" in state:
-            state["model_"] = load_model(BytesIO(state["model_"]))
-            if state["device"] is not None:
-                state["model_"].to(state["device"])
-            state["history_"] = History.from_dict(state["history_"])
-        super().__setstate__(state)
 
 
 @dataclass(frozen=True)

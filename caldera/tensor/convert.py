@@ -6,6 +6,7 @@ must be in the range of their new dtype (0 and 1 for bool).
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,15 @@ def array_of(data: object, where: str) -> Array:
     # Byte-swapped data becomes native here; for all else nothing changes.
     dtype = canonical(array.dtype)
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
+
+
+def little_endian(array: Array) -> Array:
+    """An array whose bytes are those of a file, lowest first, whatever the machine; and back.
+
+    >>> little_endian(np.array([1], np.int16)).tobytes()
+    b'\\x01\\x00'
+    """
+    return array if sys.byteorder == "little" else array.byteswap()
 
 
 def refuse_masked(data: object, where: str) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.errors import ShapeError
+from caldera.errors import DeviceError, ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
 from caldera.tensor import dlpack
-from caldera.tensor.convert import exactly
+from caldera.tensor.convert import exactly, little_endian
 from caldera.tensor.dtype import DType, canonical
 from caldera.tensor.fillers import Constant, as_filler, filled
 from caldera.tensor.layout import Layout, index_arrays, is_basic, is_element, picked
@@ -282,6 +282,46 @@ class Tensor(StridedArray):
         elif self.size:
             memory.copy_from(self._memory, self.size, source_offset=self.offset)
         return result
+
+    # -- copies that Python makes: copy.deepcopy, pickle, joblib
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raw = little_endian(np.ascontiguousarray(self.numpy())).tobytes()
+        return Tensor.from_bytes, (
+            raw, self._dtype.name, self.shape, self.kind.name, self.device.name, self.name
+        )  # fmt: skip
+
+    @classmethod
+    def from_bytes(
+        cls,
+        raw: bytes,
+        dtype: str,
+        shape: Sequence[int],
+        kind: str = "MANAGED",
+        device: str | None = None,
+        name: str = "",
+    ) -> Self:
+        """A tensor from its elements in row-major order, each with its lowest byte first; what a
+        pickle holds. If there is no such device here, it is on the default one.
+
+        >>> import caldera as cd
+        >>> cd.Tensor.from_bytes(b"\\x01\\x00\\x02\\x00", "int16", (2,)).tolist()
+        [1, 2]
+        """
+        wanted, sizes = canonical(dtype), as_shape(shape, "Tensor.from_bytes")
+        if len(raw) != size(sizes) * wanted.itemsize:
+            raise ShapeError.build(
+                "Tensor.from_bytes", expected=f"{size(sizes) * wanted.itemsize} bytes for {sizes}",
+                got=f"{len(raw)}",
+            )  # fmt: skip
+        array = little_endian(np.frombuffer(raw, wanted)).reshape(sizes)
+        try:
+            return cls.from_numpy(array, Kind[kind], find_device(device), name)
+        except DeviceError:
+            return cls.from_numpy(array, name=name)
 
     # -- Python values ---------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ class Callback:
     own has to be called on all ranks.
     """
 
+    decides_by: str = ""
+    """The column of the history by which it chooses an epoch or ends the run, if it does so."""
+
     def run_begins(self, run: Run) -> None:
         """Before the first epoch."""
 
@@ -104,7 +107,7 @@ class KeepBest(Callback):
     def __init__(
         self, monitor: str = "val_loss", *, mode: str | None = None, min_delta: float = 0.0
     ) -> None:
-        self.monitor = monitor
+        self.monitor = self.decides_by = monitor
         self.mode = _mode(type(self).__name__, monitor, mode)
         self.min_delta = _not_negative(type(self).__name__, "min_delta", min_delta)
         self.best: float | None = None
@@ -160,7 +163,7 @@ class EarlyStopping(Callback):
         restore_best: bool = True,
         mode: str | None = None,
     ) -> None:
-        self.monitor = monitor
+        self.monitor = self.decides_by = monitor
         self.patience = whole_number(patience, "patience", 1, "EarlyStopping")
         self.restore_best = restore_best
         self.waited = 0
@@ -225,7 +228,7 @@ class Target(Callback):
     """
 
     def __init__(self, metric: str, value: float, *, mode: str | None = None) -> None:
-        self.metric = metric
+        self.metric = self.decides_by = metric
         self.value = plain_number(value, "value", -math.inf, "Target")
         self.mode = _mode("Target", metric, mode)
 
@@ -324,7 +327,7 @@ def latest(run: Run, column: str, where: str) -> float:
     if column not in run.history:
         hint = nearest(column, run.history)
         if column.startswith("val_"):
-            hint = f"pass validation= to fit, or {hint}"
+            hint = f"hold out a part of the data with fit(..., validation=0.2), or {hint}"
         raise ConfigError.build(
             where, expected="a column of the history", got=repr(column), hint=hint
         )

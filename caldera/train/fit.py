@@ -19,12 +19,14 @@ from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_digest import data_digest, weights_digest
 from caldera.train.debug.nonfinite import StopAtNonFinite
+from caldera.train.held_out import Parts
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, Validation, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
+from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
 from caldera.train.target_checks import check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
@@ -75,6 +77,7 @@ class TrainingData:
                 got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
             )  # fmt: skip
         model.ensure_built(sample)
+        check_schema(model, pipeline)
         if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
             raise DataError.build(
                 where, expected="one array of targets for class_weights", got="several",
@@ -143,15 +146,23 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
             "fit", expected="checkpoint= with resume=True", got="no checkpoint folder",
             hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
         )  # fmt: skip
-    given = TrainingData.of(model, data, options.sample_weights, options.class_weights)
     strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
-    held_out = None if options.validation is None else Pipeline.of(options.validation)
-    strategy.agree(_facts(model, given, held_out, options, strategy))
-    # The order of the samples and all random numbers follow from these.
+    # What is held out, the order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
-    seed, model.epochs_done, model.steps_done = strategy.communicator.bcast_object(known)
-    model.seed = strategy.rank_seed(seed)
+    seed, epochs_done, steps_done = strategy.communicator.bcast_object(known)
+    parts = Parts.of(data, options.validation, options.sample_weights, seed)
+    given = TrainingData.of(model, parts.train, parts.sample_weights, options.class_weights)
+    held_out = parts.validation
+    strategy.agree(_facts(model, given, held_out, options, strategy))
+    model.seed, model.epochs_done, model.steps_done = (
+        strategy.rank_seed(seed),
+        epochs_done,
+        steps_done,
+    )
     strategy.begin(run_setup(model, strategy, options.batch_size))
+    learn_schema(model, given.pipeline)
+    if held_out is not None:
+        check_schema(model, held_out)
     steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
     if strategy.communicator.rank == 0:
         warn_of_one_class(model, given.pipeline, given.sample)
@@ -169,6 +180,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     if saver is not None and options.resume:
         saver.restore(run)
     history = run.go()
+    history.selection = parts.selection(model, options.callbacks)
     model.epochs_done = loader.epoch
     model.steps_done = int(steps.random.numpy()[1])
     return history

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
+from caldera.data import Schema
 from caldera.data.sources.base import SCALE, scaled
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
@@ -85,6 +86,8 @@ class Model(ModelSettings):
             loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,
             precision, seed, device,
         )  # fmt: skip
+        self.schema: Schema | None = None
+        """What it was trained on: the names of columns and classes, where the data have them."""
         self._signature: Signature | None = None
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
@@ -221,9 +224,10 @@ class Model(ModelSettings):
     ) -> History:
         """Train on data or on (x, y); gives back the history of losses and metrics.
 
-        `validation` is data to evaluate on after each epoch. `checkpoint` is a folder to save to;
-        with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device` is
-        where to train: the model is moved there, and stays. `parallel` is a strategy of
+        `validation` is data to evaluate on after each epoch, or the part of the data to hold out
+        for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
+        to; with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device`
+        is where to train: the model is moved there, and stays. `parallel` is a strategy of
         `caldera.parallel`; without one, all processes that were started together share each batch.
 
         >>> import numpy as np

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, DeviceError
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
@@ -227,6 +227,25 @@ class ModelSettings(Layer):
             variable.move(place)
         self._device = place
         self._forget_plans()
+
+    # --- copies that Python makes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans are made anew, and a device has its name.
+        kept = {"_predictors": None, "_evaluator": None, "_device": self._device.name}
+        return super().__getstate__() | kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        made = {"_predictors": Predictors(), "_device": _device_here(state["_device"])}
+        super().__setstate__(state | made)
+
+
+def _device_here(name: str) -> Device:
+    """The device of this name; the default one where there is none."""
+    try:
+        return find_device(name)
+    except DeviceError:
+        return find_device(None)
 
 
 def _checked_dtype(given: Any, where: str) -> Any:

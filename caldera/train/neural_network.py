@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from caldera import op
-from caldera.errors import ConfigError, DataError
+from caldera.errors import ConfigError, DataError, DeviceError
 from caldera.io.files import Source, file_name_of
 from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
@@ -20,7 +22,14 @@ from caldera.nn.metrics import metrics
 from caldera.nn.tracing import trace
 from caldera.optim import optimizers
 from caldera.train.model import Model
-from caldera.train.saving.model_file import SETTINGS, read_content, read_tensors
+from caldera.train.saving.model_file import (
+    SETTINGS,
+    model_bytes,
+    read_content,
+    read_schema,
+    read_tensors,
+)
+from caldera.train.saving.progress import progress_bytes, restore_progress
 from caldera.train.saving.snapshot import assign_all, model_variables
 
 _MOST_INPUTS = 64
@@ -66,6 +75,30 @@ class NeuralNetwork(Model):
             return None
         return ((tuple(first.shape), first.dtype or str(np.dtype(self.dtype))),)
 
+    def __reduce__(self) -> Any:
+        # A network that knows its shapes is what its file is; one that does not has no weights yet.
+        if type(self) is not NeuralNetwork or self._signature is None:
+            return super().__reduce__()
+        return from_pickle, (model_bytes(self), progress_bytes(self), self.device.name)
+
+
+def from_pickle(model: bytes, progress: bytes, device: str) -> NeuralNetwork:
+    """What a pickle of a network calls, and nothing else: the bytes of a model file, and how far
+    training has come (see `progress_bytes`). It is on the device of this name if that is here.
+
+    >>> import pickle
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3)])
+    >>> pickle.loads(pickle.dumps(model)).parameters()[0].name
+    '1-Dense/weight'
+    """
+    made = load_model(io.BytesIO(model))
+    restore_progress(made, progress)
+    with suppress(DeviceError):
+        made.to(device)
+    return made
+
 
 # --- from a model file
 
@@ -92,6 +125,7 @@ def load_model(path: Source) -> NeuralNetwork:
         )  # fmt: skip
     inputs = _inputs(content["inputs"], where)
     settings = _settings(content["settings"], where)
+    schema = read_schema(content, where)
     _check_sizes(content, inputs, settings["dtype"], where)
     tensors = read_tensors(path, content)
     model = NeuralNetwork(_layers(content["layers"], where), **settings)
@@ -99,6 +133,7 @@ def load_model(path: Source) -> NeuralNetwork:
         # Only shape and dtype matter, so one number stands for all.
         model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
     assign_all(model_variables(model), tensors, where)
+    model.schema = schema
     return model
 
 

@@ -143,6 +143,15 @@ def test_sums_with_what_follows_them(card: Device, shape: tuple[int, int]) -> No
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
+def test_functions_of_another_header_are_there(card: Device) -> None:
+    x = op.var("x", (5, 3), fill=np.full((5, 3), 0.2, np.float32), device=card)
+    plan = cd.compile([op.atan2(op.sum(x, axis=0), 2.0)])
+    plan.capture()
+    np.testing.assert_allclose(plan.run()[0].numpy(), np.full(3, np.arctan2(1.0, 2.0)), rtol=1e-6)
+    if isinstance(driver(), EmulatedDriver):
+        assert "steps" in driver().launches
+
+
 def test_runs_in_a_row_are_few_launches(card: Device) -> None:
     x = op.var("x", (5, 3), fill=np.ones((5, 3), np.float32), device=card)
     plan = cd.compile([op.assign(x, x + op.sum(x, axis=0))])

@@ -110,7 +110,7 @@ def test_training_options_reach_the_model(caldera: Caldera, tmp_path: Path) -> N
     model = load_model(tmp_path / "digits.caldera")
     assert model.optimizer.config()["arguments"]["momentum"] == 0.9
     assert [metric.name for metric in model.metrics] == ["accuracy", "f1"]
-    assert "899 samples to train, 898 to test" in done.out
+    assert "719 samples to train, 180 to choose by, 898 to test" in done.out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX systems")
@@ -176,7 +176,7 @@ def test_classes_are_told_by_name(caldera: Caldera, flowers: Path, tmp_path: Pat
     tulips.write_text(roses.read_text().replace("rose", "tulip"))
     done = caldera(*words, "--data", tulips)
     assert done.status == 1
-    assert "expected the classes iris, rose, got tulip" in done.err
+    assert "expected one of the classes iris, rose in column 3 ('name'), got 'tulip'" in done.err
 
 
 def test_values_are_predicted_as_values(caldera: Caldera, tmp_path: Path) -> None:

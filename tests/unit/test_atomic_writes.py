@@ -21,7 +21,6 @@ from caldera.draw.svg import write_svg
 from caldera.errors import CheckpointError, DataError
 from caldera.file_cache import atomic_write, write_file
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
-from caldera.train.tracking.run_folder import write_class_names
 
 PACKAGE = Path(cd.__file__).parent
 LARGE = np.arange(5000.0)
@@ -33,7 +32,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "write_csv": lambda path: cd.io.write_csv(path, LARGE),
     "write_svg": lambda path: write_svg(path, "<svg>" + "x" * 20000, "draw"),
     "write_recipe": lambda path: write_recipe(path, {"name": "x" * 20000, "model": "x" * 20000}),
-    "class names": lambda path: write_class_names(path.with_suffix(""), ["x" * 20000]),
     "write_file": lambda path: write_file(path, "x" * 20000),
 }
 

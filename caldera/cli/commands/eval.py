@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 import numpy as np
 
 from caldera.cli.command import Command
 from caldera.cli.datasets import load_data
+from caldera.cli.model_argument import class_names_of
 from caldera.cli.option_types import Count
 from caldera.cli.options import OPTIONS, add_options, given_options
 from caldera.cli.result_text import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
 from caldera.errors import DataError
 from caldera.train.neural_network import load_model
-from caldera.train.tracking.run_folder import read_class_names
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     size = None
     if arguments.batch_size is not None:
         size = Count(1).from_text(arguments.batch_size, "--batch-size")
-    found = load_data(options)
-    samples = _samples(found, arguments.part, read_class_names(Path(arguments.model)))
+    found = load_data(options, model.schema)
+    model.ensure_built([found.train.batch(np.arange(0))[0]])
+    samples = _samples(found, arguments.part, class_names_of(model, arguments.model))
     results = model.evaluate(samples, batch_size=size)
     if arguments.json:
         print(json.dumps({name: np.asarray(value).tolist() for name, value in results.items()}))
@@ -78,7 +78,7 @@ COMMAND = Command(
     summary="Test a trained model on data.",
     examples="""
         caldera eval out/digits.caldera --data digits
-        caldera eval out/flowers.caldera --data more-flowers.csv --target-column name --part all
+        caldera eval out/flowers.caldera --data more-flowers.csv --part all
     """,
     add_flags=add_flags,
     run=run,

@@ -14,12 +14,16 @@ import numpy as np
 
 from caldera import io
 from caldera.cli.command import Command
+from caldera.cli.datasets import csv_input_arguments
+from caldera.cli.model_argument import class_names_of
+from caldera.cli.options import OPTIONS, add_option, given_options
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.errors import ShapeError
 from caldera.file_cache import write_file
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
-from caldera.train.tracking.run_folder import read_class_names
+
+_TABLE_OPTIONS = ("target_column", "ignore_columns", "delimiter", "header")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,18 +39,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a .csv file, or an .npy file for the plain outputs (default: print CSV)",
     )
-    parser.add_argument(
-        "--target-column", metavar="COLUMN", help="name or number of a CSV column to leave out"
-    )
+    for name in _TABLE_OPTIONS:
+        add_option(parser, OPTIONS[name])
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict, and write a line for each sample."""
     model = load_model(arguments.model)
     (shape, dtype), *_ = model.signature.inputs
-    names, x = read_inputs(Path(arguments.input), shape, dtype, arguments.target_column)
+    given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
+    table = csv_input_arguments(given_options(argparse.Namespace(**given)))
+    names, x = read_inputs(Path(arguments.input), shape, dtype, model.schema, table)
     outputs = model.predict(x)
-    class_names = read_class_names(Path(arguments.model)) if _is_classifier(model) else None
+    class_names = class_names_of(model, arguments.model) if _is_classifier(model) else None
     if arguments.out is None:
         _write(sys.stdout, names, outputs, class_names)
         return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.amounts import bytes_text
-from caldera.cli.build import make_callbacks, make_model, resolved
+from caldera.cli.build import held_out, make_callbacks, make_model, resolved
 from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data, split_seed
 from caldera.cli.options import GROUPS, add_options, given_options
@@ -51,17 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_other_run(Path(arguments.checkpoint))
     recipe = read_recipe(arguments.recipe) if arguments.recipe else {}
     options = complete(recipe | given_options(arguments))
-    found = augmented(load_data(options), options)
+    found = load_data(options)
     options = resolved(options, found)
+    found = augmented(held_out(found, options), options)
     model = make_model(options, found)
     print(_described(options, found, model), flush=True)
     kept = RunFolder(arguments.out)
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
     started = time.perf_counter()
+    # Without samples that are held out nothing is chosen, and the test data may be shown.
+    shown = found.test if len(found.test) else None
     history = model.fit(
         found.train,
-        validation=found.test if len(found.test) else None,
+        validation=shown if found.validation is None else found.validation,
         verbose=0 if arguments.quiet else None,
         callbacks=make_callbacks(options),
         checkpoint=arguments.checkpoint,
@@ -76,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     record = kept.write(model, history, found, settings=settings, measured=not status)
     if record.results:
         print(f"test    {results_line(record.results)}  (trained for {seconds:.1f} s)")
+    if found.validation is not None:
+        print(f"model   {record.selection}")
     names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
     for path in [kept.path / name for name in names]:
         if path.is_file():
@@ -107,9 +112,12 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
     if "schedule" in options:
         optimizer += f" ({options['schedule']})"
     classes = f", {found.classes} classes" if found.classes else ""
+    held = "" if found.validation is None else f"{len(found.validation)} to choose by, "
+    dropped = f" ({found.dropped} lines without all values dropped)" if found.dropped else ""
     return (
-        f"data    {found.name}: {len(found.train)} samples to train, {len(found.test)} to test, "
-        f"shape {found.shape}{classes}\n"
+        f"data    {found.name}: {len(found.train)} samples to train, {held}"
+        f"{len(found.test)} to test, "
+        f"shape {found.shape}{classes}{dropped}\n"
         f"model   {options['model']}: {size:,} parameters ({memory})\n"
         f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
         f"seed {options['seed']}, on {model.device.name}"

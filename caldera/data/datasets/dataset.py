@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
+from caldera.data.schema import Schema
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.transforms.stage import StagesLike
@@ -26,9 +28,11 @@ class Dataset:
     """A data set.
 
     - `train`, `test`: the samples.
+    - `validation`: samples held out of those to train with, to choose by; see `hold_out`.
     - `classes`: how many classes there are, 0 where the target is no class.
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
+    - `dropped`: how many lines of a table were left out, because a value was missing.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -43,6 +47,8 @@ class Dataset:
     classes: int
     class_names: tuple[str, ...]
     name: str
+    dropped: int = 0
+    validation: Data | None = None
 
     def __post_init__(self) -> None:
         if len(self.class_names) != self.classes:
@@ -57,6 +63,26 @@ class Dataset:
                 expected=f"test samples of shape {self.train.shape}",
                 got=str(self.test.shape),
             )
+        for part in ("train", "test", "validation"):
+            samples = getattr(self, part)
+            if samples is None:
+                continue
+            known = samples.schema or Schema()
+            if known.classes != self.class_names:
+                named = copy(samples)
+                named.schema = replace(known, classes=self.class_names)
+                object.__setattr__(self, part, named)
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the samples are: columns of a table, and classes; a model that is trained on them
+        keeps it.
+
+        >>> from caldera import data
+        >>> data.digits().schema.classes[:3]
+        ('0', '1', '2')
+        """
+        return self.train.schema
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +109,24 @@ class Dataset:
         >>> bool(abs(digits.test.x.mean()) < 0.1)
         True
         """
-        return replace(self, train=Pipeline(self.train, train), test=Pipeline(self.test, test))
+        held = None if self.validation is None else Pipeline(self.validation, test)
+        return replace(
+            self, train=Pipeline(self.train, train), test=Pipeline(self.test, test), validation=held
+        )
+
+    def hold_out(self, part: float = 0.2, seed: int = 0) -> Dataset:
+        """The same samples, with a part of those to train with as `validation`.
+
+        What chooses (an epoch, a learning rate) should look at these and not at the test samples,
+        whose results are only honest if nothing was chosen by them.
+
+        >>> from caldera import data
+        >>> digits = data.digits().hold_out(0.25)
+        >>> len(digits.train), len(digits.validation), len(digits.test)
+        (1078, 360, 359)
+        """
+        train, validation = split(self.train, test=_checked_part(part), seed=seed)
+        return replace(self, train=train, validation=validation)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         """Whoever takes it for samples is told what it is."""
@@ -94,9 +137,12 @@ class Dataset:
 
     def __repr__(self) -> str:
         target = f", {self.classes} classes" if self.classes else ""
+        dropped = f", {self.dropped} lines dropped" if self.dropped else ""
+        held = "" if self.validation is None else f"{len(self.validation)} to choose by, "
         return (
-            f"Dataset({self.name}: {len(self.train)} samples to train, {len(self.test)} to test, "
-            f"shape {self.shape}{target})"
+            f"Dataset({self.name}: {len(self.train)} samples to train, {held}"
+            f"{len(self.test)} to test, "
+            f"shape {self.shape}{target}{dropped})"
         )
 
 
@@ -165,6 +211,14 @@ def arrays(
     )
 
 
+def _checked_part(part: float) -> float:
+    if isinstance(part, bool) or not isinstance(part, float) or not 0 < part < 1:
+        raise ConfigError.build(
+            "hold_out", expected="a part of the training data, between 0 and 1", got=repr(part)
+        )
+    return part
+
+
 def split(
     samples: Data | tuple[ArrayLike, ...],
     *,
@@ -185,6 +239,14 @@ def split(
     """
     if not isinstance(samples, Data):
         samples = ArrayData(*samples)
+    train, apart = split_rows(samples, test, seed, stratify)
+    return samples.subset(train), samples.subset(apart)
+
+
+def split_rows(
+    samples: Data, test: float, seed: int, stratify: bool | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of the samples in the two parts of `split`."""
     total = len(samples)
     wanted = _test_count(test, total)
     labels = samples.y
@@ -198,7 +260,7 @@ def split(
         chosen = _stratified(labels[order], wanted)
     else:
         chosen = np.arange(total) < wanted
-    return samples.subset(np.sort(order[~chosen])), samples.subset(np.sort(order[chosen]))
+    return np.sort(order[~chosen]), np.sort(order[chosen])
 
 
 def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
@@ -228,14 +290,15 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         raise DataError.build(where, expected="a class for every sample", got="nan")
     values, numbers = np.unique(labels, return_inverse=True)
-    names = tuple(_name(value) for value in values.tolist())
+    names = tuple(map(_name, values))
     return Targets(numbers.reshape(labels.shape).astype(np.int64), names)
 
 
 def _name(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    # As many digits as tell a number from its neighbours; 2.0 is called 2.
+    return str(value).removesuffix(".0") if isinstance(value, np.floating) else str(value)
 
 
 def _compact(array: Array) -> Array:

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from csv import Error as CsvError
-from csv import reader as csv_reader
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from caldera import io
-from caldera.data.datasets.dataset import Dataset, arrays
+from caldera.data.datasets.csv_table import CsvFile, Missing, Table, read_table
+from caldera.data.datasets.csv_targets import Labels, numbered_labels, read_labels
+from caldera.data.datasets.dataset import Dataset, arrays, split
+from caldera.data.schema import Column, Schema
+from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array
-from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.io.csv_files import column_number
-from caldera.io.files import PathLike, named, opened
-
-# More different whole numbers than this are amounts rather than classes.
-_MOST_CLASSES = 20
-_DELIMITERS = (";", "\t", "|", ",")
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.io.csv_files import Header, as_float
+from caldera.io.files import PathLike, named
 
 
 def csv(
     path: PathLike,
-    target: int | str = -1,
+    target: int | str | None = None,
     *,
     columns: Sequence[int | str] | None = None,
+    ignore: Sequence[int | str] = (),
     test: float = 0.2,
     seed: int = 0,
     classes: bool | None = None,
     delimiter: str = ",",
+    header: Header = "auto",
+    missing: Missing = "refuse",
+    schema: Schema | None = None,
 ) -> Dataset:
-    """A data set from a table with one sample a line; the column `target` is to be predicted.
+    """A data set from a table with one sample a line; the column `target` is to be predicted, or
+    else the last one.
 
-    The other columns, or those that `columns` names, are numbers. A target whose first value is no
-    number, or which has at most 20 different whole numbers, is a class; other numbers are values,
-    of shape (samples, 1). `classes` says which, where that is wrong. A first line without numbers
-    holds the names of the columns.
+    The other columns, or those that `columns` names, without those of `ignore`, are finite numbers.
+    A target is a class if it is a text, or a whole number of which there are at most 20 different
+    ones; other numbers are values, of shape (samples, 1). `classes` says which, where that is
+    wrong. A first line without numbers holds the names of the columns; `header` says so where it
+    has numbers.
+
+    A line that lacks a value, or has one that is infinite or too large, is an error that names it;
+    `missing="drop"` leaves such lines out, and `dropped` of the data set counts them.
+
+    `schema` is that of a model (`model.schema`): the table is read as the one the model was trained
+    on, with columns found by name and classes numbered in the same way.
 
     >>> import pathlib, tempfile
     >>> from caldera import data
@@ -50,29 +57,143 @@ def csv(
     ('iris', 'rose')
     """
     where = named("data.csv", path)
-    table = _Table(path, delimiter, where)
-    column = table.column(target)
-    wanted = range(table.width) if columns is None else map(table.column, columns)
-    others = [number for number in wanted if number != column]
-    if not others:
-        raise DataError.build(where, expected="columns beside the target", got="none")
-    x: Array
-    y: Array
-    if _is_number(table.first_row[column]):
-        # float64 holds every whole number that can be the name of a class.
-        both = [*others, column]
-        whole = io.read_csv(path, delimiter, table.has_names, columns=both, dtype="float64").numpy()
-        x, y = whole[:, :-1].astype(np.float32), whole[:, -1]
-        are_whole = bool((y == np.round(y)).all())
-        if classes is None:
-            classes = are_whole and len(np.unique(y)) <= _MOST_CLASSES
-        y = y.astype(np.int64) if classes and are_whole else y
+    file = CsvFile(path, delimiter, header, where)
+    left_out = [file.column(each) for each in ignore]
+    if schema is None or not schema.columns:
+        column = file.column(-1 if target is None else target)
+        inputs = _inputs(file, column, columns, left_out, where)
     else:
-        x = io.read_csv(path, delimiter, table.has_names, columns=others).numpy()
-        y = np.array(table.texts(column))
-    if classes is False:
-        y = y[:, None]
-    return arrays(x, y, test=test, seed=seed, classes=classes, name=Path(path).stem)
+        if columns is not None:
+            raise ConfigError.build(where, expected="columns= or schema=", got="both")
+        inputs, column = _places(file, target, left_out, schema, where)
+    table = read_table(file, inputs, column, missing)
+    labels = _labels(file, table, column, classes, missing, schema)
+    if not labels.table.targets:
+        raise DataError.build(
+            where, expected="lines with all values", got=f"none among {labels.table.dropped}"
+        )
+    if header == "auto":
+        _check_first_line(file, table, column)
+    samples = ArrayData(labels.table.inputs, labels.values)
+    samples.schema = schema if schema else _schema(file, inputs, column, labels.class_names)
+    train_data, test_data = split(samples, test=test, seed=seed)
+    names = labels.class_names
+    return Dataset(
+        train_data, test_data, len(names), names, Path(path).stem, dropped=labels.table.dropped
+    )
+
+
+def csv_inputs(
+    path: PathLike,
+    schema: Schema | None = None,
+    *,
+    ignore: Sequence[int | str] = (),
+    delimiter: str = ",",
+    header: Header = "auto",
+) -> Array:
+    """The inputs of a table, one sample a line, in the order of a schema: what `predict` takes.
+
+    Columns are found by name, or by position where there are no names. One that is missing or
+    unknown is an error; those of `ignore`, and the one that is to be predicted, are left out.
+
+    >>> import pathlib, tempfile
+    >>> from caldera import data
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
+    >>> _ = path.write_text("width,length,name\\n1,2,iris\\n3,4,iris\\n")
+    >>> schema = data.csv(path, target="name").schema
+    >>> _ = path.write_text("length,width\\n20,10\\n")
+    >>> data.csv_inputs(path, schema).tolist()
+    [[10.0, 20.0]]
+    """
+    where = named("data.csv_inputs", path)
+    file = CsvFile(path, delimiter, header, where)
+    left_out = {file.column(each) for each in ignore}
+    if schema is None or not schema.columns:
+        inputs = [column for column in range(file.width) if column not in left_out]
+    else:
+        inputs = schema.place(file.names, file.width, where, left_out).inputs
+    return read_table(file, inputs).inputs
+
+
+def _labels(
+    file: CsvFile,
+    table: Table,
+    column: int,
+    classes: bool | None,
+    missing: Missing,
+    schema: Schema | None,
+) -> Labels:
+    """What is to be predicted; where a schema says what that is, as it says."""
+    if schema is None:
+        return read_labels(file, table, column, classes, missing)
+    if classes is not None and classes != bool(schema.classes):
+        raise ConfigError.build(
+            "classes", expected=f"{bool(schema.classes)}, as the schema says", got=f"{classes}"
+        )
+    if schema.classes:
+        return numbered_labels(file, table, column, schema.classes)
+    return read_labels(file, table, column, False, missing)
+
+
+def _places(
+    file: CsvFile, target: int | str | None, left_out: list[int], schema: Schema, where: str
+) -> tuple[list[int], int]:
+    """Where the inputs and the target of a schema are."""
+    if target is not None:
+        column = file.column(target)
+        return schema.place(file.names, file.width, where, {*left_out, column}).inputs, column
+    places = schema.place(file.names, file.width, where, left_out)
+    if places.target is None:
+        name = schema.target.name if schema.target else ""
+        raise DataError.build(
+            where, expected=f"the column {name!r}, which is predicted" if name else "a target",
+            got="none", hint="say which it is with target= (--target-column)",
+        )  # fmt: skip
+    return places.inputs, places.target
+
+
+def _schema(
+    file: CsvFile, inputs: Sequence[int], target: int, class_names: tuple[str, ...]
+) -> Schema:
+    names = file.names or [""] * file.width
+    unused = [name for number, name in enumerate(names) if number not in (*inputs, target)]
+    return Schema(
+        columns=tuple(Column(names[number], "number", number) for number in inputs),
+        target=Column(names[target], "class" if class_names else "number", target),
+        classes=class_names,
+        ignored=tuple(name for name in unused if name),
+        width=file.width,
+    )
+
+
+def _inputs(
+    file: CsvFile,
+    target: int,
+    columns: Sequence[int | str] | None,
+    left_out: Sequence[int],
+    where: str,
+) -> list[int]:
+    """The numbers of the columns to learn from."""
+    wanted = range(file.width) if columns is None else map(file.column, columns)
+    found = [column for column in wanted if column not in (target, *left_out)]
+    if not found:
+        raise DataError.build(where, expected="columns beside the target", got="none")
+    twice = [file.label(column) for column in found if found.count(column) > 1]
+    if twice:
+        raise DataError.build(where, expected="each column once", got=f"column {twice[0]} again")
+    file.check_names([*found, target])
+    return found
+
+
+def _check_first_line(file: CsvFile, table: Table, column: int) -> None:
+    """Refuse a first line with numbers that may be names all the same, as in 2019,2020,kind."""
+    first = table.targets[0]
+    if file.has_names or as_float(first) is not None or table.targets.count(first) > 1:
+        return
+    raise file.refused(
+        int(table.lines[0]), column, "a class that other lines have too", first,
+        "pass header=True (--header) if this line holds names, or header=False (--no-header)",
+    )  # fmt: skip
 
 
 def npz(
@@ -116,61 +237,3 @@ def npz(
         raise DataError.build(
             where, expected="arrays that belong together", got=str(error)
         ) from None
-
-
-class _Table:
-    """The names and the texts of a CSV file; the numbers are read by `io.read_csv`."""
-
-    def __init__(self, path: PathLike, delimiter: str, where: str) -> None:
-        self._path = path
-        self._delimiter = delimiter
-        self._where = where
-        first_rows = list(islice(self._rows(), 2))
-        if not first_rows:
-            raise DataError.build(where, expected="lines of numbers", got="an empty file")
-        self.width = len(first_rows[0])
-        self.has_names = not any(_is_number(text) for text in first_rows[0])
-        self._names = [text.strip() for text in first_rows[0]] if self.has_names else []
-        rows = first_rows[1:] if self.has_names else first_rows
-        self.first_row = rows[0] if rows else []
-        if len(self.first_row) != self.width:
-            raise DataError.build(
-                where, expected=f"{self.width} columns after the line of names",
-                got=str(len(self.first_row)), hint=self._other_delimiter(first_rows[0]),
-            )  # fmt: skip
-        if self.width == 1 and self._other_delimiter(first_rows[0]):
-            raise DataError.build(
-                where, expected=f"columns with {delimiter!r} between them", got="one column",
-                hint=self._other_delimiter(first_rows[0]),
-            )  # fmt: skip
-
-    def _other_delimiter(self, first_row: list[str]) -> str:
-        """The hint for a file whose columns are divided by something else."""
-        found = [each for each in _DELIMITERS if each != self._delimiter and each in first_row[0]]
-        return f"are they divided by {found[0]!r}? Pass it as the delimiter" if found else ""
-
-    def column(self, wanted: int | str) -> int:
-        """The number of a column."""
-        return column_number(wanted, self._names, self.width, self._where)
-
-    def texts(self, column: int) -> list[str]:
-        """What stands in a column of a file whose rows all have it."""
-        rows = islice(self._rows(), 1 if self.has_names else 0, None)
-        return [row[column].strip() for row in rows]
-
-    def _rows(self) -> Iterator[list[str]]:
-        try:
-            with opened(self._path, "r", self._where, encoding="utf-8-sig", newline="") as file:
-                for row in csv_reader(file, delimiter=self._delimiter, strict=True):
-                    if row:
-                        yield row
-        except (CsvError, UnicodeDecodeError, TypeError) as error:
-            raise DataError.build(self._where, expected="a CSV file", got=str(error)) from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

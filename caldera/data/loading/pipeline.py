@@ -67,6 +67,7 @@ class Pipeline(Data):
                     got=repr(value),
                 )
         inner = as_data(source)
+        self.schema = inner.schema
         given = Stages(stages)
         if isinstance(inner, Pipeline):
             given = Stages([*inner.own_stages, *given])
@@ -128,10 +129,12 @@ class Pipeline(Data):
 
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Pipeline:
         """The samples with these numbers, through the same stages."""
-        return Pipeline(
+        found = Pipeline(
             self._numbered("subset").subset(numbers), self.own_stages,
             workers=self.workers, prefetch=self.prefetch,
         )  # fmt: skip
+        found.schema = self.schema
+        return found
 
     def stored(self) -> StoredArrays | None:
         return None if self.is_stream else self._numbered("stored").stored()

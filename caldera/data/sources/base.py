@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.data.random_draws import permutation
+from caldera.data.schema import Schema
 from caldera.errors import ConfigError, IndexingError
 from caldera.tensor.dtype import DType, float32, uint8
 
@@ -56,6 +57,9 @@ class Data(ABC):
     scale: float | None = None
     """What bytes that leave a pipeline over these samples are divided by; None leaves them."""
 
+    schema: Schema | None = None
+    """What the samples are: columns and classes, where they have names."""
+
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         """The samples as they are stored, which is what the stages of a pipeline begin with."""
         return self.batch(indices)
@@ -100,6 +104,7 @@ class Subset(Data):
         self._data = data
         self._rows = rows
         self.scale = data.scale
+        self.schema = data.schema
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from caldera.data.sources.archives import BoundedReader
 from caldera.errors import DataError
+from caldera.file_limit import check_asked
 from caldera.io.files import PathLike, file_size, named, opened
 
 _BYTES_OF_SIZE = 4
@@ -46,6 +47,7 @@ def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
                 got=f"a file of {stored} bytes",
                 hint="the file is truncated or damaged",
             )
+        check_asked(wanted, where, held=stored)
         array = np.empty(wanted, np.uint8)
         filled = 0
         while piece := contents.read(min(_PIECE, wanted - filled + 1)):

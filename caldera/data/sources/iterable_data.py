@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.tensor.convert import array_of
@@ -38,6 +39,9 @@ class IterableData:
     >>> [batch.y.tolist() for batch in data.Loader(data.IterableData(numbers), 2)]
     [[0, 2], [4, 6], [8]]
     """
+
+    schema: Schema | None = None
+    """What the samples are; see `Data`."""
 
     def __init__(
         self,

@@ -40,6 +40,8 @@ class Colour(Transform):
     [102, 141, 87]
     """
 
+    is_random = True
+
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0

@@ -29,6 +29,8 @@ class Crop(Transform):
     [[4, 5], [8, 9]]
     """
 
+    is_random = True
+
     size: Size
     padding: int = 0
 
@@ -90,6 +92,8 @@ class Mirror(Transform):
     [[[[3, 2, 1]]]]
     """
 
+    is_random = True
+
     probability: float = 0.5
 
     def __post_init__(self) -> None:
@@ -122,6 +126,8 @@ class Cutout(Transform):
     >>> data.Cutout(2)(np.ones((1, 1, 3, 3), int), data.Draw(seed=3))[0, 0].tolist()
     [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
     """
+
+    is_random = True
 
     size: int
 

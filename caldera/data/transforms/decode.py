@@ -16,6 +16,7 @@ from caldera.data.sources.base import Array
 from caldera.data.sources.encoded_images import LabelledImage
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError
+from caldera.file_limit import check_asked
 from caldera.optional import optional_import
 from caldera.threads import parallel_for
 
@@ -24,7 +25,8 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 # Eight bits a channel; deeper pixels would be cut off silently.
 _MODES = frozenset({"1", "CMYK", "L", "LA", "P", "RGB", "RGBA", "YCbCr"})
 _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
-_MOST_PIXELS = 100_000_000
+# As it is in the file, in the colours that are wanted, and as an array.
+_BYTES_A_PIXEL = 10
 # The decoding of smaller images is mostly Python, which threads only slow down.
 _PIXELS_FOR_THREADS = 1 << 14
 
@@ -171,12 +173,7 @@ class Decoder:
         try:
             with self._pillow.open(io.BytesIO(content), formats=_FORMATS) as image:
                 # The header alone has been read so far.
-                if image.width * image.height > _MOST_PIXELS:
-                    raise DataError.build(
-                        where,
-                        expected=f"at most {_MOST_PIXELS} pixels",
-                        got=f"{image.height}x{image.width}",
-                    )
+                check_asked(_BYTES_A_PIXEL * image.width * image.height, where, held=len(content))
                 if image.mode not in _MODES:
                     raise DataError.build(
                         where, expected="8 bits a channel", got=f"pixels of kind {image.mode}"

@@ -50,6 +50,8 @@ class Rotate(Transform):
     [1 0 0 0 0]
     """
 
+    is_random = True
+
     degrees: float
 
     def __post_init__(self) -> None:

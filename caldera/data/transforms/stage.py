@@ -36,6 +36,9 @@ class Stage(ABC):
     [2, 4, 6]
     """
 
+    is_random: ClassVar[bool] = False
+    """Whether it changes samples at random, as is done to those to train with and to no others."""
+
     following: ClassVar[int] = 0
     """How many samples that come after a batch it needs to make the batch."""
 

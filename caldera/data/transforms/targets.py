@@ -96,6 +96,8 @@ class Mixup(Stage):
     True
     """
 
+    is_random = True
+
     alpha: float = 0.2
     following: ClassVar[int] = 1
 

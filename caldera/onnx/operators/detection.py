@@ -6,8 +6,13 @@ import io
 
 import numpy as np
 
+from caldera.errors import DataError
 from caldera.onnx.operators.registry import evaluated
+from caldera.onnx.operators.values import check_size
 from caldera.optional import optional_import
+
+_BYTES_A_PIXEL = 10
+"""As it is in the file, in the colours that are wanted, and as an array."""
 
 
 def _corners(boxes: np.ndarray, center_point_box: int) -> np.ndarray:
@@ -66,8 +71,11 @@ def image_decoder(stream: np.ndarray, *, pixel_format: str = "RGB") -> np.ndarra
     channels = 1 if pixel_format == "Grayscale" else 3
     try:
         with pillow.open(io.BytesIO(stream.tobytes())) as picture:
+            check_size((picture.height, picture.width, _BYTES_A_PIXEL), np.uint8)
             picture = picture.convert("L" if channels == 1 else "RGB")
             pixels = np.array(picture, np.uint8).reshape(picture.height, picture.width, channels)
+    except DataError:
+        raise
     # Whatever is wrong with the bytes: ONNX wants an empty picture, not an error.
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError):
         return np.zeros((0, 0, channels), np.uint8)

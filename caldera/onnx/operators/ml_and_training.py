@@ -1,4 +1,4 @@
-"""Two sets of operators beside the main one: classical models, and steps of optimizers."""
+"""Two sets of operators beside the main one: classical models, and training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from caldera import op
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
+from caldera.graph.body import substitute
+from caldera.lazy import Expr, lift
 from caldera.onnx.dtypes import STRING
 from caldera.onnx.operators.registry import evaluated, operator
 from caldera.onnx.operators.values import Value
@@ -168,6 +169,19 @@ def _in_parts(values: Sequence[Value], parts: int) -> list[tuple[Value, ...]]:
 
 def _joined(results: Sequence[tuple[Expr, ...]]) -> tuple[Expr, ...]:
     return tuple(each for column in zip(*results, strict=True) for each in column)
+
+
+@operator("Gradient", domain=TRAINING)
+def gradient(
+    *inputs: Value, xs: Sequence[str], y: str, zs: Sequence[str] = (), scope: Any
+) -> tuple[Expr, ...]:
+    """The derivatives of a value of the graph with respect to others, where these have `inputs`."""
+    values = dict(zip((*xs, *zs), inputs, strict=True))
+    stand_ins = {name: op.input(name, values[name].shape, values[name].dtype) for name in xs}
+    target = scope.computed_from(y, {**values, **stand_ins})
+    found = op.grad(op.sum(target), list(stand_ins.values()), unused="zero")
+    places = {stand_ins[name].node: lift(values[name]) for name in xs}
+    return tuple(Expr(node) for node in substitute([each.node for each in found], places))
 
 
 @operator("Adagrad", domain=TRAINING)

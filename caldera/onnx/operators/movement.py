@@ -10,7 +10,15 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, expression, integers, known, numbers
+from caldera.onnx.operators.values import (
+    Value,
+    axis_of,
+    check_size,
+    expression,
+    integers,
+    known,
+    numbers,
+)
 
 
 @operator("Concat", moves=True)
@@ -106,6 +114,7 @@ def _positive(widths: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _places(length: int, before: int, after: int, mode: str) -> np.ndarray:
     """Which element stands at each place of a padded axis."""
+    check_size((length + max(before, 0) + max(after, 0),))
     wanted = np.arange(-before, length + after)
     if mode == "edge":
         return np.clip(wanted, 0, length - 1)

@@ -12,7 +12,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, integers
+from caldera.onnx.operators.values import Value, check_size, integers
 from caldera.onnx.operators.windows import PLACING, Windows, lay_windows, padded, places, unfold
 from caldera.tensor.dtype import float32, is_float
 
@@ -140,6 +140,7 @@ def max_unpool(
         for i in range(rank)
     )
     small = (*x.shape[:2], *sizes)
+    check_size(small, x.dtype)
     flat = op.put_along_axis_add(
         np.zeros(math.prod(small), x.dtype), op.reshape(indices, (-1,)), op.reshape(x, (-1,)), 0
     )

@@ -11,7 +11,7 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, integers, numbers
+from caldera.onnx.operators.values import Value, axis_of, check_size, integers, numbers
 from caldera.tensor.dtype import float32, is_float
 
 
@@ -41,6 +41,7 @@ class _Rule:
 
 def _places(given: _Axis, how: str) -> np.ndarray:
     """Where each new element stands on the old axis."""
+    check_size((given.wanted,))
     new = np.arange(given.wanted, dtype=np.float64)
     length, scale = given.length, given.scale
     if how == "asymmetric":
@@ -85,8 +86,10 @@ def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
 
 def _weights(given: _Axis, places: np.ndarray, rule: _Rule) -> np.ndarray:
     """The matrix (wanted, length) by which the axis is multiplied."""
+    check_size((given.wanted, given.length))
     stretch = max(1.0, 1 / given.scale) if rule.is_antialiased else 1.0
     reach = math.ceil((1 if rule.mode == "linear" else 2) * stretch)
+    check_size((given.wanted, 2 * reach + 1))
     base = np.floor(places).astype(np.int64)
     around = base[:, None] + np.arange(-reach, reach + 1)
     weights = _kernel((around - places[:, None]) / stretch, rule.mode, rule.cubic)

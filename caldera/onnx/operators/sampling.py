@@ -12,7 +12,7 @@ import numpy as np
 from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, integers, known
+from caldera.onnx.operators.values import Value, check_size, integers, known
 from caldera.onnx.operators.windows import lay_windows, positions
 from caldera.tensor.dtype import is_float
 
@@ -126,6 +126,7 @@ def affine_grid(theta: Value, size: Value, *, align_corners: int = 0) -> Expr:
     """The places that an affine map gives to the elements of an image."""
     count, _, *sizes = integers(size, "a shape")
     rank = len(sizes)
+    check_size((*sizes, rank + 1))
     lines = []
     for n in sizes:
         steps = np.arange(n, dtype=np.float64)

@@ -60,11 +60,11 @@ def constant_of_shape(sizes: Value, *, value: np.ndarray | None = None) -> np.nd
     """One value everywhere; 0 in float32 if none is given."""
     found = np.zeros(1, np.float32) if value is None else value
     wanted = integers(sizes, "a shape")
-    check_size(wanted)
+    check_size(wanted, found.dtype)
     return np.full(wanted, found.reshape(-1)[0], found.dtype)
 
 
-@operator("Range", numpy=lambda start, limit, delta: np.arange(start, limit, delta))
+@operator("Range", numpy=lambda start, limit, delta: range_(start, limit, delta))
 def range_(start: Value, limit: Value, delta: Value) -> np.ndarray:
     """From start to limit in steps of delta."""
     first, last, step = (known(each, "a bound").reshape(()) for each in (start, limit, delta))

@@ -10,7 +10,7 @@ from caldera import op
 from caldera.lazy import Expr
 from caldera.onnx.dtypes import dtype_of
 from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, integer, numbers
+from caldera.onnx.operators.values import Value, axis_of, check_size, integer, numbers
 
 
 def _length_changed(x: Value, axis: int, length: int) -> Value:
@@ -72,6 +72,7 @@ def stft(
     else:
         length = signal.shape[1] if window is None else window.shape[0]
     count = (signal.shape[1] - length) // step + 1
+    check_size((max(count, 0), length))
     places = np.arange(count)[:, None] * step + np.arange(length)
     frames = op.gather(signal, places, axis=1)
     if window is not None:
@@ -85,6 +86,7 @@ def _cosines(terms: tuple[float, ...]) -> Any:
 
     def translate(size: Value, *, output_datatype: int = 1, periodic: int = 1) -> np.ndarray:
         length = integer(size, "a length")
+        check_size((length,))
         angle = 2 * np.pi * np.arange(length) / max(length if periodic else length - 1, 1)
         total = sum(share * np.cos(k * angle) for k, share in enumerate(terms))
         return np.asarray(total).astype(dtype_of(output_datatype))
@@ -110,6 +112,7 @@ def mel_weight_matrix(
     """Triangles that are equally wide on the mel scale, over the frequencies of a transform."""
     bands, length = integer(num_mel_bins, "a number"), integer(dft_length, "a length")
     rate = integer(sample_rate, "a rate")
+    check_size((length // 2 + 1, bands + 2))
     edges = np.array([*numbers(lower_edge_hertz), *numbers(upper_edge_hertz)])
     low, high = 2595 * np.log10(1 + edges / 700)
     points = low + np.arange(bands + 2) * (high - low) / (bands + 2)

@@ -11,6 +11,7 @@ import numpy as np
 from caldera.errors import ConfigError
 from caldera.onnx.dtypes import STRING
 from caldera.onnx.operators.registry import evaluated
+from caldera.onnx.operators.values import check_size
 
 
 def _texts(values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -100,6 +101,7 @@ def tfidf_vectorizer(
 ) -> np.ndarray:
     """How often each n-gram of a pool occurs, weighted."""
     pool = _pool(pool_int64s or pool_strings, ngram_counts)
+    check_size((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
     result = np.zeros((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, 0)
     for row, counts in zip(rows, result.reshape(-1, result.shape[-1]), strict=False):

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.errors import CalderaError, DataError
+from caldera.errors import CalderaError
+from caldera.file_limit import check_asked
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Symbol
 from caldera.kernels.reference import interpret
@@ -22,9 +23,6 @@ from caldera.lazy import Expr
 from caldera.onnx.dtypes import is_ours
 
 Value = Any
-
-LARGEST = 1 << 28
-"""Elements: a file that asks for more while it is written down is refused."""
 
 
 class NeedsValue(CalderaError):
@@ -44,7 +42,9 @@ def known(value: Value, what: str = "a value") -> np.ndarray:
     """
     if isinstance(value, np.ndarray):
         return value
-    check_size(value.shape)
+    for node in topological([value.node]):
+        for spec in node.outputs:
+            check_size(spec.shape, spec.dtype)
     leaves = _leaves(value)
     free = _free(leaves)
     if free:
@@ -78,11 +78,10 @@ def known_if_possible(value: Value) -> Value:
     return known(value)
 
 
-def check_size(shape: Iterable[int]) -> None:
-    """Refuse what is too large to be computed before the model runs."""
+def check_size(shape: Iterable[int], dtype: Any = np.float64, *, held: int = 0) -> None:
+    """Refuse what is too large for a file to ask for, beside `held` bytes of what is known."""
     sizes = tuple(shape)
-    if math.prod(sizes) > LARGEST:
-        raise DataError.build("onnx", expected=f"at most {LARGEST} elements", got=f"shape {sizes}")
+    check_asked(math.prod(sizes) * np.dtype(dtype).itemsize, f"onnx, shape {sizes}", held=held)
 
 
 def expression(value: Value) -> Expr:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import DataError
+from caldera.file_limit import check_asked
 from caldera.onnx.dtypes import STRING, dtype_of
 from caldera.onnx.library import numpy_helper, onnx
 from caldera.tensor.dtype import DType
@@ -22,9 +23,6 @@ from caldera.tensor.shape import size
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 _PACKED_BITS |= {"float6_e2m3fn": 6, "float6_e3m2fn": 6}
-
-_MOST_SPARSE = 1 << 24
-"""Elements that an array of few values may always have."""
 
 
 class Folder:
@@ -76,12 +74,10 @@ def dense(sparse: Any, folder: Folder | None, where: str) -> np.ndarray:
     values = array_of(sparse.values, folder, where)
     indices = array_of(sparse.indices, folder, where)
     place = f"{where}, {sparse.values.name!r}"
+    if min(shape, default=0) < 0:
+        raise DataError.build(place, expected="sizes of 0 or more", got=f"{shape}")
     # Here the size is a mere statement, so not any is believed.
-    if min(shape, default=0) < 0 or size(shape) > max(_MOST_SPARSE, 1024 * values.size):
-        raise DataError.build(
-            place, expected="a shape that fits its elements",
-            got=f"{shape} with {values.size} elements",
-        )  # fmt: skip
+    check_asked(size(shape) * values.dtype.itemsize, place, held=values.nbytes + indices.nbytes)
     whole = np.zeros(size(shape), values.dtype)
     try:
         if indices.ndim == 2:

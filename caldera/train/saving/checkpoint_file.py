@@ -18,8 +18,9 @@ import numpy as np
 from caldera.errors import CalderaError, CheckpointError
 from caldera.file_cache import sync, write_file
 from caldera.io import load_safetensors, save_safetensors
-from caldera.io.files import bytes_of, little_endian
+from caldera.io.files import bytes_of
 from caldera.plain_data import decoded, encoded
+from caldera.tensor.convert import little_endian
 from caldera.tensor.dtype import canonical
 from caldera.tensor.shape import size
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.data import Share
+from caldera.data import Schema, Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
@@ -138,6 +138,7 @@ class Checkpointer(Callback):
                 tensors[f"{_CALLBACK}/{name}/{key}"] = array
         state = {
             "model": fingerprint(run.model),
+            "schema": None if run.model.schema is None else run.model.schema.to_plain(),
             "kernels": _kernels(run),
             "ranks": run.communicator.size,
             "epoch": run.epoch,
@@ -199,6 +200,9 @@ class Checkpointer(Callback):
                 got="others with the same parameters",
                 hint="resume with the model that was saved, or load its weights alone",
             )  # fmt: skip
+        known = state.get("schema")
+        if known is not None and run.model.schema is not None:
+            Schema.from_plain(known, where).check(run.model.schema, where)
         same_ranks = state["ranks"] == run.communicator.size
         if state["kernels"] != kernels and same_ranks and run.communicator.rank == 0:
             warnings.warn(

@@ -1,7 +1,11 @@
 """Model files: one safetensors file with the weights, and in its metadata what the model is.
 
     {"format": "caldera-2", "kind": "NeuralNetwork", "layers": [...], "settings": {...},
-     "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}}}
+     "inputs": [...], "tensors": {name: {"dtype": ..., "shape": ..., "digest": ...}},
+     "schema": {"columns": [...], "classes": [...], ...}}
+
+The schema says which columns of a table the model takes, and what its classes are called; see
+`caldera.data.Schema`. Files that were written before there was one have none.
 
 Beside this text stands its digest, and in it that of each tensor, so that no flipped bit is loaded.
 Files of the format caldera-1, without a digest of the text, are still read.
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.data import Schema
 from caldera.errors import CheckpointError, ConfigError, DataError
 from caldera.file_cache import atomic_write
 from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
@@ -30,6 +35,7 @@ from caldera.nn.config import to_config
 from caldera.tensor.dtype import canonical
 from caldera.train.saving.checkpoint_file import described, differences, digest, nbytes
 from caldera.train.saving.snapshot import assign_all, model_variables
+from caldera.train.schema_checks import schema_of_inputs
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -43,10 +49,14 @@ SETTINGS = (
     "seed", "name",
 )  # fmt: skip
 _KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
+_LATER_KEYS = {"schema"}
+"""What older files do not have."""
 
 
-def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
+def save_model(model: Model, path: str | os.PathLike[str], schema: Schema | None = None) -> Path:
     """Write a model to one file; its path. A file that is there is replaced at once or not at all.
+
+    `schema` is that of the data, for a model that does not know it from `fit`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -61,7 +71,7 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
     """
     target = Path(path)
     # Asked for first: a model that was never built has no weights to save.
-    tensors, metadata = _described_model(model)
+    tensors, metadata = _described_model(model, schema)
     if target.is_dir() or not target.parent.is_dir():
         raise ConfigError.build(
             "save", expected="a file in a folder that exists", got=repr(str(target))
@@ -78,11 +88,14 @@ def model_bytes(model: Model) -> bytes:
     return file.getvalue()
 
 
-def _described_model(model: Model) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _described_model(
+    model: Model, schema: Schema | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors of a model file, and its metadata."""
     inputs = [[list(shape), dtype] for shape, dtype in model.signature.inputs]
     tensors = {name: each.numpy() for name, each in model_variables(model).items()}
     layers = _layers_of(model)
+    schema = model.schema or schema_of_inputs(model, schema)
     content = {
         "format": FORMAT,
         "kind": "Model" if layers is None else "NeuralNetwork",
@@ -91,6 +104,7 @@ def _described_model(model: Model) -> tuple[dict[str, np.ndarray], dict[str, str
         "settings": None if layers is None else settings_of(model),
         "inputs": inputs,
         "tensors": {name: described(array) for name, array in tensors.items()},
+        "schema": None if schema is None else schema.to_plain(),
     }
     text = json.dumps(content, allow_nan=False)
     return tensors, {KEY: text, DIGEST: digest(text)}
@@ -119,7 +133,9 @@ def load_weights(model: Model, path: Source) -> None:
     _ = model.signature
     # Either name is enough to know our files by: one may be damaged.
     if {KEY, DIGEST} & load_safetensors_metadata(path).keys():
-        tensors = read_tensors(path, read_content(path))
+        content = read_content(path)
+        tensors = read_tensors(path, content)
+        model.schema = read_schema(content, file_name_of(path)) or model.schema
     else:
         tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
     assign_all(model_variables(model), tensors, file_name_of(path))
@@ -150,7 +166,7 @@ def read_content(path: Source) -> dict[str, Any]:
             got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
             hint="a newer Caldera may have written it",
         )  # fmt: skip
-    if set(content) != _KEYS or not isinstance(content["tensors"], dict):
+    if not _KEYS <= set(content) <= _KEYS | _LATER_KEYS or not isinstance(content["tensors"], dict):
         raise DataError.build(
             where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
         )
@@ -170,6 +186,21 @@ def _damaged(where: str) -> DataError:
         where, expected="a text with its digest", got="a text that does not fit its digest",
         hint="the file is damaged",
     )  # fmt: skip
+
+
+def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
+    """The schema of the data that the model was trained on; None if nobody knows it."""
+    given = content.get("schema")
+    if given is None:
+        return None
+    schema = Schema.from_plain(given, f"{where} schema")
+    shape = content["inputs"][0][0]
+    if schema.columns and list(shape) != [len(schema.columns)]:
+        raise DataError.build(
+            where, expected=f"a schema of {shape} columns", got=f"{len(schema.columns)}",
+            hint="the file is damaged",
+        )  # fmt: skip
+    return schema
 
 
 def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:

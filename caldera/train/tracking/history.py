@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,41 @@ from caldera.registry import nearest
 _ROWS_SHOWN = 12
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KEYS = {"epochs", "columns", "stopped"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen in a run, and by which data."""
+
+    by: tuple[str, ...]
+    """The columns of the history that decided about an epoch, the end or the learning rate."""
+    samples: int | None
+    """How many samples were looked at; None for a stream."""
+    part: float | None
+    """The part of the training data that was held out for this; None for data that were given."""
+    data: Any = None
+    """Those data."""
+
+    def text(self, train: Any, validation: Any, test: Any) -> str:
+        """In words, for whoever reads results on `test`.
+
+        >>> Selection(("val_loss",), 288, 0.2).text(None, None, None)
+        'chosen by val_loss on 20% held out of the training data (288 samples); the test set was looked at once'
+        """  # noqa: E501
+        part = self.part
+        if self.data is not None and self.data is validation:
+            part = len(validation) / (len(validation) + len(train))
+        if self.data is not None and self.data is test:
+            if not self.by:
+                return "nothing was chosen by the test set, which was shown after each epoch"
+            return (
+                f"chosen by {', '.join(self.by)} on the test set, so that results on it are too "
+                "good; hold out a part of the training data with validation=0.2"
+            )
+        count = "" if self.samples is None else f" ({self.samples} samples)"
+        on = "validation data" if part is None else f"{part:.0%} held out of the training data"
+        what = f"chosen by {', '.join(self.by)}" if self.by else "nothing chosen; validated"
+        return f"{what} on {on}{count}; the test set was looked at once"
 
 
 class History(Mapping[str, list[Any]]):
@@ -42,6 +78,8 @@ class History(Mapping[str, list[Any]]):
     def __init__(self) -> None:
         self.epochs: list[int] = []
         self.stopped = ""
+        self.selection: Selection | None = None
+        """Which data were looked at after each epoch, and what was chosen by them."""
         self._columns: dict[str, list[Any]] = {}
 
     def add(self, epoch: int, results: Mapping[str, Any]) -> None:

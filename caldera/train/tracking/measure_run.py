@@ -67,7 +67,14 @@ def record_of(
         confusion=confusion,
         predictions=pairs,
         profile=profile,
+        selection=_selection(history, data),
     ), plan
+
+
+def _selection(history: History, data: Dataset) -> str:
+    if history.selection is None:
+        return ""
+    return history.selection.text(data.train, data.validation, data.test)
 
 
 def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A folder with everything that is known of a run: for `caldera report`, and for whoever asks.
 
-NAME.caldera          the model; NAME is that of the data, as far as it can be a file's
-NAME.classes.txt      what its classes are called, if their numbers do not say it
+NAME.caldera          the model, with the names of its columns and classes; NAME is that of the
+                      data, as far as it can be a file's
 run.json              settings, seeds, versions, results, where time and memory went
 history.json          the results of each epoch
 curves.svg            the learning curves
@@ -11,7 +11,7 @@ graph.svg             the training step as it was written and as it runs
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,7 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         # First: whatever goes wrong with the rest, what was learned is not lost.
-        write_class_names(save_model(model, self.model_file(data.name)), data.class_names)
+        save_model(model, self.model_file(data.name), data.schema)
         record, plan = record_of(model, history, data, settings, measured=measured)
         self._write_json(RUN, to_plain(record))
         self._write_json(HISTORY, history.to_dict())
@@ -146,32 +146,10 @@ def _check_shapes(record: RunRecord) -> None:
         raise DataError.build(f"{RUN}.predictions", expected="pairs of values", got="others")
 
 
-# --- the names of the classes, one a line
-
-
-def write_class_names(model: Path, names: Sequence[str]) -> None:
-    """Write the names, if they say more than the numbers of the classes do."""
-    path = _beside(model)
-    if list(names) == [str(number) for number in range(len(names))]:
-        # Names that an earlier model of this name has left would be wrong.
-        path.unlink(missing_ok=True)
-        return
-    # A name is one line, whatever is in it.
-    write_file(path, "".join(" ".join(name.split()) + "\n" for name in names))
+# --- the names of the classes, as they were kept before model files had a schema
 
 
 def read_class_names(model: Path) -> list[str]:
-    """The names beside a model file; none if there is no such file.
-
-    >>> import tempfile
-    >>> model = Path(tempfile.mkdtemp()) / "flowers.caldera"
-    >>> write_class_names(model, ["iris", "rose"])
-    >>> read_class_names(model)
-    ['iris', 'rose']
-    """
-    path = _beside(model)
+    """The names beside an older model file, one a line; none if there is no such file."""
+    path = model.with_suffix(".classes.txt")
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-
-
-def _beside(model: Path) -> Path:
-    return model.with_suffix(".classes.txt")

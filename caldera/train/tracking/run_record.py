@@ -100,4 +100,6 @@ class RunRecord:
     predictions: list[list[float]] | None
     """Pairs of a true and a predicted value, where values are predicted."""
     profile: ProfileRecord | None
+    selection: str = ""
+    """Which data chose the epoch or ended the run, in words."""
     format: str = FORMAT

@@ -135,6 +135,15 @@ def test_images_that_claim_to_be_huge_are_refused(tmp_path: Path, size: tuple[in
         data.images(tmp_path, size=(4, 4))
 
 
+def test_how_large_an_image_may_be_is_a_setting(tmp_path: Path) -> None:
+    write(tmp_path, "a/1.png", png_that_claims(1000, 1000))
+    with (
+        cd.settings.override(file_limit=1 << 20),
+        pytest.raises(DataError, match=r"a/1\.png: .*file_limit = 10000000"),
+    ):
+        data.images(tmp_path, size=(4, 4))
+
+
 def test_more_than_the_memory_limit_is_refused(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path, f"a/{number}.png", picture(1, (10, 10)))

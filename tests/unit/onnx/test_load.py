@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError, DataError, DtypeError
+from caldera.onnx import translate
 from tests.unit.onnx.files import by_onnxruntime, declared, made, written
 
 
@@ -234,8 +235,81 @@ def test_a_small_file_makes_no_large_arrays(tmp_path: Path) -> None:
     ]
     arrays = {"size": np.array([1 << 40])}
     model = made(nodes, [declared("x", ["n", 3])], [declared("y", None)], arrays)
-    with pytest.raises(DataError, match="elements"):
+    with pytest.raises(DataError, match="file_limit"):
         cd.onnx.load(written(model, tmp_path))
+
+
+HUGE = 10**12
+BOMBS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
+    # What the call is given after x, or in its place; and its attributes.
+    "Expand": (["x", "shape"], {"shape": np.array([1, HUGE])}, {}),
+    "Tile": (["x", "times"], {"times": np.array([1, HUGE])}, {}),
+    "Pad": (["x", "pads"], {"pads": np.array([0, 0, 0, HUGE])}, {}),
+    "Pad edge": (["x", "pads"], {"pads": np.array([0, 0, 0, HUGE])}, {"mode": "edge"}),
+    "OneHot": (["i", "depth", "v"],
+               {"i": np.array([0]), "depth": np.array(HUGE), "v": np.ones(2, "float32")}, {}),
+    "Range": (["a", "b", "c"], {"a": np.array(0), "b": np.array(HUGE), "c": np.array(1)}, {}),
+    "HannWindow": (["n"], {"n": np.array(HUGE)}, {}),
+    "ConstantOfShape": (["s"], {"s": np.array([HUGE])}, {}),
+    "MelWeightMatrix": (["n", "n", "r", "l", "u"],
+                        {"n": np.array(HUGE), "r": np.array(8000), "l": np.array(0.0, "float32"),
+                         "u": np.array(4000.0, "float32")}, {}),
+    "AffineGrid": (["t", "s"], {"t": np.ones((1, 2, 3), "float32"),
+                                "s": np.array([1, 1, HUGE, 4])}, {}),
+    "Resize": (["image", "", "", "s"], {"image": np.ones((1, 1, 2, 2), "float32"),
+                                        "s": np.array([1, 1, HUGE, 2])}, {"mode": "nearest"}),
+    "Resize linear": (["image", "", "", "s"], {"image": np.ones((1, 1, 2, 2), "float32"),
+                                               "s": np.array([1, 1, HUGE, 2])}, {"mode": "linear"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_no_call_asks_for_what_the_file_does_not_have(
+    bomb: str, is_fed: bool, tmp_path: Path
+) -> None:
+    inputs, arrays, attributes = BOMBS[bomb]
+    if "x" in inputs and not is_fed:
+        inputs = ["w", *inputs[1:]]
+        arrays = {**arrays, "w": np.ones((1, 1), "float32")}
+    nodes = [
+        helper.make_node(bomb.split()[0], inputs, ["large"], **attributes),
+        helper.make_node("ReduceSum", ["large"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "number"], ["y"]),
+    ]
+    model = made(nodes, [declared("x", ["n", 1])], [declared("y", None)], arrays, opset=20)
+    with pytest.raises(DataError, match="file_limit"):
+        cd.onnx.load(written(model, tmp_path))
+
+
+def test_functions_cannot_multiply_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "MOST_CALLS", 1000)
+    versions = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    functions = [
+        helper.make_function(
+            "own", f"F{n}", ["a"], ["c"],
+            [helper.make_node(f"F{n - 1}", [a], [b], domain="own") for a, b in ("ab", "bc")]
+            if n else [helper.make_node("Neg", ["a"], ["c"])],
+            versions,
+        )
+        for n in range(40)
+    ]  # fmt: skip
+    nodes = [helper.make_node("F39", ["x"], ["y"], domain="own")]
+    model = made(nodes, [declared("x", ["n", 3])], [declared("y", None)], functions=functions)
+    with pytest.raises(DataError, match="at most 1000 calls"):
+        cd.onnx.load(written(model, tmp_path))
+
+
+def test_what_a_model_may_ask_for_grows_with_what_it_is_given(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Tile", ["x", "times"], ["y"])]
+    arrays = {"times": np.array([1, 50])}
+    model = made(nodes, [declared("x", ["n", 3])], [declared("y", None)], arrays)
+    with cd.settings.override(file_limit=1):
+        found = cd.onnx.load(written(model, tmp_path)).predict(np.ones((100, 3), "float32"))
+    assert found.shape == (100, 150)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x08" + b"\xff" * 64])

@@ -167,7 +167,7 @@ def test_keys_are_compiled_like_any_expression() -> None:
     np.testing.assert_array_equal(added[:, 1] - array[:, 1], [1, 0, 0, 2])
     # A row that is not there is not the row after it.
     for wrong in ([4, 0, 0], [-5, 0, 0]):
-        with pytest.raises(DataError, match=r"got 12 into|got -5 into|got 4 into"):
+        with pytest.raises(DataError, match=r"got (12|-5|4) into"):
             plan.run({"index": np.array(wrong)})
 
 

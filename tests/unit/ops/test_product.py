@@ -111,7 +111,7 @@ _REFUSED: tuple[tuple[Callable[[], Any], type[CalderaError], str], ...] = (
         ShapeError,
         r"op\.einsum.*one size for 'j', got 3 and 4",
     ),
-    (lambda: op.einsum("ii->i", B), ConfigError, r"op\.einsum of B.*diagonals are not supported"),
+    (lambda: op.einsum("ii->i", A), ShapeError, r"op\.einsum of A.*one size for 'i', got 2 and 3"),
     (lambda: op.einsum("ij->ii", A), ConfigError, r"op\.einsum.*different letters"),
     (lambda: op.einsum("ij->k", A), ConfigError, r"op\.einsum.*from the operands"),
     (lambda: op.einsum("...j->j", A), ConfigError, r"op\.einsum"),

@@ -1,7 +1,8 @@
 """Loop bodies as CUDA: what a loop computes for one element, in statements over registers.
 
-Every op is a function `op_<name>` of math.cuh. Values have the computed type of their dtype; what
-is read has to be widened before, what is written narrowed after (`dtypes.py` says how).
+Every op is a function `op_<name>` of math.cuh or elementary.cuh. Values have the computed type of
+their dtype; what is read has to be widened before, what is written narrowed after (`dtypes.py` says
+how).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from caldera.kernels.cuda.runtime.driver import headers
 
 HEADER = "math.cuh"
 """What a source that uses `statements` includes."""
+_ELEMENTARY = "elementary.cuh"
 
 
 @dataclass(frozen=True)
@@ -84,21 +86,32 @@ def element_function(loop_body: LoopBody) -> str:
     lines += [f"t{k} = {name};" for k, name in enumerate(body.reductions)]
     text = "\n    ".join(lines)
     parameters = ", ".join(given + found)
-    return f"__device__ __forceinline__ void element({parameters}) {{\n    {text}\n}}"
+    function = f"__device__ __forceinline__ void element({parameters}) {{\n    {text}\n}}"
+    return include_for(text) + function
+
+
+def include_for(text: str) -> str:
+    """The line that includes what these statements use beyond math.cuh, if they use any of it.
+
+    >>> include_for("float v0 = op_tan(x);"), include_for("float v0 = op_exp(x);")
+    ('#include "elementary.cuh"\\n', '')
+    """
+    used = _functions_of(_ELEMENTARY).intersection(re.findall(r"\bop_(\w+)", text))
+    return f'#include "{_ELEMENTARY}"\n' if used else ""
 
 
 @cache
-def _functions() -> frozenset[str]:
-    return frozenset(re.findall(r"\bop_(\w+)", headers()[HEADER]))
+def _functions_of(header: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\bop_(\w+)", headers()[header]))
 
 
 def can_apply(op: str, source: str) -> bool:
-    """Whether math.cuh has an op for operands of this dtype.
+    """Whether there is a function of an op for operands of this dtype.
 
     >>> can_apply("exp", "float32"), can_apply("matmul", "float32")
     (True, False)
     """
-    return op in _functions() and source in STORED
+    return op in _functions_of(HEADER) | _functions_of(_ELEMENTARY) and source in STORED
 
 
 def is_known(node: Node) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.expression import include_for
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Access
@@ -148,7 +149,8 @@ __constant__ Task parts[] = {{{table}}};
     }}
     grid_leave(counters);
 }}"""
-        return begin + STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
+        steps = STEPS.source(f"__launch_bounds__({THREADS}, 1)", body=body)
+        return begin + include_for(body) + steps
 
     def __str__(self) -> str:
         lines = []

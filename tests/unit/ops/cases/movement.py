@@ -86,3 +86,22 @@ CASES = [
     Case("repeat", lambda x: op.repeat(x, 2, axis=1), (_EMPTY,), lambda x: np.repeat(x, 2, 1),
          name="empty"),
 ]  # fmt: skip
+CASES += [
+    Case("transpose", lambda x: op.swapaxes(x, 0, -1), (_X,), lambda x: x.swapaxes(0, -1),
+         order=2, name="swapaxes"),
+    Case("transpose", lambda x: op.moveaxis(x, (0, -1), (1, 0)), (_X,),
+         lambda x: np.moveaxis(x, (0, -1), (1, 0)), order=2, name="moveaxis"),
+    Case("transpose", lambda x: op.moveaxis(x, 0, -1), (_X,), lambda x: np.moveaxis(x, 0, -1),
+         name="moveaxis, one"),
+    Case("concat", lambda x: op.roll(x, -5), (_X,), lambda x: np.roll(x, -5), order=2,
+         name="roll over all axes"),
+    Case("concat", lambda x: op.roll(x, (1, -1), (0, 2)), (_X,),
+         lambda x: np.roll(x, (1, -1), (0, 2)), order=2, name="roll two axes"),
+    Case("concat", lambda x: op.roll(x, 7, 1), (_X,), lambda x: np.roll(x, 7, 1),
+         name="roll further than the axis"),
+    Case("broadcast_to", lambda x, y: list(op.meshgrid(x, y)), (numbers(2), numbers(3)),
+         lambda x, y: list(np.meshgrid(x, y)), order=2, name="meshgrid"),
+    Case("broadcast_to", lambda x, y, z: list(op.meshgrid(x, y, z, indexing="ij")),
+         (numbers(2), numbers(3), numbers(4)),
+         lambda x, y, z: list(np.meshgrid(x, y, z, indexing="ij")), order=2, name="meshgrid ij"),
+]  # fmt: skip

@@ -100,3 +100,16 @@ CASES += [
          lambda *xs, s=subscripts: np.einsum(s, *xs), order=2, name=f"einsum {subscripts}")
     for subscripts, *shapes in _SUMS
 ]  # fmt: skip
+
+_DIAGONALS = [
+    ("ii->i", (3, 3)), ("ii", (3, 3)), ("iji->ji", (2, 3, 2)), ("iii->i", (2, 2, 2)),
+    ("iijj->ij", (2, 2, 3, 3)), ("...ii->...", (2, 3, 3)), ("ii,ij->j", (3, 3), (3, 2)),
+    ("ii->i", (0, 0)), ("ii->i", (1, 1)),
+]  # fmt: skip
+CASES += [
+    Case("slice" if size else "reshape", lambda *xs, s=subscripts: op.einsum(s, *xs),
+         tuple(numbers(*shape, seed=i) for i, shape in enumerate(shapes)),
+         lambda *xs, s=subscripts: np.einsum(s, *xs), order=2, name=f"einsum {subscripts}")
+    for subscripts, *shapes in _DIAGONALS
+    for size in [shapes[0][0] > 1]
+]  # fmt: skip

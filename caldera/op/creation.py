@@ -1,0 +1,130 @@
+"""Values that follow from a shape alone: one number everywhere, counting, diagonals.
+
+They are computed where they are used, and take no memory of their own in an expression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
+from caldera.graph.ops import base
+from caldera.graph.ops import elementwise as e
+from caldera.graph.ops.leaf import iota
+from caldera.lazy import Expr
+from caldera.op.arguments import as_number
+from caldera.tensor.dtype import DType, bool_, canonical, float32, float64, int64, is_float
+from caldera.tensor.shape import as_shape
+
+Sizes = int | Sequence[int]
+
+
+def zeros(shape: Sizes, dtype: Any = "float32") -> Expr:
+    """0 everywhere.
+
+    >>> from caldera import op
+    >>> op.zeros((2, 2)).tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    return Expr(base.full(as_shape(shape, "op.zeros"), 0, canonical(dtype)))
+
+
+def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
+    """1 everywhere.
+
+    >>> from caldera import op
+    >>> op.ones(3, dtype="int64").tolist()
+    [1, 1, 1]
+    """
+    return Expr(base.full(as_shape(shape, "op.ones"), 1, canonical(dtype)))
+
+
+def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
+    """One number everywhere.
+
+    >>> from caldera import op
+    >>> op.full((2,), 2.5).tolist()
+    [2.5, 2.5]
+    """
+    wanted = canonical(dtype)
+    number = value if isinstance(value, bool) else as_number(value, "value", "full")
+    if not is_float(wanted):
+        whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
+        if not whole:
+            raise ConfigError.build(
+                "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
+            )
+        number = int(value)
+    return Expr(base.full(as_shape(shape, "op.full"), number, wanted))
+
+
+def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None) -> Expr:
+    """The numbers from `start` up to, without, `stop`; from 0 on if only one bound is given.
+
+    They are int64 if all three are integers, and float32 otherwise.
+
+    >>> from caldera import op
+    >>> op.arange(4).tolist(), op.arange(1, 0, -0.25).tolist()
+    ([0, 1, 2, 3], [1.0, 0.75, 0.5, 0.25])
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    numbers = [as_number(each, "a bound", "arange") for each in (first, last, step)]
+    if not step or not all(map(math.isfinite, numbers)):
+        raise ConfigError.build(
+            "op.arange", expected="finite bounds, and a step other than 0",
+            got=f"{first}, {last}, {step}",
+        )  # fmt: skip
+    is_whole = all(float(each).is_integer() and not isinstance(each, float)
+                   for each in (first, last, step))  # fmt: skip
+    wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
+    count = max(math.ceil((last - first) / step), 0)
+    # Positions are exact: added up in few digits, many steps would drift.
+    exact = int64 if is_whole else float64
+    steps = e.mul(_positions(count, exact), base.full((), step, exact))
+    return Expr(base.cast(e.add(steps, base.full((), first, exact)), wanted))
+
+
+def linspace(
+    start: float, stop: float, count: int, *, endpoint: bool = True, dtype: Any = "float32"
+) -> Expr:
+    """`count` numbers at equal distances, from `start` to `stop` (or before it).
+
+    >>> from caldera import op
+    >>> op.linspace(0, 1, 5).tolist(), op.linspace(0, 1, 4, endpoint=False).tolist()
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [0.0, 0.25, 0.5, 0.75])
+    """
+    first, last = (as_number(each, "a bound", "linspace") for each in (start, stop))
+    (length,) = as_shape((count,), "op.linspace count")
+    parts = max(length - 1 if endpoint else length, 1)
+    positions = _positions(length, float64)
+    # From the nearer end, so that both ends are exact.
+    share = base.full((), (last - first) / parts, float64)
+    left = e.mul(positions, share)
+    right = e.mul(e.sub(base.full((), parts, float64), positions), share)
+    line = e.where(
+        e.less(positions, base.full((), parts / 2, float64)),
+        e.add(base.full((), first, float64), left),
+        e.sub(base.full((), last, float64), right),
+    )
+    return Expr(base.cast(line, canonical(dtype)))
+
+
+def eye(rows: int, columns: int | None = None, k: int = 0, *, dtype: Any = "float32") -> Expr:
+    """1 on a diagonal (`k` above the main one) and 0 elsewhere.
+
+    >>> from caldera import op
+    >>> op.eye(2, 3, 1).tolist()
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    shape = as_shape((rows, rows if columns is None else columns), "op.eye")
+    down, across = (iota(shape=shape, axis=axis, dtype=int64) for axis in (0, 1))
+    is_on = e.equal(e.add(down, base.full((), int(as_number(k, "k", "eye")), int64)), across)
+    return Expr(base.cast(is_on, canonical(dtype)))
+
+
+def _positions(count: int, dtype: DType) -> Node:
+    node: Node = iota(shape=(count,), axis=0, dtype=dtype)
+    return node

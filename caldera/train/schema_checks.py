@@ -1,0 +1,43 @@
+"""That data mean to a model what it was trained on: the same columns, the same classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from caldera.data import Pipeline, Schema
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+
+def check_schema(model: Model, data: Pipeline) -> None:
+    """Refuse data whose columns or classes are others than those that the model knows.
+
+    Only names can be compared: arrays have none, and are taken as they are.
+    """
+    if model.schema is None:
+        return
+    given = schema_of_inputs(model, data.schema)
+    if given is not None:
+        model.schema.check(given, type(model).__name__)
+
+
+def learn_schema(model: Model, data: Pipeline) -> None:
+    """Have the model remember what it is trained on."""
+    given = schema_of_inputs(model, data.schema)
+    if given is None:
+        return
+    known = model.schema or Schema()
+    # More classes may have come since, but none has another number.
+    classes = max(known.classes, given.classes, key=len)
+    model.schema = replace(known if known.columns else given, classes=classes)
+
+
+def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
+    """The schema of data, without columns that are not what the model takes: a stage of a pipeline
+    may have made something else of them."""
+    if schema is None or not schema.columns:
+        return schema
+    (shape, _), *_ = model.signature.inputs
+    return schema if shape == (len(schema.columns),) else Schema(classes=schema.classes)

@@ -1,0 +1,141 @@
+"""A model that was trained on a table knows its columns and classes, wherever its file goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caldera.cli import main
+from caldera.cli.recipe import read_recipe
+from caldera.train.neural_network import load_model
+from tests.cli.conftest import Caldera
+
+NAMES = ["width", "length", "weight", "name"]
+
+
+def _write(path: Path, columns: list[str], count: int = 60) -> Path:
+    """A table of flowers with these columns: roses are much wider than long."""
+    x = np.random.default_rng(0).normal(size=(count, 3))
+    x[:, 0] *= 10
+    values = {name: [f"{v:.4f}" for v in x[:, place]] for place, name in enumerate(NAMES[:3])}
+    values["name"] = list(np.where(x[:, 0] > 0, "rose", "iris"))
+    values["age"] = ["1"] * count
+    rows = zip(*(values[name] for name in columns), strict=True)
+    path.write_text("\n".join([",".join(columns), *map(",".join, rows)]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a model alone, without the folder of its run."""
+    folder = tmp_path_factory.mktemp("tables")
+    table = _write(folder / "flowers.csv", NAMES)
+    words = f"train --data {table} --target-column name --hidden 8 --epochs 8 --dropout 0 --quiet"
+    assert main([*words.split(), "--batch-size", "8", "--out", str(folder / "run")]) == 0
+    alone = folder / "alone"
+    alone.mkdir()
+    return Path(shutil.copy(folder / "run" / "flowers.caldera", alone))
+
+
+def _classes(text: str) -> list[str]:
+    return [row["class"] for row in csv.DictReader(io.StringIO(text))]
+
+
+def test_columns_are_found_by_name_and_classes_have_theirs(
+    caldera: Caldera, model: Path, tmp_path: Path
+) -> None:
+    usual = caldera("predict", model, _write(tmp_path / "a.csv", NAMES[:3]))
+    assert usual.status == 0, usual.err
+    assert set(_classes(usual.out)) == {"iris", "rose"}
+    for columns in (["length", "weight", "width"], ["name", "weight", "length", "width"]):
+        other = caldera("predict", model, _write(tmp_path / "b.csv", columns))
+        assert other.out == usual.out
+    extra = _write(tmp_path / "c.csv", ["age", "length", "weight", "width"])
+    assert caldera("predict", model, extra, "--ignore-columns", "age").out == usual.out
+
+
+def test_eval_finds_them_too(caldera: Caldera, model: Path, tmp_path: Path) -> None:
+    words = ("eval", model, "--part", "all", "--json", "--data")
+    usual = json.loads(caldera(*words, _write(tmp_path / "a.csv", NAMES)).out)
+    assert usual["accuracy"] > 0.8
+    swapped = _write(tmp_path / "b.csv", ["name", "length", "weight", "width"])
+    other = json.loads(caldera(*words, swapped).out)
+    assert other == pytest.approx(usual)
+
+
+@pytest.mark.parametrize("command", ["predict", "eval"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("width,weight,name\n1,2,rose\n", "got no 'length'"),
+        ("width,lenght,weight,name\n1,2,3,rose\n", "is 'lenght' the column 'length'?"),
+        ("width,length,weight,age,name\n1,2,3,4,rose\n", "'age', which it was not trained on"),
+        ("1,2,3,4,5\n", "expected 3 columns, or the 4"),
+        ("width,length,weight,name\n1,inf,3,rose\n", "line 2: expected a finite number"),
+    ],
+)
+def test_other_tables_are_refused(
+    caldera: Caldera, model: Path, tmp_path: Path, command: str, text: str, said: str
+) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text(text)
+    done = caldera("predict", model, path) if command == "predict" else caldera(
+        "eval", model, "--data", path
+    )  # fmt: skip
+    assert done.status == 1
+    assert said in done.err
+    assert done.out == ""
+
+
+def test_names_beside_an_older_file_are_still_read(
+    caldera: Caldera, model: Path, tmp_path: Path
+) -> None:
+    old = load_model(model)
+    old.schema = None
+    path = old.save(tmp_path / "old.caldera")
+    (tmp_path / "old.classes.txt").write_text("Iris\nRose\n")
+    table = _write(tmp_path / "a.csv", NAMES[:3])
+    assert set(_classes(caldera("predict", path, table).out)) == {"Iris", "Rose"}
+
+
+def test_lines_that_lack_values_are_named_or_dropped(caldera: Caldera, tmp_path: Path) -> None:
+    table = tmp_path / "gaps.csv"
+    lines = "".join(f"{n},{n % 2}\n" for n in range(20))
+    table.write_text("x,y\n" + lines + ",1\n3,nan\n")
+    words = ("train", "--data", table, "--hidden", "8", "--epochs", "1", "--quiet")
+    done = caldera(*words, "--out", tmp_path / "run")
+    assert done.status == 1
+    assert "line 22: expected a value in column 0 ('x'), got ''" in done.err
+    assert "--missing drop" in done.err
+    done = caldera(*words, "--out", tmp_path / "run", "--missing", "drop")
+    assert done.status == 0, done.err
+    assert "(2 lines without all values dropped)" in done.out
+    assert "2 classes" in done.out
+
+
+# --- the test data choose nothing
+
+
+def test_what_chooses_looks_at_a_part_that_is_held_out(caldera: Caldera, tmp_path: Path) -> None:
+    table = _write(tmp_path / "flowers.csv", NAMES)
+    words = ("train", "--data", table, "--hidden", "8", "--epochs", "2", "--quiet", "--keep-best")
+    words = (*words, "--batch-size", "8", "--out", tmp_path / "run")
+    done = caldera(*words)
+    assert done.status == 0, done.err
+    assert "38 samples to train, 10 to choose by, 12 to test" in done.out
+    assert "chosen by val_loss on 21% held out of the training data (10 samples)" in done.out
+    assert read_recipe(tmp_path / "run" / "recipe.toml")["validation_part"] == 0.2
+    tested = caldera("eval", tmp_path / "run" / "flowers.caldera", "--data", table, "--json")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert json.loads(tested.out)["loss"] == pytest.approx(record["results"]["loss"], rel=1e-5)
+    history = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert record["results"]["loss"] not in history["columns"]["val_loss"]
+    refused = caldera(*words, "--validation-part", "0")
+    assert refused.status == 2
+    assert "validation_part: expected above 0 with keep_best" in refused.err
