@@ -98,6 +98,37 @@ def test_odd_sizes_equal_the_cpu(
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("features", "width", "batch", "optimizer", "precision"),
+    [(100, 100, 17, optim.Adam, None), (17, 128, 5, optim.AdamW, "tf32")],
+)
+def test_tiles_and_what_an_optimizer_keeps_fit_into_shared_memory(
+    card: Device, features: int, width: int, batch: int, optimizer: Any, precision: Any
+) -> None:
+    """The tile of a weight, its gradient and its moments together: sizes for which they once did
+    not fit, on as many multiprocessors as a played card has."""
+    draw = np.random.default_rng(4)
+    x = draw.standard_normal((3 * batch, features), np.float32)
+    y = draw.standard_normal((3 * batch, 3), np.float32)
+
+    def trained(device: Any) -> cd.NeuralNetwork:
+        hidden = [nn.Dense(width, activation="tanh") for _ in range(2)]
+        model = cd.NeuralNetwork(
+            [nn.Input((features,)), *hidden, nn.Dense(3)], loss="mse", optimizer=optimizer(1e-3),
+            batch_size=batch, seed=1, device=device, precision=precision,
+        )  # fmt: skip
+        model.fit((x, y), epochs=1, verbose=0)
+        return model
+
+    here, there = trained("cpu"), trained(card)
+    # The first steps of Adam are as large as their sign: a little of each may differ.
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), atol=2e-3)
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        assert using.launches.count("steps") == 2
+
+
 def test_a_step_whose_loss_is_not_finite_changes_nothing(card: Device) -> None:
     model = _network(card, optim.SGD(0.1), "sigmoid")
     x, y = _data()
