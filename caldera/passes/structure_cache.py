@@ -9,12 +9,15 @@ other of its structure was, and written back over its own variables.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from caldera.graph.node import Node, Spec, Symbol, intern
+from caldera.graph.ops.leaf import array as array_leaf
 from caldera.graph.program import Program
 from caldera.passes.constants import array_node, value_of
 
@@ -26,20 +29,33 @@ _BOUND_LATER = frozenset({"variable", "input", "tensor"})
 """Roles of symbols whose values no pass may know."""
 
 
+@dataclass(frozen=True)
+class _Constant:
+    """What a constant array holds, in memory of its own: that of a tensor is a device's."""
+
+    values: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.values
+
+
 @lru_cache(maxsize=4096)
 def _stand_in(role: str, spec: Spec, place: int) -> Symbol:
     return Symbol(f"{role} {place}", spec, role)
+
+
+@lru_cache(REMEMBERED)
+def _stand_in_array(spec: Spec, bits: bytes) -> Node:
+    values = np.frombuffer(bits, spec.dtype).reshape(spec.shape)
+    node: Node = array_leaf(symbol=Symbol("array", spec, "array", _Constant(values)))
+    return node
 
 
 class StructureCache:
     """Optimised programs by the structure they were made of, and by how."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[Hashable, Program] = OrderedDict()
-        # What holds arrays is known as long as a program made of it is there: the memory that a
-        # model used must be free when the model is gone.
-        self._in_use: weakref.WeakValueDictionary[Hashable, Program] = weakref.WeakValueDictionary()
-        self._made_of: weakref.WeakKeyDictionary[Program, Program] = weakref.WeakKeyDictionary()
+        self._known: OrderedDict[Hashable, Program] = OrderedDict()
         # One for all: passes are Python, and threads that wait for the same program do not make it
         # twice.
         self._lock = threading.RLock()
@@ -51,33 +67,31 @@ class StructureCache:
         if any(map(_is_large, program.order())):
             return optimise(program)
         stand_ins = _stand_ins(program)
-        structure = _over(program, stand_ins)
+        own = {other: symbol for symbol, other in stand_ins.items()}
+        structure = _over(program, stand_ins, _without_tensor)
         key = (structure, how)
         with self._lock:
-            found = self._recent.get(key) or self._in_use.get(key)
+            found = self._known.get(key)
             if found is None:
                 found = optimise(structure)
-            result = _over(found, {other: symbol for symbol, other in stand_ins.items()})
-            if any(node.op.name == "array" for each in (structure, found) for node in each.order()):
-                self._in_use[key] = self._made_of[result] = found
-            else:
-                self._recent[key] = found
-                self._recent.move_to_end(key)
-                while len(self._recent) > REMEMBERED:
-                    self._recent.popitem(last=False)
-        return result
+                if any(map(_is_large, found.order())):
+                    # A constant has been computed ahead.
+                    return _over(found, own, _with_tensor)
+                found = self._known[key] = _over(found, {}, _without_tensor)
+            self._known.move_to_end(key)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return _over(found, own, _with_tensor)
 
     def clear(self) -> None:
         """Forget all programs."""
         with self._lock:
-            self._recent.clear()
-            self._in_use.clear()
-            self._made_of.clear()
+            self._known.clear()
 
 
 def _is_large(node: Node) -> bool:
     """Whether keeping the node would keep more than a node."""
-    if node.op.name == "array":
+    if node.op is array_leaf:
         return node.spec.nbytes > LARGEST_ARRAY
     message = node.attrs.get("message")
     # Who exchanges has buffers, and a communicator.
@@ -85,33 +99,45 @@ def _is_large(node: Node) -> bool:
 
 
 def _stand_ins(program: Program) -> dict[Symbol, Symbol]:
-    """For each symbol of a program one that programs of its structure share."""
-    found: dict[Symbol, Symbol] = {}
-    for symbol in [node.attrs.get("symbol") for node in program.order()]:
-        if symbol is not None and symbol.role in _BOUND_LATER and symbol not in found:
-            found[symbol] = _stand_in(symbol.role, symbol.spec, len(found))
-    for symbol, _ in program.updates:
-        if symbol not in found:
-            found[symbol] = _stand_in(symbol.role, symbol.spec, len(found))
-    return found
+    """For each symbol whose value no pass may know, one that programs of a structure share."""
+    symbols = [node.attrs.get("symbol") for node in program.order()]
+    symbols += [symbol for symbol, _ in program.updates]
+    unknown = [each for each in symbols if each is not None and each.role in _BOUND_LATER]
+    return {
+        symbol: _stand_in(symbol.role, symbol.spec, place)
+        for place, symbol in enumerate(dict.fromkeys(unknown))
+    }
 
 
-def _over(program: Program, symbols: Mapping[Symbol, Symbol]) -> Program:
-    """The same program over other symbols."""
+def _without_tensor(node: Node) -> Node:
+    """A constant array that keeps no memory of a device; its values are part of the structure."""
+    return _stand_in_array(node.spec, value_of(node).tobytes())
+
+
+def _with_tensor(node: Node) -> Node:
+    """The constant array as plans take it."""
+    known = isinstance(node.attrs["symbol"].value, _Constant)
+    return array_node(value_of(node).copy()) if known else node
+
+
+def _over(
+    program: Program, symbols: Mapping[Symbol, Symbol], array: Callable[[Node], Node]
+) -> Program:
+    """The same program over other symbols and constant arrays."""
     new: dict[Node, Node] = {}
     for node in program.order():
         inputs = tuple([new[given] for given in node.inputs])
-        symbol = symbols.get(node.attrs.get("symbol"))  # type: ignore[arg-type]
-        if node.op.name == "array" and not _is_large(node):
-            # Those with the same bits are one.
-            new[node] = array_node(value_of(node))
-        elif symbol is not None:
-            new[node] = intern(node.op, inputs, {**node.attrs, "symbol": symbol}, node.outputs)
+        symbol = node.attrs.get("symbol")
+        if node.op is array_leaf:
+            new[node] = array(node)
+        elif symbol is not None and symbol in symbols:
+            attrs = {**node.attrs, "symbol": symbols[symbol]}
+            new[node] = intern(node.op, inputs, attrs, node.outputs)
         elif inputs == node.inputs:
             new[node] = node
         else:
             new[node] = intern(node.op, inputs, dict(node.attrs), node.outputs)
     return Program(
         tuple(new[node] for node in program.outputs),
-        tuple((symbols[symbol], new[node]) for symbol, node in program.updates),
+        tuple((symbols.get(symbol, symbol), new[node]) for symbol, node in program.updates),
     )
