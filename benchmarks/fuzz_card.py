@@ -79,29 +79,35 @@ def compared(network: RandomNetwork, device: Any) -> Outcome:
         detail = f"{device}: {_shown(there)}; cpu: {_shown(here)}"
         return Outcome(network.seed, "agreed" if agreed else "difference", detail)
     changed: list[list[np.ndarray]] = []
-    worst = float("inf")
+    worst, detail = float("inf"), ""
     # What looks like a difference gets more chances: steps of Adam are as large as their sign.
     while worst > 1 and len(changed) < MOST_CHANGES:
         found = _or_error(network, "cpu", len(changed))
         if isinstance(found, str):
             return Outcome(network.seed, "agreed", "a rounding makes the CPU fail")
         changed.append(found)
-        worst = _worst(there, here, changed, ROUNDING[network.precision])
-    detail = f"{worst:.3g} of what is allowed"
+        worst, detail = _worst(there, here, changed, ROUNDING[network.precision])
     return Outcome(network.seed, "agreed" if worst <= 1 else "difference", detail)
 
 
 def _worst(
     there: list[np.ndarray], here: list[np.ndarray], changed: list[list[np.ndarray]], step: float
-) -> float:
-    """The largest difference of two runs, over what changes by a rounding make of it."""
-    worst = 0.0
+) -> tuple[float, str]:
+    """The largest difference of two runs, over what changes by a rounding make of it; in words."""
+    worst, where = 0.0, "equal"
     for index, (one, other) in enumerate(zip(there, here, strict=True)):
         usual = max(_distance(each[index], other) for each in changed)
         allowed = MARGIN * usual + step * float(np.linalg.norm(other)) + 1e-12
         distance = _distance(one, other)
-        worst = max(worst, distance / allowed if distance else 0.0)
-    return worst
+        if distance and distance / allowed > worst:
+            worst = distance / allowed
+            # The first result is the losses, the last are the predictions.
+            part = {0: "losses", len(here) - 1: "predictions"}.get(index, f"parameter {index - 1}")
+            size = float(np.linalg.norm(other))
+            where = (
+                f"{worst:.3g} of what is allowed: {part} {other.shape} {distance:.3g} of {size:.3g}"
+            )
+    return worst, where
 
 
 def _or_error(network: RandomNetwork, device: Any, changed: int | None = None) -> Any:

@@ -227,8 +227,9 @@ def random_network(seed: int, sizes: Sizes = Sizes(), *, alone: bool = False) ->
     results = drawn.size(min(sizes.width, 50), 2)
     layers = random.choice(KINDS)(drawn, results)
     batch = min(drawn.size(sizes.batch), max(1, int(MOST_WORK / max(drawn.work, 1))))
+    follows = random.random() < 0.3
     before = None
-    if not alone and random.random() < 0.3:
+    if follows and not alone:
         before = random_network(seed + 1_000_003, sizes, alone=True)
     return RandomNetwork(
         seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
