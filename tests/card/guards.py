@@ -20,7 +20,8 @@ WIDE = 512
 NUMPY_SKEW = 16
 """Bytes that large arrays of NumPy's lie from alignment."""
 PATTERN = struct.pack("<I", 0xFFF3C5A9) * (WIDE // 4)
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+# Threads add to it while others look: a copy of a dictionary's values is made in one go.
+_guards: dict[int, weakref.ref[Guard]] = {}
 
 
 class Guard:
@@ -31,7 +32,8 @@ class Guard:
         self._pattern = PATTERN[: memory.nbytes]
         self.what = what
         self.renew()
-        _guards.add(self)
+        key = id(self)
+        _guards[key] = weakref.ref(self, lambda _: _guards.pop(key, None))
 
     def is_broken(self) -> bool:
         """Whether somebody has written here."""
@@ -74,7 +76,8 @@ def guarded_bytes(nbytes: int, what: str) -> np.ndarray:
 
 def check_guards(name: str) -> None:
     """Fail if anybody has written beside what was given; `name` is who ran last."""
-    broken = [guard for guard in list(_guards) if guard.is_broken()]
+    living = [reference() for reference in list(_guards.values())]
+    broken = [guard for guard in living if guard is not None and guard.is_broken()]
     if broken:
         for guard in broken:
             # Who runs next is not to blame.
