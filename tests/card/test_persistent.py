@@ -21,6 +21,7 @@ from caldera.kernels.cuda.runtime.driver import driver, use
 from caldera.kernels.step_launch import STEP_FUSERS
 from caldera.lazy import forget_plans
 from caldera.memory import Device
+from caldera.memory.gpus import card_count
 from tests.card.emulated import EmulatedDriver, emulated_card
 
 SAMPLES, WIDTH, CLASSES = 30, 20, 5
@@ -124,9 +125,12 @@ def test_tiles_and_what_an_optimizer_keeps_fit_into_shared_memory(
         return model
 
     here, there = trained("cpu"), trained(card)
-    # The first steps of Adam are as large as their sign: a little of each may differ.
+    # A step of Adam is as large as the sign of its gradient says, which rounding turns round for a
+    # few weights: each of the three steps may part those by twice the rate.
     for one, other in zip(here.parameters(), there.parameters(), strict=True):
-        np.testing.assert_allclose(other.numpy(), one.numpy(), atol=2e-3)
+        apart = np.abs(other.numpy() - one.numpy())
+        assert apart.max() < 6.5e-3
+        assert apart.mean() < 5e-5
     using = driver()
     if isinstance(using, EmulatedDriver):
         assert using.launches.count("steps") == 2
@@ -151,6 +155,7 @@ class _Undriven(EmulatedDriver):
         (1000, [528] * 3, 100, "adam", "tf32"),
     ],
 )
+@pytest.mark.skipif(card_count() > 0, reason="a real card's libraries need its memory")
 def test_a_step_asks_for_all_the_shared_memory_that_its_parts_use(
     monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int], batch: int, optimizer: str,
     precision: str | None,
