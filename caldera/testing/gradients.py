@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import refusal
 from caldera.graph.differentiate import gradients
 from caldera.graph.ops.base import sum_
 from caldera.graph.ops.elementwise import mul
 from caldera.lazy import Expr, Variable, compile, lift, var, wrap
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import float64, is_float
 
 STEP = 1e-3
@@ -36,7 +38,7 @@ def check_gradients(
     >>> testing.check_gradients(lambda x: op.exp(x) * x, [np.array([0.5, -1.0])]) < 1e-6
     True
     """
-    arrays = [np.asarray(given) for given in inputs]
+    arrays = [array_of(given, "check_gradients") for given in inputs]
     arguments: list[Any] = []
     variables: list[Variable] = []
     for index, array in enumerate(arrays):
@@ -48,6 +50,8 @@ def check_gradients(
             arguments.append(Expr(lift(array)))
     result = function(*arguments)
     several = result if isinstance(result, tuple | list) else (result,)
+    if not all(isinstance(each, Expr) for each in several):
+        raise refusal("check_gradients", "function", "a function that gives expressions", function)
     scalar = _projected([each for each in several if is_float(each.dtype)], seed=1)
     worst = _compare(scalar, variables, tolerance, "first")
     if order == 2:
