@@ -209,7 +209,8 @@ def _rows() -> Iterator[tuple[str, list[Expr]]]:
         x = _input(*shape)
         found = [reduce(x, axis=axis) for reduce in (op.argmax, op.argmin, op.max, op.min, op.prod)]
         yield "rows", found
-    for words, additions, width in ((50_000, 2048, 256), (64, 8192, 256), (1000, 64, 16)):
+    sizes = ((50_000, 2048, 256), (64, 8192, 256), (1000, 64, 16), (10, 16, 8))
+    for words, additions, width in sizes:
         table, places = _input(words, width), _input(additions, dtype="int64")
         yield "embedding", _with_gradients(lambda t, p=places: op.gather(t, p, axis=0), table)
     for shape in ((128, 1000), (16384, 64)):

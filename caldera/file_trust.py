@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _ROOT = 0
@@ -44,12 +45,10 @@ def why_folder_is_unsafe(folder: Path) -> str:
     """
     if os.name == "nt":
         return ""
-    folder = folder.absolute()
-    above_home = _home().parents
-    place, found = folder, None
+    above_home = _above_home(this_user())
+    place, found = "/", None
     try:
-        for place in _way(folder):
-            found = place.lstat()
+        for place, found in _way(str(folder.absolute())):
             # Whoever owns what is above the home of a user could be that user anyway.
             reason = "" if place in above_home else _why_unsafe_on_the_way(place, found)
             if reason:
@@ -60,7 +59,7 @@ def why_folder_is_unsafe(folder: Path) -> str:
     except OSError as problem:
         return f"{place} cannot be looked at ({problem.strerror})"
     assert found is not None
-    return _why_unsafe(str(place), found)
+    return _why_unsafe(place, found)
 
 
 def read_own_file(path: Path) -> bytes:
@@ -88,7 +87,7 @@ def _why_unsafe(name: str, found: os.stat_result) -> str:
     return ""
 
 
-def _why_unsafe_on_the_way(place: Path, found: os.stat_result) -> str:
+def _why_unsafe_on_the_way(place: str, found: os.stat_result) -> str:
     if found.st_uid not in (_ROOT, this_user()):
         return f"{place} belongs to user {found.st_uid}, neither to user {this_user()} nor to root"
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
@@ -118,34 +117,39 @@ def _is_group_of_one(group: int) -> bool:
         return False
 
 
-def _home() -> Path:
+@cache
+def _above_home(user: int) -> frozenset[str]:
+    """The folders that the home of a user lies in."""
     import pwd
 
     try:
-        return Path(pwd.getpwuid(this_user()).pw_dir).resolve()
+        return frozenset(map(str, Path(pwd.getpwuid(user).pw_dir).resolve().parents))
     except KeyError:
-        return Path("/")
+        return frozenset()
 
 
-def _way(path: Path) -> Iterator[Path]:
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Each folder and link on the way to a path, and the path itself, from the top."""
-    here = Path(path.anchor)
-    yield here
-    parts = list(reversed(path.parts[1:]))
+    here = "/"
+    yield here, os.lstat(here)
+    parts = path.split("/")[::-1]
     links = 0
     while parts:
-        there = here / parts.pop()
-        if there.name == "..":
-            here = here.parent
+        name = parts.pop()
+        if name in ("", "."):
             continue
-        yield there
-        if not there.is_symlink():
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        there = f"{here.rstrip('/')}/{name}"
+        found = os.lstat(there)
+        yield there, found
+        if not stat.S_ISLNK(found.st_mode):
             here = there
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, "too many links", str(path))
-        target = there.readlink()
-        if target.is_absolute():
-            here = Path(target.anchor)
-        parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            raise OSError(errno.ELOOP, "too many links", path)
+        target = os.readlink(there)
+        here = "/" if target.startswith("/") else here
+        parts += target.split("/")[::-1]

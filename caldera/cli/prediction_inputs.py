@@ -54,7 +54,13 @@ def read_inputs(
         raise DataError.build(
             "predict", expected="a .csv or .npy file, an image or a folder of images", got=path.name
         )
-    return names, _shaped(data.ArrayData(array).x, shape, path.name).astype(dtype)
+    samples = _shaped(data.ArrayData(array).x, shape, path.name)
+    if not np.issubdtype(dtype, np.floating) and (samples != np.floor(samples)).any():
+        raise DataError.build(
+            f"predict {path.name}", expected=f"whole numbers, as the model takes ({dtype})",
+            got="fractions",
+        )  # fmt: skip
+    return names, samples.astype(dtype)
 
 
 def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:

@@ -24,7 +24,13 @@ from caldera.comm.algorithms.partition import SEGMENT_BYTES, bounds
 from caldera.comm.autotune import AllreduceTuner
 from caldera.comm.buffer_checks import same_memory
 from caldera.comm.communicator import Communicator
-from caldera.comm.mpi_library import MpiRequest, many_threads, mpi, takes_cards
+from caldera.comm.mpi_library import (
+    MpiRequest,
+    do_not_wait_for_the_lost,
+    many_threads,
+    mpi,
+    takes_cards,
+)
 from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.comm.reduction import finish
 from caldera.comm.request import Done, Request
@@ -147,6 +153,7 @@ class MpiCommunicator(Communicator):
         gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         if error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]:
             _lost.set()
+            do_not_wait_for_the_lost()
             for communicator in list(_made):
                 # Somebody may wait in any of them for a rank that has seen the failure elsewhere.
                 if communicator.generation <= self.generation:

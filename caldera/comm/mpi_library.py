@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,16 @@ def takes_cards() -> bool:
 def many_threads() -> bool:
     """Whether several threads may communicate at once."""
     return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
+
+
+def do_not_wait_for_the_lost() -> None:
+    """When a rank has died: let MPI end without it.
+
+    Ending, Open MPI has all ranks that were started meet in a fence, in a call during which no
+    Python runs, and is not always told that one of them will never come.
+    """
+    with suppress(ValueError):  # another MPI has no such switch
+        ctypes.c_bool.in_dll(ctypes.CDLL(mpi().__file__), "ompi_async_mpi_finalize").value = True
 
 
 class MpiRequest(Request):

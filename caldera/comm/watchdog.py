@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, mpi
+from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, do_not_wait_for_the_lost, mpi
 from caldera.comm.point_to_point import ANY_SOURCE
 from caldera.config import settings
 
@@ -58,7 +59,7 @@ class Watchdog:
         self._stop.set()
         self._thread.join()
         if MpiCommunicator.a_rank_is_lost():
-            # One will never come.
+            self._wait_for_survivors()
             return
         counts = {each.label: each.collectives for each in MpiCommunicator.instances()}
         try:
@@ -71,7 +72,16 @@ class Watchdog:
                 time.sleep(0.005)
         except mpi().Exception:
             # A rank has died meanwhile.
-            return
+            do_not_wait_for_the_lost()
+
+    def _wait_for_survivors(self) -> None:
+        """MPI ends without waiting for anybody now: what was sent is given time to arrive."""
+        newest = max(MpiCommunicator.instances(), key=lambda each: each.generation)
+        until = time.monotonic() + GRACE_S
+        with suppress(mpi().Exception):
+            all_here = newest.handle.Ibarrier()
+            while not all_here.Test() and time.monotonic() < until:
+                time.sleep(0.005)
 
     # --- the thread
 

@@ -157,17 +157,23 @@ def intern(
     operands = tuple(map(id, sorted(inputs, key=_serial) if op.commutative else inputs))
     orders = tuple(spec.order for spec in outputs)
     key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)), orders)
+    found = _table.get(key)
+    if found is not None:
+        # Without the lock, for which ranks that are threads would queue up: who finds a node owns
+        # it, and who does not looks again.
+        return found
+    node = Node()
+    node.op = op
+    node.inputs = inputs
+    node.attrs = attrs
+    node.outputs = outputs
     with _lock:
-        node = _table.get(key)
-        if node is None:
-            node = Node()
-            node.op = op
-            node.inputs = inputs
-            node.attrs = attrs
-            node.outputs = outputs
-            node.serial = next(Node._serials)
-            _table[key] = node
-        return node
+        found = _table.get(key)
+        if found is not None:
+            return found
+        node.serial = next(Node._serials)
+        _table[key] = node
+    return node
 
 
 def describe(node: Node, depth: int = 2) -> str:

@@ -89,8 +89,9 @@ class Kernel:
 
 @dataclass
 class KernelTable:
-    """All kernels, by op and device family."""
+    """All kernels, by op and device family; `version` grows with each change."""
 
+    version: int = 0
     _kernels: dict[tuple[str, str], list[Kernel]] = field(default_factory=dict)
 
     def add(self, kernel: Kernel) -> None:
@@ -102,11 +103,13 @@ class KernelTable:
                 expected="a new name",
                 got=f"a second {kernel.name!r} for {kernel.op}",
             )
+        self.version += 1
         row.append(kernel)
         row.sort(key=lambda each: -each.priority)
 
     def forget(self, op: str) -> None:
         """Take out all kernels of an op."""
+        self.version += 1
         for key in [key for key in self._kernels if key[0] == op]:
             del self._kernels[key]
 

@@ -16,11 +16,14 @@ from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory import device as find_device
+from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
+from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
+_structures = StructureCache()
 
 
 @cache
@@ -57,14 +60,17 @@ def compile_nodes(
     if known is not None:
         return known
     several = communicator is not None and communicator.size > 1
-    optimised = optimise(
-        program,
+    run_passes = partial(
+        optimise,
         has_kernel=lambda name: TABLE.has(name, place.kernels),
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
-        several_ranks=several,
     )
+    # Collectives are numbered as they are written, and only here from nought.
+    ordered = collectives(program) if several else program
+    how = (place.kernels, TABLE.version, tuple(sorted(without)), precision)
+    optimised = _structures.optimised(ordered, how, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
@@ -94,6 +100,7 @@ def forget_plans() -> None:
     False
     """
     _plans.clear()
+    _structures.clear()
 
 
 def _device_of(program: Program) -> Device:

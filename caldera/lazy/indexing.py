@@ -58,8 +58,10 @@ class Index:
     def __init__(self, node: Node, key: tuple[Any, ...]) -> None:
         self.parts, dots = _parts(node, plain_key(key))
         self.at = [i for i, part in enumerate(self.parts) if isinstance(part, At)]
+        self.is_number = all(self._positions(i).shape == () for i in self.at)
         try:
-            self.shape = np.broadcast_shapes(*[self._positions(i).shape for i in self.at])
+            shapes_of = [self._positions(i).shape for i in self.at]
+            self.shape = () if self.is_number else np.broadcast_shapes(*shapes_of)
         except ValueError:
             shapes = ", ".join(str(self._positions(i).shape) for i in self.at)
             raise IndexingError.build(
@@ -95,18 +97,9 @@ class Index:
 
     def read(self, node: Node) -> Node:
         """What the key names in a node (of the shape it was made for)."""
+        if self.is_number and self.is_known:
+            return _cut(node, self.parts, without_numbers=True)
         cut = _cut(node, self.parts)
-        if not self.at:
-            return cut
-        if not any(self._positions(i).shape for i in self.at) and self.is_known:
-            # Ints alone: parts of size 1, without their axes.
-            numbers = {i: int(self._positions(i)) for i in self.at}  # type: ignore[arg-type]
-            bounds = [
-                (numbers[i], numbers[i] + 1, 1) if i in numbers else (0, n, 1)
-                for i, n in enumerate(cut.shape)
-            ]
-            kept = tuple(n for i, n in enumerate(cut.shape) if i not in numbers)
-            return reshape(slice_(cut, tuple(bounds)), kept)
         turned = transpose(cut, tuple(self.order))
         before, after = self.first, self.first + len(self.at)
         lengths = turned.shape[before:after]
@@ -143,7 +136,7 @@ class Index:
 
 
 def plain_key(key: tuple[Any, ...]) -> list[Any]:
-    """A key of None, `...`, slices, nodes and NumPy arrays alone (ints are arrays without axes)."""
+    """A key of None, `...`, slices, ints, nodes and NumPy arrays alone."""
     return [_plain(item) for item in key]
 
 
@@ -152,6 +145,8 @@ def _plain(item: Any) -> Any:
         return item
     if isinstance(item, bool | np.bool_):
         return np.array(item)
+    if isinstance(item, int | np.integer):
+        return int(item)
     return np.asarray(index_arrays((item,))[0])
 
 
@@ -178,6 +173,11 @@ def _parts(node: Node, key: list[Any]) -> tuple[list[Part], int]:
             first_of_dots = len(parts)
         if item is None or isinstance(item, slice):
             parts.append(item)
+        elif isinstance(item, int):
+            n = node.shape[axis]
+            if not -n <= item < n:
+                raise _outside(item, axis, node)
+            parts.append(At(np.array(item % n)))
         elif isinstance(item, Node):
             parts.append(At(_checked_node(item)))
         elif item.dtype != bool_:
@@ -195,11 +195,15 @@ def _checked(positions: np.ndarray, axis: int, node: Node) -> np.ndarray:
     n = node.shape[axis]
     wrong = (positions < -n) | (positions >= n)
     if wrong.any():
-        raise IndexingError.build(
-            "index", expected=f"an index within {n} along axis {axis}",
-            got=f"{positions[wrong].reshape(-1)[0]} into {describe(node)}",
-        )  # fmt: skip
+        raise _outside(positions[wrong].reshape(-1)[0], axis, node)
     return np.where(positions < 0, positions + n, positions).astype(np.int64)
+
+
+def _outside(position: int, axis: int, node: Node) -> IndexingError:
+    return IndexingError.build(
+        "index", expected=f"an index within {node.shape[axis]} along axis {axis}",
+        got=f"{position} into {describe(node)}",
+    )  # fmt: skip
 
 
 def _checked_node(positions: Node) -> Node:
@@ -228,14 +232,18 @@ def _true_positions(mask: np.ndarray, axis: int, node: Node) -> tuple[np.ndarray
     return mask.nonzero()
 
 
-def _cut(node: Node, parts: Sequence[Part]) -> Node:
-    """Slices taken, axes made, and those of positions left whole."""
+def _cut(node: Node, parts: Sequence[Part], without_numbers: bool = False) -> Node:
+    """Slices taken, axes made, and those of positions left whole; or, of numbers, left out."""
     bounds: list[tuple[int, int, int]] = []
     flipped: list[int] = []
     shape: list[int] = []
     for part in parts:
         if part is None or (isinstance(part, At) and part.is_new):
             shape.append(1)
+            continue
+        if without_numbers and isinstance(part, At):
+            number = int(part.positions)  # type: ignore[arg-type]
+            bounds.append((number, number + 1, 1))
             continue
         n = node.shape[len(bounds)]
         chosen = range(*part.indices(n)) if isinstance(part, slice) else range(n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from caldera.arguments import checked, refusal
@@ -14,7 +15,7 @@ from caldera.memory import Device
 from caldera.plan.plan import Plan
 
 
-@checked
+@partial(checked, own_words=True)
 def compile(
     outputs: Expr | Iterable[Expr],
     *,

@@ -95,12 +95,11 @@ def empty_cache() -> int:
     libraries on the same card, can have it only after this.
 
     >>> import caldera as cd
-    >>> t = cd.Tensor((1000,), device="loopback:1")
-    >>> numbers = t.memory.on_device()
-    >>> del t, numbers
+    >>> t = cd.Tensor((1000,))
+    >>> del t
     >>> cd.empty_cache() >= 4000
     True
-    >>> cd.device("loopback:1").pool.cached
+    >>> cd.device("cpu").pool.cached
     0
     """
     return sum(found.empty_cache() for found in list(_devices.values()))

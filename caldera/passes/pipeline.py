@@ -13,7 +13,6 @@ from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
 from caldera.passes import cse, fold, simplify, stable_losses
-from caldera.passes.collectives import collectives
 from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
@@ -42,15 +41,11 @@ def optimise(
     without: Collection[str] = (),
     precision: str | None = None,
     channels_last: bool = False,
-    several_ranks: bool = False,
 ) -> Program:
     """Run all passes but those named in `without`.
 
-    `channels_last` says that the device's kernels want images to lie so in memory, `several_ranks`
-    that there are others to communicate with.
+    `channels_last` says that the device's kernels want images to lie so in memory.
     """
-    if several_ranks:
-        program = collectives(program)
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))

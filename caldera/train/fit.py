@@ -166,6 +166,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
     if strategy.communicator.rank == 0:
         warn_of_one_class(model, given.pipeline, given.sample)
+        parts.warn_of_test(model, options.callbacks)
     loader = _loader(model, given, options, strategy)
     saver = Checkpointer(options.checkpoint) if options.checkpoint is not None else None
     run = Run(

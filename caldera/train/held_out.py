@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,17 @@ class Parts:
         columns += [rule.decides_by(known) for rule in rules if rule is not None]
         by = tuple(dict.fromkeys(name for name in columns if name.startswith("val_")))
         samples = None if self.validation.is_stream else len(self.validation)
-        return Selection(by, samples, self.part, self.given)
+        return Selection(by, samples, self.part, self.validation.is_test, self.given)
+
+    def warn_of_test(self, model: Model, callbacks: Sequence[Callback]) -> None:
+        """Say so if what chooses looks at samples to test with."""
+        found = self.selection(model, callbacks)
+        if found is not None and found.is_test and found.by:
+            warnings.warn(
+                f"fit: {', '.join(found.by)} on the test samples of a data set chooses the model, "
+                "so that results on them will be too good; hold out a part of the training data "
+                "with fit(..., validation=0.2)", stacklevel=4,
+            )  # fmt: skip
 
 
 def _check(data: Pipeline, part: float) -> None:

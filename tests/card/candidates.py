@@ -25,6 +25,7 @@ from caldera.memory import Device
 from caldera.memory.gpus import cupy
 from caldera.tensor.dtype import BY_NAME, bool_
 from tests.card.emulated import EmulatedCard, EmulatedDriver
+from tests.card.guards import guarded_bytes
 from tests.unit.kernels.checking import ELSEWHERE, LAYOUTS, compare
 from tests.unit.ops.cases import ALL
 
@@ -64,8 +65,9 @@ def fetched(card: Device, there: Any, like: np.ndarray) -> np.ndarray:
 
 def spoiled(spec: Spec) -> np.ndarray:
     """Memory that holds nan, or the largest of numbers: what a run before it might have left."""
-    memory = np.empty(spec.nbytes, np.uint8)
-    memory.fill(0x01 if spec.dtype == bool_ else 0xFF)
+    memory = guarded_bytes(spec.nbytes, f"an output {spec}")
+    if spec.dtype == bool_:
+        memory.fill(0x01)
     return laid_out(memory.view(spec.dtype), spec.shape, spec.order)
 
 
@@ -73,7 +75,7 @@ def run_kernel(card: Device, kernel: Kernel, node: Node, inputs: Arrays, times: 
     """The outputs of a kernel on the card."""
     outputs = tuple(spoiled(spec) for spec in node.outputs)
     needed = kernel.workspace(node)
-    workspace = np.full(needed, 0xFF, np.uint8) if needed else None
+    workspace = guarded_bytes(needed, "the workspace") if needed else None
     there = tuple(placed(card, array) for array in outputs)
     given = tuple(placed(card, array) for array in inputs)
     spare = None if workspace is None else placed(card, workspace)

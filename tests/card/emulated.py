@@ -1,9 +1,10 @@
 """A driver that compiles CUDA source with the machine's C++ compiler, and a device to go with it.
 
 Threads of a block are fibers, so barriers, shuffles and tensor-core products do what they do on a
-card; memory and streams are those of the loopback device. It is slow and it is right: what it finds
-wrong is wrong on a card too, and CI needs no card to find it. Each source also has to compile for a
-real card before it may run here (`accepted`).
+card; memory and streams are those of the loopback device. A block has exactly the shared memory
+that was asked for, full of nan, and all memory has guarded ends (`guards`). It is slow and it is
+right: what it finds wrong is wrong on a card too, and CI needs no card to find it. Each source also
+has to compile for a real card before it may run here (`accepted`).
 
 A cold run compiles 1,500 sources, so little is done for each: the machine is compiled once
 (machine.cpp), the headers that sources include are read once for all that include the same, and
@@ -26,15 +27,17 @@ from typing import Any
 from caldera.kernels.cuda.runtime.driver import Driver, Size
 from caldera.memory import device as find_device
 from caldera.memory.loopback import LoopbackDevice
+from caldera.memory.pool import Pool
 from tests.card.accepted import check_for_a_card, included
+from tests.card.guards import GuardedPool, check_guards
 from tests.object_cache import CACHE, cached_file
 
 HERE = Path(__file__).parent
 _RUN = """
 extern "C" __attribute__((visibility("default")))
-void run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
-    emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared, arguments,
-                  meeting);
+int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
+    return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
+                         arguments, meeting);
 }
 """
 # The machine that a kernel runs on is a few global variables.
@@ -78,7 +81,9 @@ class EmulatedDriver(Driver):
         assert shared <= self.shared_bytes, f"{name}: {shared} bytes of shared memory"
         self.launches.append(name)
         with _one_at_a_time:
-            library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
+            broken = library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
+            assert not broken, f"{name} wrote beside its {shared} bytes of shared memory"
+            check_guards(name)
 
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
@@ -92,6 +97,11 @@ class EmulatedDriver(Driver):
     @property
     def shared_bytes(self) -> int:
         return 227 << 10
+
+    @property
+    def lonely_bytes(self) -> int:
+        # A kernel has what it asked for and not a byte more, so that we see what it wanted.
+        return 0
 
 
 def globals_of(source: str) -> frozenset[str]:
@@ -177,6 +187,10 @@ class EmulatedCard(LoopbackDevice):
     """A loopback device whose kernels are those of a card."""
 
     kernels = "cuda"
+
+    def __init__(self, index: int, host_pool: Pool) -> None:
+        super().__init__(index, host_pool)
+        self.pool = GuardedPool(self.name)
 
 
 def emulated_card(index: int = 0) -> EmulatedCard:

@@ -255,7 +255,8 @@ static void run_blocks(Block* blocks, unsigned count, size_t shared) {
     for (unsigned b = 0; b < count; b++) {
         Block& block = blocks[b];
         block.alive = threads;
-        block.shared = (char*)aligned_alloc(64, (shared + 127) / 64 * 64);
+        // Nan, until a thread has written: what the block before left must not be read.
+        memset(block.shared, 0xff, shared);
         for (unsigned t = 0; t < threads; t++) {
             Fiber& fiber = fibers[(size_t)b * threads + t];
             fiber.block = &block;
@@ -281,12 +282,38 @@ static void run_blocks(Block* blocks, unsigned count, size_t shared) {
             resume(&fibers[i]);
         }
     }
-    for (unsigned b = 0; b < count; b++) free(blocks[b].shared);
     free(fibers);
 }
 
-void run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-         int meeting) {
+// Shared memory between guards: bytes that are nan together, and that no kernel writes. A kernel
+// that has no such memory has short guards; what is written beyond it can go far.
+static const size_t BEFORE = 4096;
+static const char PATTERN[] = "\xa9\xc5\xf3\xff";
+static size_t behind(size_t bytes) { return bytes ? 128 << 10 : 4096; }
+
+static void fill_guard(char* guard, size_t bytes) {
+    memcpy(guard, PATTERN, 4);
+    for (size_t done = 4; done < bytes; done *= 2)
+        memcpy(guard + done, guard, done < bytes - done ? done : bytes - done);
+}
+
+static bool is_whole(const char* guard, size_t bytes) {
+    return !memcmp(guard, PATTERN, 4) && !memcmp(guard, guard + 4, bytes - 4);
+}
+
+static char* guarded_memory(size_t bytes) {
+    char* whole = (char*)aligned_alloc(128, (BEFORE + bytes + behind(bytes) + 127) / 128 * 128);
+    fill_guard(whole, BEFORE);
+    fill_guard(whole + BEFORE + bytes, behind(bytes));
+    return whole + BEFORE;
+}
+
+static bool is_broken(const char* memory, size_t bytes) {
+    return !is_whole(memory - BEFORE, BEFORE) || !is_whole(memory + bytes, behind(bytes));
+}
+
+int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
+        int meeting) {
     grid_size = {sizes[0], sizes[1], sizes[2]};
     block_size = {sizes[3], sizes[4], sizes[5]};
     kernel = call;
@@ -295,17 +322,28 @@ void run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void
     // 0: threads never meet, 1: those of a block do, 2: those of the whole grid do.
     unsigned group = meeting == 2 ? total : 1;
     Block* blocks = (Block*)malloc(group * sizeof(Block));
+    char** memory = (char**)malloc(group * sizeof(char*));
+    for (unsigned b = 0; b < group; b++) memory[b] = guarded_memory(shared);
     for (unsigned first = 0; first < total; first += group) {
         memset(blocks, 0, group * sizeof(Block));
         for (unsigned b = 0; b < group; b++) {
             unsigned id = first + b;
+            blocks[b].shared = memory[b];
             blocks[b].index = {id % sizes[0], id / sizes[0] % sizes[1], id / sizes[0] / sizes[1]};
         }
         if (meeting) run_blocks(blocks, group, shared);
         else run_alone(blocks[0]);
     }
+    // What one block breaks stays broken.
+    int broken = 0;
+    for (unsigned b = 0; b < group; b++) {
+        broken |= is_broken(memory[b], shared);
+        free(memory[b] - BEFORE);
+    }
+    free(memory);
     free(blocks);
     free(stacks);
     stacks = 0;
+    return broken;
 }
 }  // namespace emulated

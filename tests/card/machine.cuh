@@ -90,8 +90,9 @@ struct Call {
 template <typename... P> void call(void (*kernel)(P...), void** given) {
     Call{kernel, *(P*)*given++...};
 }
-void run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-         int meeting);
+// Not 0 if a block has written beside its shared memory.
+int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
+        int meeting);
 }  // namespace emulated
 
 #define threadIdx (emulated::current->index)

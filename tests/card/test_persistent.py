@@ -12,13 +12,16 @@ import pytest
 import caldera as cd
 from caldera import nn, op, optim
 from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.cuda.persistent import PersistentStep, persistent_step
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, fuse_epilogues
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.program import Program, assign_blocks
-from caldera.kernels.cuda.persistent.tasks import Task, plain
-from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.persistent.tasks import SHARED_FLOATS, Task, plain
+from caldera.kernels.cuda.runtime.driver import driver, use
+from caldera.kernels.step_launch import STEP_FUSERS
+from caldera.lazy import forget_plans
 from caldera.memory import Device
-from tests.card.emulated import EmulatedDriver
+from tests.card.emulated import EmulatedDriver, emulated_card
 
 SAMPLES, WIDTH, CLASSES = 30, 20, 5
 
@@ -96,6 +99,92 @@ def test_odd_sizes_equal_the_cpu(
     here, there = trained("cpu"), trained(card)
     for one, other in zip(here.parameters(), there.parameters(), strict=True):
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("features", "width", "batch", "optimizer", "precision"),
+    [(100, 100, 17, optim.Adam, None), (100, 100, 17, optim.AdamW, "tf32")],
+)
+def test_tiles_and_what_an_optimizer_keeps_fit_into_shared_memory(
+    card: Device, features: int, width: int, batch: int, optimizer: Any, precision: Any
+) -> None:
+    """The tile of a weight, its gradient and its moments together: sizes for which they once did
+    not fit, on as many multiprocessors as a played card has."""
+    draw = np.random.default_rng(4)
+    x = draw.standard_normal((3 * batch, features), np.float32)
+    y = draw.standard_normal((3 * batch, 3), np.float32)
+
+    def trained(device: Any) -> cd.NeuralNetwork:
+        hidden = [nn.Dense(width, activation="tanh") for _ in range(2)]
+        model = cd.NeuralNetwork(
+            [nn.Input((features,)), *hidden, nn.Dense(3)], loss="mse", optimizer=optimizer(1e-3),
+            batch_size=batch, seed=1, device=device, precision=precision,
+        )  # fmt: skip
+        model.fit((x, y), epochs=1, verbose=0)
+        return model
+
+    here, there = trained("cpu"), trained(card)
+    # The first steps of Adam are as large as their sign: a little of each may differ.
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        np.testing.assert_allclose(other.numpy(), one.numpy(), atol=2e-3)
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        assert using.launches.count("steps") == 2
+
+
+class _Undriven(EmulatedDriver):
+    """A card of the usual size on which nothing runs."""
+
+    def function(self, source: str, name: str) -> Any:
+        return None
+
+    def launch(self, *given: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("features", "widths", "batch", "optimizer", "precision"),
+    [
+        (256, [1040] * 2, 64, "adam", None),
+        (100, [700] * 4, 300, "adamw", None),
+        (17, [1024] * 3, 3, "adam", "tf32"),
+        (1000, [528] * 3, 100, "adam", "tf32"),
+    ],
+)
+def test_a_step_asks_for_all_the_shared_memory_that_its_parts_use(
+    monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int], batch: int, optimizer: str,
+    precision: str | None,
+) -> None:  # fmt: skip
+    found: list[PersistentStep] = []
+
+    class Enough(Exception):
+        pass
+
+    def joined(*given: Any) -> None:
+        step = persistent_step(*given)
+        assert step is not None
+        assert step.is_small
+        found.append(step)
+        raise Enough
+
+    monkeypatch.setitem(STEP_FUSERS, "cuda", joined)
+    use(_Undriven(132))
+    hidden = [nn.Dense(width, activation="relu") for width in widths]
+    model = cd.NeuralNetwork(
+        [nn.Input((features,)), *hidden, nn.Dense(10)], loss="mse", optimizer=optimizer,
+        batch_size=batch, precision=precision, device=emulated_card(),
+    )  # fmt: skip
+    data = np.zeros((2 * batch, features), np.float32), np.zeros((2 * batch, 10), np.float32)
+    try:
+        with pytest.raises(Enough):
+            model.fit(data, epochs=1, verbose=0)
+    finally:
+        forget_plans()
+        use(None)
+    program = found[0].program
+    assert program.shared_floats <= SHARED_FLOATS
+    parts = [part for phase in program.phases for part in phase]
+    assert any("matmul" in part.what and part.units > 100 for part in parts)
 
 
 def test_a_step_whose_loss_is_not_finite_changes_nothing(card: Device) -> None:

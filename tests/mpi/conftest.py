@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +20,7 @@ from caldera.comm.launch import launch
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 300
+PATIENCE_S = 120
 """A job that takes longer hangs: the longest takes a few seconds on an idle machine."""
 MOST_S = 10
 """From the failure of a rank to the end of all of them."""
@@ -60,9 +64,39 @@ def job(tmp_path: Path) -> Job:
         else:
             made = launch(ranks, program, environment=environment)
             command, environment = made.command, made.environment
-        return subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
-            timeout=PATIENCE_S,
-        )  # fmt: skip
+        return run_in_session(command, PATIENCE_S, env=environment, cwd=tmp_path)
 
     return start
+
+
+def run_in_session(
+    command: list[str], seconds: float, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, and end it with all that it has started if it takes longer.
+
+    Ranks are in process groups of their own, but in the session of what has started them.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, **how,
+    )  # fmt: skip
+    try:
+        printed = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        for member in _members(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        printed = process.communicate()
+        pytest.fail(f"{shlex.join(command)} hangs; it has printed\n{printed[0]}\n{printed[1]}")
+    return subprocess.CompletedProcess(command, process.returncode, *printed)
+
+
+def _members(session: int) -> list[int]:
+    """The processes of a session; where there is no /proc, its first one."""
+    everybody = [int(file.name) for file in Path("/proc").glob("[0-9]*")] or [session]
+    found = []
+    for process in everybody:
+        with suppress(ProcessLookupError):
+            if os.getsid(process) == session:
+                found.append(process)
+    return found

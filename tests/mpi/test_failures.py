@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.mpi.conftest import MOST_S, Job
+from tests.mpi.conftest import MOST_S, Job, run_in_session
 
 
 def test_a_rank_that_raises_ends_all_and_is_named(job: Job) -> None:
@@ -75,3 +75,13 @@ def test_survivors_go_on_without_the_one_that_died(job: Job) -> None:
     assert sorted(done.stdout.splitlines()) == [
         "rank 0 of 2 has what one process has", "rank 1 of 2 has what one process has"
     ]  # fmt: skip
+
+
+def test_a_job_that_hangs_is_ended_with_all_its_ranks() -> None:
+    """One that is left spinning would make all tests after it slow."""
+    began = time.monotonic()
+    # As under mpiexec, each rank is a process group of its own.
+    with pytest.raises(pytest.fail.Exception, match="hangs; it has printed\nranks"):
+        run_in_session(["bash", "-c", "set -m; sleep 30 & sleep 30 & echo ranks; wait"], 0.3)
+    # All that was printed has been read: nobody is left who could print.
+    assert time.monotonic() - began < 15

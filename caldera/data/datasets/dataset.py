@@ -77,10 +77,11 @@ class Dataset:
             samples = getattr(self, part)
             if samples is None:
                 continue
-            known = samples.schema or Schema()
-            if known.classes != self.class_names:
+            known, is_test = samples.schema or Schema(), part == "test"
+            if known.classes != self.class_names or samples.is_test != is_test:
                 named = copy(samples)
                 named.schema = replace(known, classes=self.class_names)
+                named.is_test = is_test
                 object.__setattr__(self, part, named)
 
     @property

@@ -68,7 +68,7 @@ class Pipeline(Data):
                     got=repr(value),
                 )
         inner = as_data(source)
-        self.schema = inner.schema
+        self.schema, self.is_test = inner.schema, inner.is_test
         given = Stages(stages)
         if isinstance(inner, Pipeline):
             given = Stages([*inner.own_stages, *given])

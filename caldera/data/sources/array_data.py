@@ -105,6 +105,8 @@ class ArrayData(Data):
         rows = checked_rows(numbers, len(self), "data.ArrayData.subset")
         other = copy.copy(self)
         other._rows = rows if self._rows is None else self._rows[rows]
+        # Some of the test samples may well be taken to choose by, and tested with the others.
+        other.is_test = False
         return other
 
     def __repr__(self) -> str:

@@ -60,6 +60,9 @@ class Data(ABC):
     schema: Schema | None = None
     """What the samples are: columns and classes, where they have names."""
 
+    is_test: bool = False
+    """Whether a data set has these to test with, so that nothing should be chosen by them."""
+
     def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
         """The samples as they are stored, which is what the stages of a pipeline begin with."""
         return self.batch(indices)

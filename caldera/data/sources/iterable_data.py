@@ -42,6 +42,7 @@ class IterableData:
 
     schema: Schema | None = None
     """What the samples are; see `Data`."""
+    is_test: bool = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from caldera.errors import CalderaError, ConfigError
 from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr
+from caldera.lazy import Expr, compile
 from caldera.onnx.backend import Backend
 from caldera.onnx.library import onnx
 from caldera.optional import optional_import
@@ -28,6 +28,9 @@ _SPREADS = (16, 2, 1)
 
 _DIGITS = {2: 3e-2, 4: 1e-3, 8: 1e-6}
 """How far numbers of so many bytes may differ, relative to the largest."""
+
+_MUCH = 10**11
+"""Operations from which on a plan is compiled; less is done before one would be ready."""
 
 Runner = Callable[[Sequence[np.ndarray]], Sequence[Any]]
 
@@ -61,24 +64,40 @@ def _example(
     inputs: Sequence[Expr], outputs: Mapping[str, Expr]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Inputs of the model, in order, and what it gives for them."""
-    roots = [each.node for each in outputs.values()]
-    fed = [each.node for each in inputs]
-    held = {
-        node: np.asarray(node.attrs["symbol"].value.numpy())
-        for node in topological(roots)
-        if "symbol" in node.attrs and node not in fed
-    }
+    compute = _evaluator(inputs, list(outputs.values()))
     for spread in _SPREADS:
-        values = _random(fed, spread)
+        values = _random([each.node for each in inputs], spread)
         try:
-            with np.errstate(all="ignore"):
-                results = interpret(roots, {**held, **dict(zip(fed, values, strict=True))})
+            results = compute(values)
         except (IndexError, CalderaError):
             if spread == _SPREADS[-1]:
                 raise
         else:
             break
     return values, dict(zip(outputs, results, strict=True))
+
+
+def _evaluator(inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Runner:
+    """What computes these expressions, once: reference functions, or a plan where it pays."""
+    fed, roots = [each.node for each in inputs], [each.node for each in outputs]
+    order = topological(roots)
+    if sum(node.op.count_flops(node) for node in order) > _MUCH:
+        plan = compile(outputs, remember=False)
+        names = [node.attrs["symbol"].name for node in fed]
+        return lambda values: [
+            each.numpy().copy() for each in plan.run(dict(zip(names, values, strict=True)))
+        ]
+    held = {
+        node: np.asarray(node.attrs["symbol"].value.numpy())
+        for node in order
+        if "symbol" in node.attrs and node not in fed
+    }
+
+    def interpreted(values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return interpret(roots, {**held, **dict(zip(fed, values, strict=True))})
+
+    return interpreted
 
 
 def _random(fed: Sequence[Node], spread: int) -> list[np.ndarray]:

@@ -32,19 +32,21 @@ class Selection:
     """How many samples were looked at; None for a stream."""
     part: float | None
     """The part of the training data that was held out for this; None for data that were given."""
+    is_test: bool = False
+    """Whether a data set has these samples to test with."""
     data: Any = None
-    """Those data."""
+    """What was given."""
 
-    def text(self, train: Any, validation: Any, test: Any) -> str:
-        """In words, for whoever reads results on `test`.
+    def text(self, train: Any, validation: Any) -> str:
+        """In words, for whoever reads results on the test samples of a data set with these.
 
-        >>> Selection(("val_loss",), 288, 0.2).text(None, None, None)
+        >>> Selection(("val_loss",), 288, 0.2).text(None, None)
         'chosen by val_loss on 20% held out of the training data (288 samples); the test set was looked at once'
         """  # noqa: E501
         part = self.part
         if self.data is not None and self.data is validation:
             part = len(validation) / (len(validation) + len(train))
-        if self.data is not None and self.data is test:
+        if self.is_test:
             if not self.by:
                 return "nothing was chosen by the test set, which was shown after each epoch"
             return (

@@ -74,7 +74,7 @@ def record_of(
 def _selection(history: History, data: Dataset) -> str:
     if history.selection is None:
         return ""
-    return history.selection.text(data.train, data.validation, data.test)
+    return history.selection.text(data.train, data.validation)
 
 
 def _seeds(model: Model, settings: Mapping[str, Setting]) -> dict[str, int]:

@@ -17,6 +17,7 @@ import pytest
 
 from caldera.comm import nccl as nccl_module
 from caldera.comm import staging
+from caldera.memory import gpus
 from caldera.memory.device_array import DeviceArray
 
 
@@ -36,7 +37,7 @@ def seen_from_card(there: DeviceArray) -> np.ndarray:
 class _Scope:
     """A device or a stream: something to be inside of."""
 
-    ptr = 77
+    ptr, id = 77, 0
 
     def __init__(self, *_: object, **__: object) -> None:
         return
@@ -244,7 +245,7 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """A card for the communicators of one test."""
     runtime = Runtime()
     fake = fake_cupy(runtime)
-    for module in (staging, nccl_module):
+    for module in (staging, nccl_module, gpus):
         monkeypatch.setattr(module, "cupy", lambda: fake)
     monkeypatch.setattr(nccl_module, "nccl", FakeNccl)
     return runtime

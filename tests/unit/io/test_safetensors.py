@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -157,3 +158,16 @@ def test_damage_anywhere_gives_a_data_error_or_other_numbers(tmp_path_factory, d
 def test_a_missing_file(path):
     with pytest.raises(DataError, match=r"expected a file at .*, got nothing there"):
         files.load_safetensors(path)
+
+
+def test_bytes_are_turned_on_machines_whose_highest_comes_first(path, monkeypatch) -> None:
+    names = ("int16", "bfloat16", "float64")
+    arrays = {name: np.array([1, 2, 3]).astype(dtypes.canonical(name)) for name in names}
+    files.save_safetensors(path, arrays)
+    little = path.read_bytes()
+    monkeypatch.setattr(sys, "byteorder", "big")
+    files.save_safetensors(path, arrays)
+    # Here the arrays themselves are not turned, so the file is, and reading it turns them back.
+    assert path.read_bytes()[-6:-4] == little[-6:-4][::-1]
+    for name, tensor in files.load_safetensors(path).items():
+        assert tensor.numpy().tobytes() == arrays[name].tobytes()

@@ -121,6 +121,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
         x, op.argsort(x, 1), 1)[:, :3],
     "one hot": lambda x: op.one_hot(op.argmax(x, 2), 5) + op.softmax(x, 2) + op.log_softmax(x, 1),
     "adding at places": lambda x: op.put_along_axis_add(x, op.argsort(x, 2), x, 2),
+    "adding rows at places": lambda x: op.scatter_add(
+        x, [[0, 2], [-1, 0]], x[:, :2, None] * np.ones((1, 1, 2, 1), np.float32), axis=1),
+    "arrays as indices": lambda x: x[:, [0, 2], ::2] + x[:, np.arange(4) % 2 == 0][:, :, [1, 1, 0]],
+    "new values at places": lambda x: x.at[:, [1, 3]].set(0.5).at[:, op.argmax(x[0], 0)].add(1.0),
     "masked attention": lambda x: op.scaled_dot_product_attention(x, x, x, mask=x[:, :, :4] > 0.0),
     "causal attention": lambda x: op.scaled_dot_product_attention(x[:, 2:], x, x, causal=True),
     "triangles": lambda x: op.tril(x) + op.triu(x, 2),

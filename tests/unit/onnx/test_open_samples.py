@@ -168,6 +168,19 @@ def test_a_file_that_computes_something_else_is_never_written(
     assert [path.name for path in tmp_path.iterdir()] == ["right.onnx"]
 
 
+def test_much_work_is_compiled_for_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: Any) -> None:
+        raise AssertionError("reference functions would take minutes")
+
+    monkeypatch.setattr(check, "_MUCH", 10)
+    monkeypatch.setattr(check, "interpret", refused)
+    model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
+    path, x = cd.onnx.export(model, tmp_path / "m.onnx", batch_size=4), numbers(4, 3)
+    np.testing.assert_allclose(by_onnxruntime(path, x)[0], model.predict(x), rtol=1e-5)
+
+
 def test_indices_that_are_fed_for_the_check_fit_the_table(tmp_path: Path) -> None:
     layers = [nn.Input((4,), dtype="int64"), nn.Embedding(2, 3)]
     model = cd.NeuralNetwork(layers, loss="mean_squared")

@@ -120,15 +120,22 @@ def test_the_record_says_what_was_chosen_by_which_data(tmp_path: Path) -> None:
         f"chosen by val_loss on validation data (40 samples); {once}"
     )
     plateau = cd.optim.Adam(cd.optim.ReduceOnPlateau(0.1))
-    assert "by val_loss on the test set, so that" in _record(
-        tmp_path, found, found.test, optimizer=plateau
-    )
-    assert "on the test set, so that results on it are too good" in _record(
-        tmp_path, found, found.test, best
-    )
+    with pytest.warns(UserWarning, match="val_loss on the test samples of a data set chooses"):
+        said = _record(tmp_path, found, found.test, optimizer=plateau)
+    assert "chosen by val_loss on the test set, so that results on it are too good" in said
+    with pytest.warns(UserWarning, match=r"hold out .*validation=0.2"):
+        assert "by val_accuracy on the test set" in _record(tmp_path, found, found.test, best)
     assert "nothing was chosen by the test set" in _record(
         tmp_path, found, found.test, [cd.KeepBest("loss")]
     )
+
+
+def test_only_the_test_samples_are_marked() -> None:
+    found = data.arrays(X, Y, test=0.25).transformed(test=lambda x, draw: x)
+    parts = found.hold_out(0.5)
+    validation, test = data.split(found.test, test=0.5)
+    marks = [each.is_test for each in (found.train, found.test, parts.validation, validation, test)]  # type: ignore[union-attr]
+    assert marks == [False, True, False, False, False]
 
 
 def test_choosing_without_validation_says_what_to_write() -> None:

@@ -225,7 +225,7 @@ class _Writer:
             ("a", "b", "weights"), self._operands, self._sides, depths, strict=True
         ):
             if name == "weights":
-                layout.late = max(layout.late, self._sums)
+                layout.lay_over("sums", self._sums, early=False)
             layout.add(name, side.floats(deep), early=self._is_early(operand))
         for name in ("scores", "gradients"):
             layout.add(name, ROWS * self._stride, early=False)
@@ -289,19 +289,27 @@ class _Writer:
         ]
         main = [
             *self._types(),
+            *layout.checks({"a": "L::FLOATS", "b": "R::FLOATS", "weights": "W::FLOATS"}),
+            *layout.checks({"scores": "S::FLOATS", "gradients": "S::FLOATS"}),
+            *(
+                line
+                for each in "TU"
+                for line in layout.checks({"sums": f"{each}::PARTS * {each}::FLOATS"})
+            ),
             "i32 thread = thread_now();",
             f"i32 row = min(first_row + (thread >> 5), {rows - 1}), lane = thread & 31;",
             *of_row.statements([], ""),
             *self._held[0].statements(each[0], "T::EACH"),
             *self._held[1].statements(each[1], "U::EACH"),
+            f"float* sums = {layout.place('sums')};",
             f"float* scores = {layout.place('scores')};",
             f"float* gradients = {layout.place('gradients')};",
             f"for (i32 e = thread; e < {ROWS * self._stride}; e += {THREADS})",
             "    gradients[e] = 0.0f;",
             f"block_product<T, L, R, {first.inner}>({operands}, first_row, 0,",
-            f"    {layout.place('a')}, {layout.place('b')}, scratch, numbers);",
+            f"    {layout.place('a')}, {layout.place('b')}, sums, numbers);",
             *each[0],
-            "        float sum = tile_sum<T>(scratch, below, across);",
+            "        float sum = tile_sum<T>(sums, below, across);",
             *(f"        {line}" for line in self._ends[0]),
             "    }",
             "}",
@@ -312,10 +320,10 @@ class _Writer:
             "__syncthreads();",
             "float c[U::WARP_M / 16][U::WARP_N / 8][4] = {};",
             f"warp_products<U, S, W>(c, gradients, {layout.place('weights')}, {second.inner});",
-            "warp_store<U>(c, scratch);",
+            "warp_store<U>(c, sums);",
             "__syncthreads();",
             *each[1],
-            "        float sum = tile_sum<U>(scratch, below, across);",
+            "        float sum = tile_sum<U>(sums, below, across);",
             *(f"        {line}" for line in self._ends[1]),
             "    }",
             "}",

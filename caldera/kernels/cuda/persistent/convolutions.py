@@ -107,8 +107,8 @@ class Windows:
 
     def product(self, image: str, right: str) -> list[str]:
         """Statements that leave the product of operands in shared memory in `sums`."""
-        lines, at = [], 0
-        for name, floats in self._sizes().items():
+        lines, at, sizes = [], 0, self._sizes()
+        for name, floats in sizes.items():
             kind = "float" if name == "sums" else "i32"
             lines.append(f"{kind}* {name} = ({kind}*)spare + {at};")
             at += floats
@@ -118,6 +118,8 @@ class Windows:
         kind = f"Windows<{', '.join(map(str, windows))}>"
         return [
             *lines,
+            f'static_assert({kind}::PLACES_ROOM <= {sizes["places"]}, "places");',
+            f'static_assert({kind}::TAPS_ROOM <= {sizes["taps"]}, "taps");',
             f"block_list_windows<{kind}, {THREADS}>(places, taps);",
             "__syncthreads();",
             f"block_windows<{', '.join(map(str, shape))}, {str(self.exact).lower()}>({image}, "

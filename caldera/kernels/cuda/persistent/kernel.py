@@ -62,10 +62,12 @@ class PersistentStep:
     def launch(self, steps: int) -> Launch:
         """What runs this many steps."""
         program = self.program
+        # Two blocks of one multiprocessor would take turns, while another one is idle.
+        shared = max(4 * program.shared_floats, driver().lonely_bytes)
         return Launch(
             program.source, STEPS.name, driver().multiprocessors, THREADS,
             STEPS.bind(pointers=program.pointers, counters=self.counters, count=steps),
-            shared=4 * SHARED_FLOATS, cooperative=True, kept=program.arrays,
+            shared=shared, cooperative=True, kept=program.arrays,
         )  # fmt: skip
 
     @property
@@ -73,7 +75,11 @@ class PersistentStep:
         """Whether no phase keeps all blocks busy for long: what this kind of kernel is for."""
         phases = self.program.phases
         most = max(sum(max(part.units, part.load) for part in phase) for phase in phases)
-        fits = len(self.program.pointers) <= MOST_POINTERS and sum(map(len, phases)) <= MOST_PARTS
+        fits = (
+            len(self.program.pointers) <= MOST_POINTERS
+            and sum(map(len, phases)) <= MOST_PARTS
+            and self.program.shared_floats <= SHARED_FLOATS
+        )
         return fits and most <= WAVES * driver().multiprocessors
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from caldera.kernels.cuda.persistent.tasks import (
     Zones,
     units_of,
 )
-from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tiling_for
+from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tilings_for
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
 
@@ -157,7 +157,12 @@ class Job:
 
     def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Task:
         """The product by about so many blocks."""
-        tiling = tiling_for(self.size(early), max(blocks, 1))
+        # The tiling that is thought to be fastest of those whose tiles fit into shared memory.
+        tiling = next(
+            each
+            for each in tilings_for(self.size(early), max(blocks, 1))
+            if _Writer(self, each, Access(), early).fits
+        )
         return Task(
             self.name, tiling.units(*self.result.shape), reads, writes,
             lambda places, early, start: _Writer(self, tiling, places, early).text(start),
@@ -197,6 +202,11 @@ class _Writer:
     def _is_early(self, operand: Operand) -> bool:
         return all(map(self._early, operand.reads))
 
+    @property
+    def fits(self) -> bool:
+        """Whether a block has enough shared memory for it."""
+        return self._layout(None).zones.end(None) <= DYNAMIC_FLOATS
+
     def _layout(self, start: int | None) -> Layout:
         """Where everything lies."""
         job, depth, layout = self._job, self._depth(), Layout()
@@ -208,12 +218,10 @@ class _Writer:
         over_early = late < sums <= early
         for name, floats, is_early in sized:
             layout.add(name, floats, early=is_early)
-        if not over_early:
-            layout.late = max(layout.late, sums)
+        layout.lay_over("sums", sums, early=over_early)
         for number, array in enumerate(self._held.tiles):
             layout.add(f"kept{number}", self._tile, early=self._early(array))
         layout.end(start)
-        layout.places["sums"] = layout.start if over_early else 0
         # The numbers of rows have one place only.
         layout.soon = job.left.rows is None
         return layout
@@ -284,6 +292,8 @@ class _Writer:
         ]
         main = [
             *self._types(),
+            *layout.checks({"a": "L::FLOATS", "b": "R::FLOATS", "sums": "T::PARTS * T::FLOATS"}),
+            *layout.checks({f"kept{number}": "T::FLOATS" for number in range(len(held.tiles))}),
             "i32 thread = thread_now();",
             *tiles,
             f"float* sums = {layout.place('sums')};",

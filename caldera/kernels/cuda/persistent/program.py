@@ -53,6 +53,8 @@ class Program:
         self._bodies: dict[Text, int] = {}
         self._given: list[int] = []
         self._rows: list[Row] = []
+        self.scratch = 0
+        """Floats of shared memory that parts use, to the end of the last place of any of them."""
         early = [early_in(phases, number) for number in range(len(phases))]
         places = starts(
             [
@@ -62,7 +64,8 @@ class Program:
         )
         for number, (phase, start) in enumerate(zip(phases, places, strict=True)):
             for part, first, span in assign_blocks(phase, blocks):
-                text, _ = part.code(self._places, early[number], start)
+                text, zones = part.code(self._places, early[number], start)
+                self.scratch = max(self.scratch, zones.end(start))
                 body, given = self._body(text)
                 base, soon = len(self._given), int(start is not None)
                 self._rows.append(Row(body, number, first, span, part.units, base, soon))
@@ -93,6 +96,11 @@ class Program:
         each = (text.main, text.ahead, text.late)
         body = Text(*(declared(named(lines)) for lines in each))
         return self._bodies.setdefault(body, len(self._bodies)), given
+
+    @property
+    def shared_floats(self) -> int:
+        """All shared memory of a block."""
+        return MASKS + NUMBERS + self.scratch
 
     @property
     def arrays(self) -> list[Array]:

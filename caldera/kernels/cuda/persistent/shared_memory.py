@@ -6,7 +6,7 @@ is such a place: then it can be brought while that phase is at work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, Zones
@@ -16,12 +16,16 @@ from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, Zones
 class Layout:
     """The places of a part, by name: those of `late` things, then those that come early.
 
+    The shared memory that a kernel asks for is counted from these places, and from nothing else.
+
     >>> layout = Layout()
     >>> layout.add("a", 100, early=False)
     >>> layout.add("b", 60, early=True)
     >>> layout.end(None)
     >>> layout.place("a"), layout.place("b"), layout.zones
     ('scratch + 0', 'scratch + 100', Zones(late=100, early=60, soon=True))
+    >>> layout.zones.end(None), layout.zones.end(200)
+    (160, 260)
     """
 
     late: int = 0
@@ -29,10 +33,12 @@ class Layout:
     start: int = 0
     soon: bool = True
     places: dict[str, int] = field(default_factory=dict)
+    _floats: dict[str, int] = field(default_factory=dict)
     _early: set[str] = field(default_factory=set)
 
     def add(self, name: str, floats: int, *, early: bool) -> None:
         """One more thing of so many floats."""
+        self._floats[name] = floats
         if early:
             self.places[name] = self.early
             self._early.add(name)
@@ -40,6 +46,17 @@ class Layout:
         else:
             self.places[name] = self.late
             self.late += floats
+
+    def lay_over(self, name: str, floats: int, *, early: bool) -> None:
+        """One more thing, which begins where all that has been added so far of its kind does: it is
+        written when that is no longer read."""
+        self.places[name] = 0
+        self._floats[name] = floats
+        if early:
+            self._early.add(name)
+            self.early = max(self.early, floats)
+        else:
+            self.late = max(self.late, floats)
 
     def end(self, start: int | None) -> None:
         """All is there; what comes early lies from `start` on, or where the rest ends."""
@@ -50,6 +67,20 @@ class Layout:
     def place(self, name: str) -> str:
         """Where something lies, in CUDA."""
         return f"scratch + {self.places[name]}"
+
+    def checks(self, used: Mapping[str, str]) -> list[str]:
+        """Statements that let no kernel be compiled which uses more floats of a place, by its name,
+        than there are.
+
+        >>> layout = Layout()
+        >>> layout.add("a", 100, early=False)
+        >>> layout.checks({"a": "L::FLOATS"})
+        ['static_assert(L::FLOATS <= 100, "a");']
+        """
+        return [
+            f'static_assert({floats} <= {self._floats[name]}, "{name}");'
+            for name, floats in used.items()
+        ]
 
     @property
     def zones(self) -> Zones:

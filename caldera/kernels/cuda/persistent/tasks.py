@@ -11,13 +11,13 @@ from caldera.kernels.cuda.persistent.memory_access import Access
 WARPS = 16
 THREADS = 32 * WARPS
 SHARED_FLOATS = 55 << 10
-"""Shared memory that a block has: most of what a multiprocessor has."""
+"""Shared memory that a block may have: most of what a multiprocessor has."""
 NUMBERS = 256
 """Row numbers that a part may keep in shared memory beside what it keeps in `scratch`."""
 MASKS = 32
 """Words at the beginning of shared memory, with a bit for each part."""
 DYNAMIC_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
-"""What is left for a part."""
+"""What is left for a part, at most."""
 
 Early = Callable[[Array], bool]
 """Whether an array is as it must be before the phase before has ended."""
@@ -48,6 +48,11 @@ class Zones:
     late: int = 4 * THREADS
     early: int = 0
     soon: bool = True
+
+    def end(self, start: int | None) -> int:
+        """Where the last of it ends, if what is brought ahead lies from `start` on, or after the
+        rest."""
+        return max(self.late, (self.late if start is None else start) + self.early)
 
 
 Code = Callable[[Access, Early, int | None], tuple[Text, Zones]]

@@ -60,6 +60,11 @@ class Driver(ABC):
     def shared_bytes(self) -> int:
         """The most shared memory that a block may ask for."""
 
+    @property
+    @abstractmethod
+    def lonely_bytes(self) -> int:
+        """Shared memory with which a block is alone on its multiprocessor."""
+
 
 @cache
 def headers() -> Mapping[str, str]:
@@ -142,6 +147,11 @@ class CupyDriver(Driver):
     @property
     def shared_bytes(self) -> int:
         return int(self._attribute("MaxSharedMemoryPerBlockOptin"))
+
+    @property
+    def lonely_bytes(self) -> int:
+        # Two such blocks would need more than there is.
+        return self.shared_bytes // 2 + 1024
 
     def _attribute(self, name: str) -> Any:
         return _attributes(cupy().cuda.Device().id)[name]

@@ -36,6 +36,24 @@ def _put_along_axis_add(write: Any, pair: Any) -> str:
     return write.add("ScatterElements", *names, axis=pair.attrs["axis"], reduction="add")
 
 
+@writes("scatter_add")
+def _scatter_add(write: Any, pair: Any) -> str:
+    x, indices, updates = pair.inputs
+    axis, rank, more = pair.attrs["axis"], len(x.spec.shape), len(indices.spec.shape)
+    places = write.add("Unsqueeze", _as_index(write, indices), write.integers([-1]))
+    if axis == 0:
+        names = write.name(x), places, write.name(updates)
+        return write.add("ScatterND", *names, reduction="add")
+    # ONNX adds rows: the axis comes first, and goes back.
+    order = [axis, *range(axis), *range(axis + 1, rank)]
+    rows = [*range(axis, axis + more), *range(axis), *range(axis + more, rank + more - 1)]
+    turned = write.add("Transpose", write.name(x), perm=order)
+    added = write.add("Transpose", write.name(updates), perm=rows)
+    result = write.add("ScatterND", turned, places, added, reduction="add")
+    back = [order.index(each) for each in range(rank)]
+    return write.add("Transpose", result, perm=back)
+
+
 @writes("sort")
 def _sort(write: Any, pair: Any) -> tuple[str, ...]:
     (x,) = inputs(write, pair)

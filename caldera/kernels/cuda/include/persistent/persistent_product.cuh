@@ -50,6 +50,8 @@ struct Tiling {
     static const int THREADS = THREADS_, WARP_M = WARP_M_, WARP_N = WARP_N_, DOWN = DOWN_;
     static const int PARTS = PARTS_, M = WARP_M * DOWN, N = WARP_N * ACROSS_, STRIDE = apart(N);
     static const int WARPS = DOWN * ACROSS_ * PARTS;
+    // Floats of a tile in shared memory; sums are PARTS of these.
+    static const int FLOATS = M * STRIDE;
     static const bool EXACT = EXACT_;
     // Elements of the tile that a thread ends with.
     static const int EACH = (M * N + THREADS - 1) / THREADS;
@@ -71,6 +73,7 @@ struct Staged {
     static const int ROUNDED = (DEPTH + 7) / 8 * 8;
     static const int STRIDE = !ALONG ? apart(WIDE) : PAIRED ? apart(ROUNDED) : ROUNDED + 4;
     static const int LENGTH = ALONG ? ROUNDED : WIDE;
+    static const int FLOATS = STRIDE * (ALONG ? WIDE : ROUNDED);
     static const int DOWN = ALONG ? STRIDE : 1, DEEP = ALONG ? 1 : STRIDE;
 };
 

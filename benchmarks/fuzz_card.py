@@ -1,0 +1,204 @@
+"""Trains random networks on a card and on the CPU, each in a process of its own, and compares them.
+
+    python benchmarks/fuzz_card.py --count 200 --jobs 14 --seconds 140
+    python benchmarks/fuzz_card.py --seed 17 --count 1
+
+A difference counts only if it is larger than what a change of the samples and of the first weights
+by one rounding does to the CPU's own run: in as many bits as the network's precision has. At the
+end stands how many networks crashed, hung, differed or agreed, and each that did not agree as a
+program that can be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from fuzz_networks import EPOCHS, SMALL, RandomNetwork, Sizes, random_network, state_of
+
+from caldera.errors import CalderaError
+
+ROUNDING = {None: 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance of two neighbouring numbers, relative to them."""
+MOST_CHANGES = 8
+"""How often the CPU is asked what a rounding does, before a difference counts."""
+MARGIN = 4.0
+"""Every op of a step rounds, not only what is given to the first: so many times that counts."""
+OUTCOMES = ("crash", "hang", "difference", "agreed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a seed."""
+
+    seed: int
+    what: str
+    detail: str = ""
+
+
+# --- one network
+
+
+def trained(network: RandomNetwork, device: Any, changed: int | None = None) -> list[np.ndarray]:
+    """Losses, what was learnt and predictions; `changed` is the seed of a change by a rounding."""
+    if network.before is not None and changed is None and device != "cpu":
+        trained(network.before, device)
+    x, y = network.data()
+    model = network.model(device)
+    if changed is not None:
+        draw = np.random.default_rng(changed)
+        step = ROUNDING[network.precision]
+
+        def rounded(array: np.ndarray) -> np.ndarray:
+            signs = draw.integers(0, 2, array.shape).astype(np.float32) * 2 - 1
+            return (array * (1 + np.float32(step) * signs)).astype(array.dtype)
+
+        x = rounded(x)
+        for each in model.parameters():
+            each.assign(rounded(np.array(each.numpy())))
+    losses = model.fit((x, y), epochs=EPOCHS, shuffle=False, verbose=0)["loss"]
+    return [np.array(losses), *state_of(model), np.array(model.predict(x), np.float64)]
+
+
+def compared(network: RandomNetwork, device: Any) -> Outcome:
+    """Train a network on a device and on the CPU."""
+    there, here = _or_error(network, device), _or_error(network, "cpu")
+    if isinstance(there, str) or isinstance(here, str):
+        agreed = isinstance(there, str) and isinstance(here, str)
+        detail = f"{device}: {_shown(there)}; cpu: {_shown(here)}"
+        return Outcome(network.seed, "agreed" if agreed else "difference", detail)
+    changed: list[list[np.ndarray]] = []
+    worst, detail = float("inf"), ""
+    # What looks like a difference gets more chances: steps of Adam are as large as their sign.
+    while worst > 1 and len(changed) < MOST_CHANGES:
+        found = _or_error(network, "cpu", len(changed))
+        if isinstance(found, str):
+            return Outcome(network.seed, "agreed", "a rounding makes the CPU fail")
+        changed.append(found)
+        worst, detail = _worst(there, here, changed, ROUNDING[network.precision])
+    return Outcome(network.seed, "agreed" if worst <= 1 else "difference", detail)
+
+
+def _worst(
+    there: list[np.ndarray], here: list[np.ndarray], changed: list[list[np.ndarray]], step: float
+) -> tuple[float, str]:
+    """The largest difference of two runs, over what changes by a rounding make of it; in words."""
+    worst, where = 0.0, "equal"
+    for index, (one, other) in enumerate(zip(there, here, strict=True)):
+        usual = max(_distance(each[index], other) for each in changed)
+        allowed = MARGIN * usual + step * float(np.linalg.norm(other)) + 1e-12
+        distance = _distance(one, other)
+        if distance and distance / allowed > worst:
+            worst = distance / allowed
+            # The first result is the losses, the last are the predictions.
+            part = {0: "losses", len(here) - 1: "predictions"}.get(index, f"parameter {index - 1}")
+            size = float(np.linalg.norm(other))
+            where = (
+                f"{worst:.3g} of what is allowed: {part} {other.shape} {distance:.3g} of {size:.3g}"
+            )
+    return worst, where
+
+
+def _or_error(network: RandomNetwork, device: Any, changed: int | None = None) -> Any:
+    """What a run gives, or the name of the error with which a network is refused."""
+    try:
+        return trained(network, device, changed)
+    except CalderaError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _shown(result: Any) -> str:
+    return " ".join(result.split())[:300] if isinstance(result, str) else "ran"
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Of two arrays; infinite where one is finite and the other is not."""
+    finite = np.isfinite(one)
+    if (finite != np.isfinite(other)).any():
+        return float("inf")
+    return float(np.linalg.norm(one[finite] - other[finite]))
+
+
+# --- many, each in a process of its own
+
+
+def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
+    """Compare the network of a seed; what kills a process kills no other."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--one", "--seed", str(seed)]
+    command += ["--device", options.device, *(["--small"] if options.small else [])]
+    environment = {**os.environ, "CALDERA_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=options.timeout, check=False,
+            env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Outcome(seed, "hang", f"after {options.timeout} s")
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = " | ".join(done.stderr.strip().splitlines()[-3:])
+        return Outcome(seed, "crash", f"exit status {done.returncode}: {said[-500:]}")
+    return Outcome(**json.loads(lines[-1]))
+
+
+def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
+    """Of all seeds, as far as the time goes."""
+    end = perf_counter() + options.seconds
+
+    def one(seed: int) -> Outcome | None:
+        return in_own_process(seed, options) if perf_counter() < end else None
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        seeds = range(options.seed, options.seed + options.count)
+        yield from (found for found in pool.map(one, seeds) if found is not None)
+
+
+def summary(found: Sequence[Outcome], sizes: Sizes, device: str) -> str:
+    """What happened, and the networks that did not agree as programs."""
+    counts = Counter(each.what for each in found)
+    lines = [", ".join(f"{what} {counts[what]}" for what in OUTCOMES)]
+    for each in found:
+        if each.what != "agreed":
+            lines += ["", f"# seed {each.seed}: {each.what}: {each.detail}"]
+            lines.append(random_network(each.seed, sizes).code(device))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1 if any network did not agree."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=100, help="networks")
+    parser.add_argument("--seed", type=int, default=0, help="of the first network")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once on one card")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--timeout", type=float, default=90.0, help="seconds until it hangs")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after this")
+    parser.add_argument("--small", action="store_true", help="small networks")
+    parser.add_argument("--one", action="store_true", help="one network in this very process")
+    options = parser.parse_args(arguments)
+    sizes = SMALL if options.small else Sizes()
+    if options.one:
+        outcome = compared(random_network(options.seed, sizes), options.device)
+        print(json.dumps(vars(outcome)))
+        return 0
+    found = []
+    for each in outcomes(options):
+        found.append(each)
+        print(f"seed {each.seed}: {each.what} {each.detail}", flush=True)
+    print(summary(found, sizes, options.device))
+    return int(any(each.what != "agreed" for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Random networks for `fuzz_card.py`: from a seed to layers, data and settings, and to code.
+
+Sizes are drawn so that small ones are as likely as large ones, and next to powers of 2, where the
+edges of tiles are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from caldera import NeuralNetwork, nn, optim
+
+ACTIVATIONS = tuple(nn.activations)
+OPTIMIZERS = tuple(optim.optimizers)
+PRECISIONS = (None, None, "tf32", "bfloat16", "float16")
+BATCHES = 3
+"""In an epoch: the first step runs call by call, later ones may be joined."""
+EPOCHS = 2
+MOST_WORK = 4e8
+"""Multiplications in a forward pass: a CPU has to do the same."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The largest that is drawn."""
+
+    width: int = 2000
+    batch: int = 512
+    depth: int = 6
+    side: int = 32
+    channels: int = 128
+    length: int = 24
+
+
+SMALL = Sizes(width=40, batch=9, depth=2, side=7, channels=9, length=4)
+"""For a card that the host plays."""
+
+
+@dataclass(frozen=True)
+class LayerText:
+    """A layer: its class and what it is made with."""
+
+    name: str
+    given: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Layer:
+        """The layer."""
+        layer: nn.Layer = getattr(nn, self.name)(*self.given, **self.named)
+        return layer
+
+    def __str__(self) -> str:
+        named = (f"{name}={value!r}" for name, value in self.named.items())
+        return f"nn.{self.name}({', '.join([*map(repr, self.given), *named])})"
+
+
+@dataclass(frozen=True)
+class RandomNetwork:
+    """A network with its data and its settings; `before` is trained before it in the process."""
+
+    seed: int
+    layers: tuple[LayerText, ...]
+    batch: int
+    results: int
+    loss: str
+    optimizer: str
+    precision: str | None
+    before: RandomNetwork | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample."""
+        return tuple(self.layers[0].given[0])
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and targets."""
+        draw, count = np.random.default_rng(self.seed), BATCHES * self.batch
+        x = draw.standard_normal((count, *self.shape), np.float32)
+        if self.loss == "cross_entropy":
+            return x, draw.integers(0, self.results, count)
+        return x, draw.standard_normal((count, self.results), np.float32)
+
+    def model(self, device: Any) -> NeuralNetwork:
+        """A new model."""
+        return NeuralNetwork(
+            [layer.build() for layer in self.layers], loss=self.loss, optimizer=self.optimizer,
+            batch_size=self.batch, precision=self.precision, seed=self.seed % 1000, device=device,
+        )  # fmt: skip
+
+    def code(self, device: str) -> str:
+        """A program that trains it."""
+        begin = "import numpy as np\nimport caldera as cd\nfrom caldera import nn\n\n"
+        return begin + "\n".join(each._statements(device) for each in (self.before, self) if each)
+
+    def _statements(self, device: str) -> str:
+        count = BATCHES * self.batch
+        targets = f"draw.standard_normal(({count}, {self.results}), np.float32)"
+        if self.loss == "cross_entropy":
+            targets = f"draw.integers(0, {self.results}, {count})"
+        layers = "".join(f"    {layer},\n" for layer in self.layers)
+        return (
+            f"draw = np.random.default_rng({self.seed})\n"
+            f"x = draw.standard_normal({(count, *self.shape)}, np.float32)\n"
+            f"y = {targets}\n"
+            f"model = cd.NeuralNetwork([\n{layers}], loss={self.loss!r}, "
+            f"optimizer={self.optimizer!r}, batch_size={self.batch},\n"
+            f"    precision={self.precision!r}, seed={self.seed % 1000}, device={device!r})\n"
+            f"print(model.fit((x, y), epochs={EPOCHS}, shuffle=False, verbose=0)['loss'])\n"
+        )
+
+
+class _Drawn:
+    """Draws layers, and counts what they are of work for a sample."""
+
+    def __init__(self, seed: int, sizes: Sizes) -> None:
+        self.random = Random(seed)
+        self.sizes = sizes
+        self.work = 0.0
+
+    def size(self, most: int, least: int = 1) -> int:
+        """Anything between the two, on a scale of powers."""
+        found = least * (most / least) ** self.random.random()
+        if self.random.random() < 0.3:
+            found = 2 ** round(np.log2(found)) + self.random.choice((-1, 0, 0, 1))
+        return max(least, min(most, round(found)))
+
+    def activation(self) -> dict[str, Any]:
+        """An activation, or none."""
+        return {"activation": self.random.choice((None, *ACTIVATIONS))}
+
+    def depth(self) -> int:
+        """How many layers."""
+        return self.random.randint(1, self.sizes.depth)
+
+    def dense(self, results: int) -> list[LayerText]:
+        """Dense layers, some of them normalised."""
+        features = self.size(self.sizes.width)
+        found = [LayerText("Input", ((features,),))]
+        alike = self.random.random() < 0.5
+        width = self.size(self.sizes.width)
+        for _ in range(self.depth()):
+            width = width if alike else self.size(self.sizes.width)
+            found.append(LayerText("Dense", (width,), self.activation()))
+            norm = self.random.choice((None, None, None, "BatchNorm", "LayerNorm"))
+            found += [LayerText(norm)] if norm else []
+            self.work += features * width
+            features = width
+        return [*found, LayerText("Dense", (results,))]
+
+    def image(self, results: int) -> list[LayerText]:
+        """Convolutions of all kinds, norms and pools."""
+        channels = self.size(self.sizes.channels)
+        side = [self.size(self.sizes.side, 3) for _ in range(2)]
+        found = [LayerText("Input", ((channels, *side),))]
+        for _ in range(self.depth()):
+            layer, channels, side = self._convolution(channels, side)
+            found.append(layer)
+            norm = self.random.choice((None, "BatchNorm", "GroupNorm"))
+            if norm == "GroupNorm":
+                groups = [n for n in range(1, channels + 1) if channels % n == 0]
+                found.append(LayerText(norm, (self.random.choice(groups),)))
+            elif norm:
+                found.append(LayerText(norm))
+            if min(side) >= 4 and self.random.random() < 0.3:
+                found.append(LayerText(self.random.choice(("MaxPool2D", "AveragePool2D")), (2,)))
+                side = [n // 2 for n in side]
+        last = self.random.choice(("GlobalAveragePool", "Flatten"))
+        return [*found, LayerText(last), LayerText("Dense", (results,))]
+
+    def _convolution(self, channels: int, side: list[int]) -> tuple[LayerText, int, list[int]]:
+        kind = self.random.choice(("Conv2D", "Conv2D", "DepthwiseConv2D", "ConvTranspose2D"))
+        kernel = self.random.choice([k for k in (1, 2, 3, 5) if k <= min(side)])
+        padding = self.random.randint(0, kernel // 2)
+        stride = self.random.choice((1, 1, 2))
+        named = {"stride": stride, "padding": padding, **self.activation()}
+        if kind == "ConvTranspose2D":
+            # Those that grow an image are rare enough that it stays small.
+            stride = named["stride"] = 1
+            after = [n + kernel - 1 - 2 * padding for n in side]
+        else:
+            after = [(n + 2 * padding - kernel) // stride + 1 for n in side]
+        if kind == "DepthwiseConv2D":
+            given: tuple[Any, ...] = (kernel,)
+            filters, each = channels, 1
+        else:
+            filters, each = self.size(self.sizes.channels), channels
+            given = (filters, kernel)
+        self.work += each * filters * kernel**2 * after[0] * after[1]
+        return LayerText(kind, given, named), filters, after
+
+    def sequence(self, results: int) -> list[LayerText]:
+        """Recurrent layers or attention."""
+        length, features = self.size(self.sizes.length), self.size(self.sizes.width // 4)
+        found = [LayerText("Input", ((length, features),))]
+        kinds = [self.random.choice(("LSTM", "GRU", "MultiHeadAttention"))
+                 for _ in range(self.random.randint(1, min(self.sizes.depth, 3)))]  # fmt: skip
+        for kind in kinds:
+            if kind == "MultiHeadAttention":
+                heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
+                causal = {"causal": self.random.random() < 0.5}
+                found.append(LayerText(kind, (self.random.choice(heads),), causal))
+                self.work += 4 * length * features**2
+                continue
+            units = self.size(self.sizes.width // 8)
+            both = self.random.random() < 0.3
+            named = {"return_sequences": True, "bidirectional": both}
+            found.append(LayerText(kind, (units,), named))
+            self.work += 4 * length * units * (features + units) * (1 + both)
+            features = units * (1 + both)
+        return [*found, LayerText("Flatten"), LayerText("Dense", (results,))]
+
+
+KINDS: tuple[Callable[[_Drawn, int], list[LayerText]], ...] = (
+    _Drawn.dense, _Drawn.dense, _Drawn.image, _Drawn.sequence
+)  # fmt: skip
+
+
+def random_network(seed: int, sizes: Sizes = Sizes(), *, alone: bool = False) -> RandomNetwork:  # noqa: B008
+    """The network of a seed; `alone`: without another one before it."""
+    drawn = _Drawn(seed, sizes)
+    random = drawn.random
+    results = drawn.size(min(sizes.width, 50), 2)
+    layers = random.choice(KINDS)(drawn, results)
+    batch = min(drawn.size(sizes.batch), max(1, int(MOST_WORK / max(drawn.work, 1))))
+    follows = random.random() < 0.3
+    before = None
+    if follows and not alone:
+        before = random_network(seed + 1_000_003, sizes, alone=True)
+    return RandomNetwork(
+        seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
+        random.choice(OPTIMIZERS), random.choice(PRECISIONS), before,
+    )  # fmt: skip
+
+
+def state_of(model: NeuralNetwork) -> Sequence[np.ndarray]:
+    """What a model has learnt."""
+    return [np.array(each.numpy(), np.float64) for each in model.parameters()]

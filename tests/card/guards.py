@@ -1,0 +1,105 @@
+"""Memory with guarded ends: what a kernel writes beside its arrays is seen after its launch.
+
+Around each piece of memory lie bytes of a pattern that no kernel writes. They are nan to who reads
+them, so that a read beside an array spoils what is made of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from typing import Any
+
+import numpy as np
+
+from caldera.memory.pool import ALIGNMENT, Block, Pool
+
+WIDE = 512
+"""Bytes of a guard."""
+NUMPY_SKEW = 16
+"""Bytes that large arrays of NumPy's lie from alignment."""
+PATTERN = struct.pack("<I", 0xFFF3C5A9) * (WIDE // 4)
+# Threads add to it while others look: a copy of a dictionary's values is made in one go.
+_guards: dict[int, weakref.ref[Guard]] = {}
+
+
+class Guard:
+    """Bytes that hold the pattern, until nobody refers to the guard any more."""
+
+    def __init__(self, memory: np.ndarray, what: str) -> None:
+        self._bytes = memoryview(memory)
+        self._pattern = PATTERN[: memory.nbytes]
+        self.what = what
+        self.renew()
+        key = id(self)
+        _guards[key] = weakref.ref(self, lambda _: _guards.pop(key, None))
+
+    def is_broken(self) -> bool:
+        """Whether somebody has written here."""
+        return self._bytes.tobytes() != self._pattern
+
+    def renew(self) -> None:
+        """Write the pattern."""
+        self._bytes[:] = self._pattern
+
+
+class Guarded:
+    """So many bytes, full of nan, between two guards; `skew` is how far from alignment they lie."""
+
+    def __init__(self, nbytes: int, what: str, skew: int = 0) -> None:
+        whole = np.empty(nbytes + 2 * WIDE + ALIGNMENT, np.uint8)
+        start = (skew - whole.__array_interface__["data"][0] - WIDE) % ALIGNMENT + WIDE
+        self.memory = whole[start : start + nbytes]
+        self.memory.fill(0xFF)
+        self._before = Guard(whole[start - WIDE : start], f"before {what}")
+        self._after = Guard(whole[start + nbytes :][:WIDE], f"after {what}")
+        self._spare: Guard | None = None
+
+    def use(self, used: int, what: str) -> None:
+        """Only so many of the bytes are used from now on: guard those behind them too."""
+        self._spare = None
+        spare = self.memory[used : used + WIDE]
+        if spare.size:
+            self._spare = Guard(spare, f"after {what}")
+
+
+def guarded_bytes(nbytes: int, what: str) -> np.ndarray:
+    """Memory full of nan whose guards live as long as any array over it."""
+    held = Guarded(nbytes, what, NUMPY_SKEW)
+    start = held.memory.__array_interface__["data"][0]
+    # An array over something that is none: NumPy shortens chains of arrays.
+    lease: Any = type("Lease", (ctypes.c_ubyte * nbytes,), {}).from_address(start)
+    lease.held = held
+    return np.ndarray((nbytes,), np.uint8, lease)
+
+
+def check_guards(name: str) -> None:
+    """Fail if anybody has written beside what was given; `name` is who ran last."""
+    living = [reference() for reference in list(_guards.values())]
+    broken = [guard for guard in living if guard is not None and guard.is_broken()]
+    if broken:
+        for guard in broken:
+            # Who runs next is not to blame.
+            guard.renew()
+        where = ", ".join(sorted({guard.what for guard in broken}))
+        raise AssertionError(f"{name} wrote where it must not: {where}")
+
+
+class GuardedPool(Pool):
+    """Memory of a card: right behind what was asked for lies a guard."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, _take)
+
+    def allocate(self, nbytes: int, owner: str = "") -> Block:
+        block = super().allocate(nbytes, owner)
+        storage = block._segment.storage
+        assert isinstance(storage, Guarded)
+        storage.use(nbytes, f"{nbytes} bytes of {owner or 'nobody'}")
+        return block
+
+
+def _take(nbytes: int) -> tuple[int, object]:
+    memory = Guarded(nbytes, f"a segment of {nbytes} bytes")
+    return memory.memory.__array_interface__["data"][0], memory

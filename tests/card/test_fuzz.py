@@ -1,0 +1,75 @@
+"""benchmarks/fuzz_card.py: a few random networks, on the card as on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera.memory import Device
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script, which finds its neighbour as scripts do."""
+    monkeypatch.syspath_prepend(FOLDER)
+    import fuzz_card
+
+    yield fuzz_card
+    for name in ("fuzz_card", "fuzz_networks"):
+        sys.modules.pop(name, None)
+
+
+SEEDS = (1, 7)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_small_network_agrees_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
+    outcome = fuzz.compared(fuzz.random_network(seed, fuzz.SMALL, alone=True), card)
+    assert outcome.what == "agreed", outcome.detail
+
+
+def test_a_difference_counts_if_a_rounding_makes_less(
+    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = fuzz.random_network(1, fuzz.SMALL, alone=True)
+    wrong: dict[Any, float] = {"right": 0.0, "rounded": 1e-7, "wrong": 1e-3, "lost": np.nan}
+
+    def run(network: Any, device: Any, changed: int | None = None) -> list[np.ndarray]:
+        off = 1e-7 if changed is not None else wrong.get(device, 0.0)
+        return [np.ones(4) + off]
+
+    monkeypatch.setattr(fuzz, "trained", run)
+    found = {device: fuzz.compared(network, device).what for device in wrong}
+    assert found == {
+        "right": "agreed", "rounded": "agreed", "wrong": "difference", "lost": "difference",
+    }  # fmt: skip
+
+
+def test_crashes_and_hangs_are_told_with_the_network_as_a_program(
+    fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = ["import os; os._exit(3)", "import time; time.sleep(9)", "print('{}')"]
+    run = fuzz.subprocess.run
+
+    def instead(command: list[str], **options: Any) -> Any:
+        program = programs[int(command[command.index("--seed") + 1])]
+        if program == "print('{}')":
+            program = """print('{"seed": 2, "what": "agreed", "detail": ""}')"""
+        return run([sys.executable, "-S", "-c", program], **options)
+
+    monkeypatch.setattr(fuzz.subprocess, "run", instead)
+    assert fuzz.main(["--count", "3", "--jobs", "3", "--small", "--timeout", "0.5"]) == 1
+    said = capsys.readouterr().out
+    assert "crash 1, hang 1, difference 0, agreed 1" in said
+    for seed in (0, 1):
+        program = fuzz.random_network(seed, fuzz.SMALL).code("cuda")
+        assert program in said
+        compile(program, "network", "exec")
