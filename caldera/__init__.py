@@ -40,7 +40,7 @@ from caldera.memory import (
     empty_cache,
     memory_report,
 )
-from caldera.op.random import seed
+from caldera.op import seed
 from caldera.plan.plan import Plan
 from caldera.registry import provide as _provide
 from caldera.tensor import (

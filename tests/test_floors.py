@@ -13,6 +13,7 @@ ROOT = Path(caldera.__file__).parent
 FLOORS = {
     1: (
         "amounts",
+        "arguments",
         "errors",
         "config",
         "configurable",

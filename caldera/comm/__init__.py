@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.comm.communicator import Communicator
 from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator
@@ -31,3 +32,5 @@ __all__ = [
     "run_virtual_ranks",
     "world",
 ]
+
+_guard(globals(), "MpiCommunicator", "NcclCommunicator", "VirtualRank")

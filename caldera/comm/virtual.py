@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from caldera.arguments import refusal, within
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import JobFailure, Mailboxes
 from caldera.comm.request import Request
@@ -104,6 +105,10 @@ class VirtualRank(Communicator):
         return self._background
 
 
+MOST_RANKS = 4096
+"""Threads that one process may be."""
+
+
 def run_virtual_ranks(
     size: int, work: Callable[[Communicator], Result], nodes: Sequence[int] | None = None
 ) -> list[Result]:
@@ -116,9 +121,13 @@ def run_virtual_ranks(
     >>> run_virtual_ranks(2, lambda comm: f"rank {comm.rank} of {comm.size}")
     ['rank 0 of 2', 'rank 1 of 2']
     """
+    within("run_virtual_ranks", "size", size, 1, MOST_RANKS)
+    if nodes is not None and len(nodes) != size:
+        raise refusal("run_virtual_ranks", "nodes", f"a node for each of {size} ranks", nodes)
     failure = JobFailure()
     idents: dict[int, int] = {}
-    group = _Group(list(range(size)), nodes or [0] * size, failure, idents)
+    machines = [0] * size if nodes is None else list(nodes)
+    group = _Group(list(range(size)), machines, failure, idents)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:

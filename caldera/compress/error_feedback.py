@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from caldera.arguments import within
 from caldera.errors import CheckpointError, ShapeError
 from caldera.tensor.dtype import HALVES
 
@@ -93,6 +94,7 @@ def redistribute(
     >>> [state["residual/w"].item() for state in redistribute(four, 3)]
     [3.0, 1.0, 2.0]
     """
+    within("redistribute", "size", size, 1, 2**20)
     keys = {key for state in states for key in state}
     factor = size / len(states) if mean else 1.0
     result: list[State] = [{} for _ in range(size)]

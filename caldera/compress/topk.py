@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
-from math import ceil
+from math import ceil, inf
 from typing import Unpack
 
 import numpy as np
@@ -171,7 +171,7 @@ compressors.add("top16_q4", partial(TopK, 16, block=512, bits=4))
 def _check(
     k: float, block: int | None, scope: str, sampled: bool, momentum: float, algorithm: str
 ) -> None:
-    if k <= 0 or (k >= 1 and k != int(k)) or (block is not None and not 1 <= k <= block):
+    if not 0 < k < inf or (k >= 1 and k != int(k)) or (block is not None and not 1 <= k <= block):
         raise ConfigError.build(
             "TopK", expected="k as a part below 1 or a whole number, no more than the block",
             got=f"k={k!r}, block={block!r}",

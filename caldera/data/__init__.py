@@ -8,6 +8,7 @@ truncated, too large, damaged or hostile is refused with a `DataError`.
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.data.datasets.cifar import cifar10, cifar100
 from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.digits import digits
@@ -74,3 +75,5 @@ __all__ = [
     "split",
     "write_shards",
 ]
+
+_guard(globals(), "Batch", "Draw", "Share", "write_shards")

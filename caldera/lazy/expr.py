@@ -20,7 +20,7 @@ from caldera.lazy.indexing import Index, array_node
 from caldera.lazy.updating import add_at, set_at
 from caldera.plan.plan import Plan
 from caldera.tensor import Tensor
-from caldera.tensor.convert import refuse_masked
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType, bool_, canonical, float32, is_float, of_scalar, promote
 from caldera.tensor.shape import Shape
 
@@ -348,12 +348,10 @@ def lift(value: Any, like: DType | None = None) -> Node:
         return _leaf_of(value)
     if isinstance(value, bool | int | float):
         return constant(value, of_scalar(value, like))
-    refuse_masked(value, "operand")
-    array = np.asarray(value)
+    array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.
     if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "if":
         array = array.astype(of_scalar(array.dtype.type(0).item(), like))
-    canonical(array.dtype)
     return array_node(array)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from caldera.arguments import checked, refusal
 from caldera.errors import ConfigError
 from caldera.graph.differentiate import gradients
 from caldera.lazy.compile import compile_nodes
@@ -13,8 +15,9 @@ from caldera.memory import Device
 from caldera.plan.plan import Plan
 
 
+@partial(checked, own_words=True)
 def compile(
-    outputs: Expr | Sequence[Expr],
+    outputs: Expr | Iterable[Expr],
     *,
     device: Device | str | int | None = None,
     without: Sequence[str] = (),
@@ -41,6 +44,8 @@ def compile(
         raise ConfigError.build(
             "compile", expected="an expression or a list of them", got=repr(outputs)
         )
+    if communicator is not None and not hasattr(communicator, "Allreduce"):
+        raise refusal("compile", "communicator", "a communicator or None", communicator)
     wanted = [lift(each) for each in ([outputs] if isinstance(outputs, Expr) else outputs)]
     return compile_nodes(
         tuple(node for node in wanted if node.op.name != "assign"),

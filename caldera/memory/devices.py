@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from caldera.amounts import bytes_text
+from caldera.arguments import checked
 from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.memory.cuda import CudaDevice
@@ -24,6 +25,7 @@ _makers: dict[str, Callable[[int], Device]] = {
 }
 
 
+@checked
 def register_device(kind: str, make: Callable[[int], Device]) -> None:
     """Let `device("kind:n")` be what `make(n)` gives, made when it is first asked for."""
     _makers[kind] = make

@@ -6,6 +6,7 @@ each query, or (N, heads, T, S).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +203,7 @@ class TransformerBlock(Layer):
     output_fill: Any = None
 
     def __post_init__(self) -> None:
-        if self.ratio <= 0:
+        if not 0 < self.ratio < math.inf:
             raise ConfigError.build("TransformerBlock", expected="ratio > 0", got=f"{self.ratio}")
         self.norm1 = LayerNorm()
         self.attention = MultiHeadAttention(

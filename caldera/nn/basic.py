@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from caldera import op
+from caldera.arguments import refusal
 from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.initialisers import fill_or
@@ -44,6 +45,8 @@ def register(kind: type[L]) -> type[L]:
     >>> nn.layers["Double"] is Double
     True
     """
+    if not (isinstance(kind, type) and issubclass(kind, Layer)):
+        raise refusal("nn.register", "kind", "a class of layers", kind)
     layers.add(kind.__name__, kind)
     return kind
 
@@ -61,9 +64,9 @@ def _identity(x: Expr) -> Expr:
 
 
 def check_counts(layer: str, **counts: Any) -> None:
-    """Refuse settings of a layer that are not whole numbers of at least 1."""
+    """Refuse settings of a layer that are not whole numbers of at least 1, or beyond all memory."""
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise ConfigError.build(
                 layer, expected=f"{name}= a whole number of at least 1", got=repr(value)
             )

@@ -13,6 +13,7 @@ from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
 from caldera.tensor import one
+from caldera.tensor.shape import as_list
 
 
 @register
@@ -84,7 +85,7 @@ class LayerNorm(Layer):
     eps: float = 1e-5
 
     def build(self, x: Expr) -> None:
-        axes = list(self.axis) if isinstance(self.axis, Sequence) else [self.axis]
+        axes = as_list(self.axis)
         if any(not -x.ndim <= axis < x.ndim for axis in axes):
             raise self.refuse(f"an input that has the axes {axes}", f"shape {x.shape}")
         shape = [x.shape[axis] for axis in sorted(axis % x.ndim for axis in axes)]

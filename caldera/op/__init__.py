@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
+from caldera.graph.opdef import location as _location
 from caldera.lazy import grad, input, var
 from caldera.op.activation import (
     elu,
@@ -424,3 +426,5 @@ __all__ = [
     "while_loop",
     "zeros",
 ]
+
+_guard(globals(), where=_location)

@@ -160,7 +160,7 @@ def conv_transpose2d(
     dilations = as_pair(dilation, "dilation", where)
     extra = as_pair(output_padding, "output_padding", where, 0)
     parts = _as_groups(groups, where)
-    if padding == "same":
+    if isinstance(padding, str) and padding == "same":
         raise ConfigError.build(
             where, expected="padding= numbers or 'valid'", got="'same'",
             hint="several output sizes would do; give padding= and output_padding= as numbers",

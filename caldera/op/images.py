@@ -19,6 +19,8 @@ from caldera.op.arguments import as_count, as_number
 from caldera.op.convolution import Paddings, Pairs
 from caldera.op.windows import as_sizes, as_widths, expect_rank
 
+LARGEST = 2**24
+"""Pixels of a side of what `interpolate` makes."""
 MODES = ("nearest", "bilinear", "bicubic")
 _CUBIC = -0.75
 """The slope of the cubic kernel at 1, as in PyTorch."""
@@ -67,6 +69,8 @@ def interpolate(
         steps = tuple(1 / by for by in factors)
         if min(wanted) < 1:
             raise ShapeError.build(where, expected="a result of 1 x 1 at least", got=f"{wanted}")
+    if max(wanted) > LARGEST:
+        raise ShapeError.build(where, expected=f"sides of at most {LARGEST}", got=f"{wanted}")
     for axis, (new, step) in enumerate(zip(wanted, steps, strict=True), start=2):
         if mode == "nearest":
             node = _nearest(node, axis, new, step)

@@ -91,7 +91,7 @@ def pinv(a: Any, rtol: float | None = None) -> Expr:
     """
     node = as_float(lift(a))
     if rtol is None:
-        rtol = max(1, *node.shape[-2:]) * float(finfo(node.dtype).eps)
+        rtol = max((1, *node.shape[-2:])) * float(finfo(node.dtype).eps)
     return Expr(matrix_functions.pinv(node, rtol=as_number(rtol, "rtol", "pinv")))
 
 

@@ -20,6 +20,7 @@ from caldera.graph.ops.reduction import mean
 from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_number
 from caldera.tensor import Tensor
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType, is_integer
 from caldera.tensor.shape import normalise_axis
 
@@ -173,7 +174,7 @@ def _targets(targets: Any, dtype: DType) -> Node:
     """Targets written in Python: whole numbers stay class indices, others are of `dtype`."""
     if isinstance(targets, Expr | Tensor | np.ndarray):
         return lift(targets)
-    array = np.asarray(targets)
+    array = array_of(targets, "targets")
     return lift(array if array.dtype.kind in "iub" else targets, dtype)
 
 

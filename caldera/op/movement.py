@@ -16,6 +16,7 @@ from caldera.lazy import Expr, lift, lift_all, wrap
 from caldera.op.arguments import place
 from caldera.tensor.dtype import bool_, is_float
 from caldera.tensor.shape import (
+    as_list,
     as_shape,
     normalise_axes,
     normalise_axis,
@@ -96,7 +97,7 @@ def moveaxis(x: Any, source: Sizes, target: Sizes) -> Expr:
     """
     node = lift(x)
     rank, where = len(node.shape), place("moveaxis", node)
-    given = [[each] if isinstance(each, int) else list(each) for each in (source, target)]
+    given = [as_list(each) for each in (source, target)]
     taken, places = ([normalise_axis(axis, rank, where) for axis in each] for each in given)
     if not len(taken) == len(places) == len(set(taken)) == len(set(places)):
         raise ShapeError.build(
@@ -139,7 +140,7 @@ def unsqueeze(x: Any, axis: Sizes) -> Expr:
     ((1, 2, 3), (1, 2, 3, 1))
     """
     node = lift(x)
-    rank = len(node.shape) + (len(axis) if isinstance(axis, Sequence) else 1)
+    rank = len(node.shape) + len(as_list(axis))
     axes = normalise_axes(axis, rank, place("unsqueeze", node))
     sizes = iter(node.shape)
     return Expr(base.reshape(node, tuple(1 if i in axes else next(sizes) for i in range(rank))))
@@ -190,7 +191,7 @@ def stack(parts: Sequence[Any], axis: int = 0) -> Expr:
 
 
 def _several(name: str, parts: Sequence[Any]) -> tuple[Node, ...]:
-    if not parts:
+    if len(parts) == 0:
         raise ShapeError.build(f"op.{name}", expected="at least one part", got="none")
     return lift_all(*parts)
 
@@ -240,7 +241,7 @@ def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -
     [[1.0, 3.0], [4.0, 6.0]]
     """
     node = lift(x)
-    bounds = [list(b) if isinstance(b, Sequence) else [b] for b in (start, stop, step)]
+    bounds = [as_list(each) for each in (start, stop, step)]
     count = max(len(each) for each in bounds)
     if count > len(node.shape):
         raise ShapeError.build(
@@ -365,11 +366,11 @@ def roll(x: Any, shift: Sizes, axis: Sizes | None = None) -> Expr:
     """
     node = lift(x)
     where = place("roll", node)
-    shifts = list(shift) if isinstance(shift, Sequence) else [shift]
+    shifts = as_list(shift)
     if axis is None:
         flat = _rolled(base.reshape(node, (size(node.shape),)), 0, sum(map(index, shifts)))
         return Expr(base.reshape(flat, node.shape))
-    axes = list(axis) if isinstance(axis, Sequence) else [axis]
+    axes = as_list(axis)
     if len(shifts) == 1:
         shifts *= len(axes)
     elif len(axes) == 1:

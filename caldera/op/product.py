@@ -15,7 +15,7 @@ from caldera.lazy import Expr, as_float, lift_all
 from caldera.op.arguments import place
 from caldera.op.einsum import contract
 from caldera.op.reduction import norm
-from caldera.tensor.shape import broadcast_shapes, normalise_axis, size
+from caldera.tensor.shape import as_list, broadcast_shapes, normalise_axis, size
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Expr:
@@ -94,7 +94,7 @@ def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Ax
             raise ShapeError.build(where, expected=expected, got=str(axes))
         first, second = tuple(range(ranks[0] - axes, ranks[0])), tuple(range(axes))
     else:
-        given = [(each,) if isinstance(each, int) else tuple(each) for each in axes]
+        given = [tuple(as_list(each)) for each in axes]
         if len(given) != 2 or len(given[0]) != len(given[1]):
             expected = "axes= a number, or as many axes of a as of b"
             raise ShapeError.build(where, expected=expected, got=repr(axes))

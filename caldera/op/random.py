@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import shown
 from caldera.errors import ConfigError
 from caldera.graph.node import Node
 from caldera.graph.opdef import Op, location
@@ -23,7 +24,7 @@ from caldera.graph.ops.elementwise import add, mul
 from caldera.lazy import Expr, Variable, as_float, lift, var
 from caldera.op.arguments import place
 from caldera.tensor import seeding
-from caldera.tensor.dtype import canonical, float32, int64
+from caldera.tensor.dtype import canonical, float32, int64, is_integer
 from caldera.tensor.shape import as_shape
 
 _lock = threading.Lock()
@@ -105,7 +106,12 @@ def _draw(
 
 def _source(state: Any, offset: Any) -> tuple[Node, Node]:
     """The nodes of the state and of the first element's index."""
-    return lift(random_state() if state is None else state), cast(lift(offset), int64)
+    first = lift(offset)
+    if not is_integer(first.dtype) or (isinstance(offset, int) and offset < 0):
+        raise ConfigError.build(
+            location("random"), expected="offset= a whole number of at least 0", got=shown(offset)
+        )
+    return lift(random_state() if state is None else state), cast(first, int64)
 
 
 def _number(stream: int | None) -> int:
@@ -145,7 +151,8 @@ def random_uniform(
     (True, True)
     """
     draws = _draw(random.random_uniform, "random_uniform", shape, dtype, state, offset, stream)
-    return _spread(draws, high - low, low)
+    plain = isinstance(low, int | float) and isinstance(high, int | float)
+    return _spread(draws, high - low if plain else Expr(lift(high, draws.dtype)) - low, low)
 
 
 def random_normal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.arguments import guard as _guard
 from caldera.optim._base import Minimum, Optimizer, optimizers
 from caldera.optim.adagrad import Adagrad
 from caldera.optim.adam import Adam, AdamW
@@ -82,3 +83,5 @@ __all__ = [
     "schedules",
     "total",
 ]
+
+_guard(globals(), "Minimum")

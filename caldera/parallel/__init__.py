@@ -60,6 +60,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from caldera.arguments import guard as _guard
 from caldera.parallel.asynchronous.hogwild import Hogwild
 from caldera.parallel.asynchronous.parameter_server import ParameterServer
 from caldera.parallel.averaging.elastic import ElasticAveraging
@@ -89,6 +90,8 @@ __all__ = [
     "TensorParallel",
     "plan",
 ]
+
+_guard(globals())
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.planner.cluster import Cluster, Wire
 from caldera.planner.compute import Compute
 from caldera.planner.layer_cost import LayerCost
@@ -31,3 +32,5 @@ __all__ = [
     "rank",
     "workload_of",
 ]
+
+_guard(globals())

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from caldera.arguments import refusal, within
 from caldera.comm import Communicator, world
 from caldera.config import settings
 from caldera.errors import ConfigError
@@ -152,6 +153,8 @@ def plan(
     'data parallel'
     """
     _check(ranks, ranks_per_node, every)
+    if speed is not None and not isinstance(speed, str) and not 0 < speed < math.inf:
+        raise refusal("plan", "speed", "operations a second, above 0", speed)
     batch = model.batch_size if batch_size is None else batch_size
     each = batch if batch_per_rank is None else batch_per_rank
     if min(batch, each) < 1:
@@ -169,9 +172,9 @@ def plan(
     else:
         flops = flops_of(speed) if isinstance(speed, str) else speed
         compute = Compute.at_speed(workload, flops)
-    within = None if inside is None else _wire(inside, latency, behind, adding, "inside")
+    nearby = None if inside is None else _wire(inside, latency, behind, adding, "inside")
     memory_bytes = bytes_of(memory) if isinstance(memory, str) else memory
-    cluster = Cluster(ranks, wire, within, ranks_per_node, at_full_speed, memory_bytes, TURN)
+    cluster = Cluster(ranks, wire, nearby, ranks_per_node, at_full_speed, memory_bytes, TURN)
     codes = {name: timed(code) for name, code in default_codecs(wire).items()}
     setting = Setting(workload, compute, cluster, batch, codes, every)
     return proposed(setting, each, exact=exact)
@@ -210,12 +213,17 @@ def _counts(ranks: int) -> list[int]:
     return [*powers, ranks]
 
 
+MOST_RANKS = 1 << 24
+"""More than any machine has."""
+
+
 def _check(ranks: int, per_node: int, every: int) -> None:
     if min(ranks, per_node, every) < 1:
         raise ConfigError.build(
             "plan", expected="ranks, ranks_per_node and every of at least 1",
             got=f"{ranks}, {per_node} and {every}",
         )  # fmt: skip
+    within("plan", "ranks", ranks, 1, MOST_RANKS)
 
 
 def _wire(

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from caldera import op
+from caldera.arguments import refusal
 from caldera.lazy import Variable
 from caldera.nn.tracing import Context
 from caldera.parallel.data.buckets import in_backward_order
@@ -94,6 +95,8 @@ def workload_of(model: Model) -> Workload:
     >>> found.parameters, found.flops, [layer.units for layer in found.layers]
     (92.0, 41, [1, 1, 1])
     """
+    if not hasattr(model, "summary"):
+        raise refusal("plan", "model", "a model", model)
     found = model.summary(show=False)
     value = found.parameter_bytes / max(found.parameters, 1) or 4.0
     traced = trace_network(model, model.samples_traced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.tensor.create import from_dlpack, tensor
 from caldera.tensor.fillers import Filler
 from caldera.tensor.initialisers import (
@@ -44,3 +45,5 @@ __all__ = [
     "uniform",
     "zero",
 ]
+
+_guard(globals())

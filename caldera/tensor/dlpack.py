@@ -110,6 +110,10 @@ def array_from_dlpack(lender: SupportsDLPack) -> Array:
     except TypeError:
         # Lenders from before DLPack 1.0 do not know the argument.
         capsule = lender.__dlpack__()
+    except BufferError as error:
+        raise DtypeError.build(
+            "from_dlpack", expected="numbers that DLPack can hold", got=str(error)
+        ) from None
     head = _head(capsule)
     as_integers = (head.type_code, head.type_bits, head.type_lanes) == (_BFLOAT_CODE, 16, 1)
     if as_integers:

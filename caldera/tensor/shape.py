@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,16 @@ def as_shape(shape: int | Iterable[int], where: str = "shape") -> Shape:
         if size_of_axis < 0:
             raise ShapeError.build(where, expected="sizes of 0 or more", got=str(sizes))
     return sizes
+
+
+def as_list(value: Any) -> list[Any]:
+    """Several values as a list, from one or from any sequence of them.
+
+    >>> as_list(3), as_list((1, 2))
+    ([3], [1, 2])
+    """
+    plain = isinstance(value, str | bytes) or (isinstance(value, np.ndarray) and not value.ndim)
+    return list(value) if isinstance(value, Iterable) and not plain else [value]
 
 
 def size(shape: Shape) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.testing.gradients import check_gradients
 
 __all__ = ["check_gradients"]
+
+_guard(globals())

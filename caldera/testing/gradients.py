@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import refusal
 from caldera.graph.body import topological
 from caldera.graph.differentiate import gradients
 from caldera.graph.node import Node
@@ -17,6 +18,7 @@ from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
 from caldera.lazy import Expr, Variable, compile, lift, var, wrap
 from caldera.passes.lower import lower
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import float64, is_float
 
 STEP = 1e-3
@@ -44,7 +46,7 @@ def check_gradients(
     >>> testing.check_gradients(lambda x: op.exp(x) * x, [np.array([0.5, -1.0])]) < 1e-6
     True
     """
-    arrays = [np.asarray(given) for given in inputs]
+    arrays = [array_of(given, "check_gradients") for given in inputs]
     arguments: list[Any] = []
     variables: list[Variable] = []
     for index, array in enumerate(arrays):
@@ -56,6 +58,8 @@ def check_gradients(
             arguments.append(Expr(lift(array)))
     result = function(*arguments)
     several = result if isinstance(result, tuple | list) else (result,)
+    if not all(isinstance(each, Expr) for each in several):
+        raise refusal("check_gradients", "function", "a function that gives expressions", function)
     scalar = _projected([each for each in several if is_float(each.dtype)], seed=1)
     worst = _compare(scalar, variables, tolerance, "first")
     if order == 2:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.arguments import guarded
 from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
 from caldera.registry import nearest
@@ -94,6 +95,7 @@ class Callback:
         """Take back what `state` and `arrays` gave out."""
 
 
+@guarded
 class KeepBest(Callback):
     """Keeps the parameters of the best epoch, and puts them back when the run ends.
 
@@ -143,6 +145,7 @@ class KeepBest(Callback):
         self._snapshot = Snapshot(arrays) if arrays else None
 
 
+@guarded
 class EarlyStopping(Callback):
     """Ends the run once `monitor` has not become better for `patience` epochs.
 
@@ -203,6 +206,7 @@ class EarlyStopping(Callback):
         self.waited = state["waited"]
 
 
+@guarded
 class TimeLimit(Callback):
     """Ends the run after this many seconds, between two steps.
 
@@ -219,6 +223,7 @@ class TimeLimit(Callback):
             run.stop(f"the time limit of {self.seconds:g} s")
 
 
+@guarded
 class Target(Callback):
     """Ends the run once a metric has reached a value.
 
@@ -285,6 +290,7 @@ class StopOnSignal(Callback):
             raise KeyboardInterrupt
 
 
+@guarded
 class RoundWeights(Callback):
     """Rounds all weights by chance to what `dtype` can hold, after every step.
 

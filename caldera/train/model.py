@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
+from caldera.arguments import guarded
 from caldera.data import Schema
 from caldera.data.sources.base import SCALE, scaled
 from caldera.errors import ConfigError, DataError
@@ -39,6 +40,7 @@ from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
 
 
+@guarded
 class Model(ModelSettings):
     """A network with a loss and an optimizer. Subclass it and write `forward`:
 

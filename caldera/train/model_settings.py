@@ -280,8 +280,10 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
     unknown = sorted(set(weights) - set(given))
     if unknown:
         raise ConfigError.build(
-            "loss_weights", expected="weights for " + ", ".join(given), got=", ".join(unknown)
-        )
+            "loss_weights",
+            expected="weights for " + ", ".join(given),
+            got=", ".join(map(str, unknown)),
+        )  # fmt: skip
     for name, weight in weights.items():
         # Below 0 an output would learn to be wrong.
         if isinstance(weight, bool | str) or not 0 <= weight < np.inf:

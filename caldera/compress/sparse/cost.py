@@ -13,6 +13,7 @@ from math import log2
 
 import numpy as np
 
+from caldera.arguments import within
 from caldera.comm import Communicator
 from caldera.compress.index_coding import HEADER, packed_bits
 from caldera.compress.messages import AT_ONCE
@@ -94,6 +95,7 @@ def predicted_seconds(
     'split_allgather'
     """
     link = link or Link()
+    within("predicted_seconds", "ranks", ranks, 1, 2**31)
     if ranks == 1 or not length:
         return dict.fromkeys(NAMES, 0.0)
     density = min(count / length, 1.0)

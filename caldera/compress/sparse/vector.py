@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caldera.arguments import refusal
 from caldera.errors import ShapeError
 from caldera.kernels.native.compression import merge_sorted, not_zero
 
@@ -31,6 +32,9 @@ class SparseVector:
     values: np.ndarray
 
     def __post_init__(self) -> None:
+        for name in ("places", "values"):
+            if not isinstance(getattr(self, name), np.ndarray):
+                raise refusal("SparseVector", name, "an array", getattr(self, name))
         if self.length > LONGEST or self.places.shape != self.values.shape:
             raise ShapeError.build(
                 "SparseVector", expected=f"up to {LONGEST} elements, a value for every place",

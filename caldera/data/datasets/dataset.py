@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from caldera.arguments import shown
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
@@ -21,6 +22,14 @@ from caldera.tensor.convert import array_of
 _TEXT_KINDS = "US"
 # Samples are set aside in an order that no epoch of training has.
 _NO_EPOCH = (1 << 32) - 1
+
+
+def _labels(given: Any, where: str) -> Array:
+    """Labels as an array, of numbers or of text."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise DataError.build(where, expected="one label a sample", got=shown(given)) from None
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +60,7 @@ class Dataset:
     validation: Data | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         if len(self.class_names) != self.classes:
             raise ConfigError.build(
                 f"data set {self.name}",
@@ -179,7 +189,7 @@ def arrays(
     """
     where = f"data.{name}"
     inputs = _compact(array_of(x, where))
-    labels = np.asarray(y)
+    labels = _labels(y, where)
     if not isinstance(test, tuple):
         targets = as_targets(labels, classes, where)
         samples = ArrayData(inputs, targets.values, scale=scale)
@@ -187,7 +197,7 @@ def arrays(
         names = targets.class_names
         return Dataset(train_data, test_data, len(names), names, name)
     test_inputs = _compact(array_of(test[0], where))
-    test_labels = np.asarray(test[1])
+    test_labels = _labels(test[1], where)
     both_text = {labels.dtype.kind in _TEXT_KINDS, test_labels.dtype.kind in _TEXT_KINDS}
     if (
         not labels.ndim

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.arguments import refusal
 from caldera.data.loading.statistics import PipelineStatistics
 from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
@@ -85,6 +86,8 @@ class Pipeline(Data):
         self.usage = PipelineStatistics()
         # What does not fit together is found now, not when training begins; but a stream is not
         # begun before somebody reads it.
+        if not self.is_stream and not isinstance(first := self.example()[0], np.ndarray):
+            raise refusal("data.Pipeline", "stages", "stages that give arrays", first)
         if inner.scale is not None and (self.is_stream or self.example()[0].dtype == uint8):
             self.stages = Stages([*given, Scale(inner.scale)])
         if not self.is_stream:

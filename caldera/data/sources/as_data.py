@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import refusal
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
@@ -44,6 +45,9 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
     >>> data.source(folder / "x.npy", folder / "y.npy")
     ArrayData(100 samples, shape (3, 8, 8), float32)
     """
+    for path in paths:
+        if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+            raise refusal("data.source", "paths", "paths of files", path)
     found = [Path(path).expanduser() for path in paths]
     if len(found) == 1:
         path = found[0]

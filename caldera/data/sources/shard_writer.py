@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import checked
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.encoded_images import Files
@@ -22,6 +23,7 @@ from caldera.io.files import PathLike
 _SAMPLES_AT_ONCE = 256
 
 
+@checked
 def write_shards(
     folder: PathLike,
     samples: Any,
@@ -41,7 +43,12 @@ def write_shards(
     Shards(359 samples in 1 shards: x float32 (1, 8, 8), y int64 ())
     """
     place = Path(folder).expanduser()
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError.build(
+            "data.write_shards", expected=f"a folder at {place}", got=str(error.strerror)
+        ) from None
     if any(place.iterdir()):
         raise DataError.build("data.write_shards", expected="an empty folder", got=str(place))
     if shard_bytes < 1:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.arguments import refusal
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array, Data, scaled
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.lazy import Expr
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import float32, float64, is_float, uint8
 
 
@@ -55,8 +57,11 @@ class Normalise(Transform):
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if isinstance(value, Sequence | np.ndarray):
-                object.__setattr__(self, name, tuple(float(each) for each in value))
+            several = isinstance(value, Sequence | np.ndarray)
+            if several and not len(value):
+                raise refusal("data.Normalise", name, "a number, or one for each channel", value)
+            made = tuple(float(each) for each in value) if several else float(value)
+            object.__setattr__(self, name, made)
         if not (np.isfinite(self.mean).all() and np.isfinite(self.std).all()):
             raise ConfigError.build("data.Normalise", expected="finite numbers", got=repr(self))
         if np.min(self.std) <= 0:
@@ -130,7 +135,7 @@ class SubtractMean(Transform):
     mean: Array
 
     def __post_init__(self) -> None:
-        mean = np.asarray(self.mean, np.float64)
+        mean = array_of(self.mean, "data.SubtractMean").astype(np.float64)
         if not np.isfinite(mean).all():
             raise ConfigError.build("data.SubtractMean", expected="finite numbers", got="others")
         object.__setattr__(self, "mean", mean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.errors import DtypeError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import op, refuse_dtype, refuse_shape
 from caldera.tensor.dtype import DType, is_float
@@ -17,7 +18,12 @@ def _constant(*, value: bool | int | float, dtype: DType) -> Spec:
 
 def constant(value: bool | int | float, dtype: DType) -> Node:
     """A scalar constant, rounded to `dtype`."""
-    rounded = np.asarray(value).astype(dtype)[()]
+    try:
+        rounded = np.asarray(value).astype(dtype)[()]
+    except OverflowError:
+        raise DtypeError.build(
+            "constant", expected=f"a number that {dtype} can hold", got=str(value)
+        ) from None
     plain: bool | int | float
     if is_float(dtype):
         plain = float(rounded)

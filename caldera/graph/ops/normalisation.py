@@ -245,6 +245,7 @@ def group_norm_grad(
 
 def _window_sum(x: Node, before: int, after: int) -> Node:
     """For each channel (axis 1), the sum over the channels from `before` below to `after` above."""
+    before, after = (min(each, x.shape[1]) for each in (before, after))  # behind them all is 0
     widths = tuple((before, after) if axis == 1 else (0, 0) for axis in range(len(x.shape)))
     padded = pad(x, widths)
     parts = [narrow(padded, 1, start, x.shape[1]) for start in range(before + after + 1)]

@@ -46,7 +46,7 @@ def lenet5(
     >>> nn.count_parameters(nn.models.lenet5())
     61706
     """
-    border = 2 if input_shape[-1] < 32 else 0
+    border = 2 if tuple(input_shape)[-1:] < (32,) else 0
     return [
         Input(input_shape),
         Conv2D(6, 5, padding=border, activation=activation),

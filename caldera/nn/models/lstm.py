@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import within
 from caldera.nn.attention import Embedding
 from caldera.nn.basic import Dense, Dropout, Input
 from caldera.nn.layer import Layer
@@ -26,6 +27,7 @@ def lstm_classifier(
     >>> nn.count_parameters(nn.models.lstm_classifier(vocabulary=1000, length=50, classes=2))
     163586
     """
+    within("lstm_classifier", "depth", depth, 1, 10_000)
     layers: list[Layer] = [
         Input((length,), dtype="int64"),
         Embedding(vocabulary, width, mask_zero=True),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import NamedTuple
 
+from caldera.arguments import refusal
 from caldera.errors import CheckpointError
 from caldera.io import load_safetensors
 from caldera.lazy import Variable
@@ -103,6 +104,8 @@ def load_torchvision(
     if not all(layer.built for layer in whole.walk() if layer is not whole):
         whole(sample_input(whole))
     skipped = tuple(skip)
+    if not all(isinstance(each, str) for each in skipped):
+        raise refusal("load_torchvision", "skip", "the beginnings of names", skipped)
     given = {
         name: tensor.numpy()
         for name, tensor in load_safetensors(path).items()

@@ -118,8 +118,9 @@ def apply(
     unknown = sorted(set(attributes) - found.attributes)
     if unknown:
         raise ConfigError.build(
-            f"onnx {found.name}", expected="attributes that are known", got=", ".join(unknown)
-        )
+            f"onnx {found.name}", expected="attributes that are known",
+            got=", ".join(map(str, unknown)),
+        )  # fmt: skip
     named = dict(attributes)
     named |= {name: getattr(now, name) for name in _ASKED_FOR if name in found.attributes}
     try:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from caldera.arguments import within
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 from caldera.onnx.library import helper
@@ -44,6 +45,8 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         raise ConfigError.build(
             "onnx export", expected="a file in a folder that exists", got=repr(str(target))
         )
+    if batch_size is not None:
+        within("onnx.export", "batch_size", batch_size, 1, 2**16)  # it is tried with that many
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
     write_file(target, raw, durable=True)

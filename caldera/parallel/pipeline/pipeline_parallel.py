@@ -101,6 +101,8 @@ class PipelineParallel(Strategy):
         mesh: Mesh | None = None,
         communicator: Communicator | None = None,
     ) -> None:
+        if isinstance(stages, int):
+            check_counts("PipelineParallel", stages=stages)
         check_counts("PipelineParallel", micro_batches=micro_batches, data=data, model=model)
         if schedule not in SCHEDULES or balance not in BALANCES:
             raise ConfigError.build(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
+from caldera.arguments import checked, refusal
 from caldera.data import ArrayData
 from caldera.errors import ConfigError
 from caldera.graph.body import Body, topological
@@ -14,6 +15,7 @@ from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM, item, parameter
 from caldera.lazy import Expr, Variable, compile, input, lift, var
 from caldera.plan.plan import Plan
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import float64, is_float
 from caldera.train.fit import make_steps
 from caldera.train.step import Steps
@@ -29,6 +31,7 @@ _NOISE = 1e-5
 """Gradients smaller than this part of the loss are lost in the rounding of the differences."""
 
 
+@checked
 def check_model_gradients(
     model: Model, *arrays: Any, training: bool = True, samples: int = 10, seed: int = 0
 ) -> dict[str, float]:
@@ -48,9 +51,13 @@ def check_model_gradients(
     >>> max(check_model_gradients(model, x, y).values()) < 1e-6
     True
     """
-    if samples < 1:
-        raise ConfigError.build("check_model_gradients", expected="samples >= 1", got=f"{samples}")
-    data = ArrayData(*[np.asarray(array) for array in arrays])
+    if not hasattr(model, "ensure_built"):
+        raise refusal("check_model_gradients", "model", "a model", model)
+    if samples < 1 or seed < 0:
+        raise ConfigError.build(
+            "check_model_gradients", expected="samples >= 1 and seed >= 0", got=f"{samples}, {seed}"
+        )
+    data = ArrayData(*[array_of(array, "check_model_gradients") for array in arrays])
     steps = make_steps(model, data)
     count = len(data)
     widened = Float64Graph()

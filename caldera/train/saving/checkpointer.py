@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.arguments import guarded
 from caldera.data import Schema, Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
@@ -34,6 +35,7 @@ _CALLBACK = "callback"
 _STRATEGY = "strategy"
 
 
+@guarded
 class Checkpointer(Callback):
     """Saves a run to a folder: after each epoch, every so many steps or seconds, and when it stops.
 

@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caldera.arguments import guarded
 from caldera.data import Dataset
 from caldera.errors import DataError
 from caldera.file_cache import write_file
@@ -34,6 +35,7 @@ _MOST_BYTES = 64 << 20
 """More than any of these files has; what is larger is something else."""
 
 
+@guarded
 class RunFolder:
     """Where the record of a run is kept; `caldera report FOLDER` makes a page of it.
 

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from caldera.arguments import guarded
 from caldera.errors import ConfigError
 from caldera.graph.body import topological
 from caldera.graph.node import Node
@@ -26,6 +27,7 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_.\-/]")
 """What TensorBoard takes in no name."""
 
 
+@guarded
 class TensorBoard(Callback):
     """Writes a run to a folder of event files; `tensorboard --logdir FOLDER` shows them.
 

@@ -160,7 +160,7 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"layer": "Dense", "units": "many"}, "units= a whole number"),
         ({"layer": "Dense", "units": 3, "fill": {"filler": "he"}}, "filler: expected a registered"),
         ({"layer": "Dense", "units": 3, "fill": {"filler": "zero", "x": 1}}, "its own arguments"),
-        ({"layer": "Dropout", "rate": "half"}, "Dropout: expected settings it can have"),
+        ({"layer": "Dropout", "rate": "half"}, "Dropout: expected rate= a number"),
         ({"layer": "Sequential", "layers": ["relu"]}, "expected layers, got 'relu'"),
         ({"layer": "Sequential", "layers": [{"layer": "shared", "shared": 1}]}, "came before"),
         ({"layer": 3}, r"expected \{\"layer\": name"),

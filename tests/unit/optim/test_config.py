@@ -89,7 +89,7 @@ def _config(**changes: Any) -> dict[str, Any]:
         (lambda: optim.optimizers.from_config(_config(arguments={"x": 1})), "argument it takes"),
         (
             lambda: optim.optimizers.from_config(_config(arguments={"beta1": "much"})),
-            "arguments it can be made with",
+            "Adam: expected beta1= a number, got 'much'",
         ),
         (
             lambda: optim.optimizers.from_config(_config(arguments={"decay": {"kind": "module"}})),

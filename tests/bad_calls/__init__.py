@@ -1,0 +1,1 @@
+"""Calls with arguments that make no sense, and files that are damaged: never a raw exception."""

@@ -1,0 +1,304 @@
+"""A valid call of each function and class of the other public rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import compress, nn, op, optim, planner
+from caldera.comm import SingleProcess, Traffic
+from tests.bad_calls.calls_of_op import labels, x
+from tests.bad_calls.damage import Given
+
+
+def find(name: str) -> Callable[..., Any]:
+    """What has this name: `nn.Dense`, `load`."""
+    room, _, last = f"caldera.{name}".rpartition(".")
+    found: Callable[..., Any] = getattr(import_module(room), last)
+    return found
+
+
+def samples() -> cd.data.ArrayData:
+    return cd.data.ArrayData(x(8, 4), labels(8))
+
+
+def model() -> cd.NeuralNetwork:
+    return cd.NeuralNetwork([nn.Input((4,)), nn.Dense(2)])
+
+
+def sparse() -> compress.SparseVector:
+    return compress.SparseVector(8, np.array([1, 3], np.int64), np.array([1.0, 2.0], np.float32))
+
+
+NO_ARGUMENTS = [
+    "SELU",
+    "Add",
+    "Flatten",
+    "GlobalAveragePool",
+    "HardSigmoid",
+    "HardSwish",
+    "Mish",
+    "ReLU",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Softsign",
+    "Tanh",
+    "ELU",
+    "GELU",
+    "RBF",
+    "LeakyReLU",
+    "LogSoftmax",
+    "Softmax",
+    "BatchNorm",
+    "LayerNorm",
+    "Dropout",
+    "Concat",
+    "LocalResponseNorm",
+    "MaxPool2D",
+    "AveragePool2D",
+    "Output",
+]
+LAYERS: dict[str, Given] = {
+    **{name: lambda f: f() for name in NO_ARGUMENTS},
+    **{name: lambda f: f(3) for name in ("GRU", "LSTM", "RNN", "Dense", "FullyConnected")},
+    "Activation": lambda f: f("relu"),
+    "AdaptiveAveragePool2D": lambda f: f(2),
+    "Branches": lambda f: f([nn.Dense(2), nn.Dense(3)]),
+    "Conv1D": lambda f: f(3, 3),
+    "Conv2D": lambda f: f(3, 3),
+    "ConvTranspose2D": lambda f: f(3, 3),
+    "DepthwiseConv2D": lambda f: f(3),
+    "Embedding": lambda f: f(5, 3),
+    "GroupNorm": lambda f: f(2),
+    "Input": lambda f: f((4,)),
+    "MultiHeadAttention": lambda f: f(2),
+    "Pooling2D": lambda f: f("max"),
+    "PositionalEmbedding": lambda f: f(7),
+    "Reshape": lambda f: f((2, 2)),
+    "Residual": lambda f: f([nn.Dense(4)]),
+    "Sequential": lambda f: f([nn.Dense(4)]),
+    "TransformerBlock": lambda f: f(2),
+    "count_parameters": lambda f: f([nn.Input((4,)), nn.Dense(2)], (4,)),
+    "from_config": lambda f: f({"layer": "Dense", "units": 3}),
+    "to_config": lambda f: f(nn.Dense(3)),
+    "network": lambda f: f([nn.Dense(3)]),
+    "register": lambda f: f(nn.Dense),
+    "trace": lambda f: f(),
+}
+MODELS: dict[str, Given] = {
+    "GPT": lambda f: f(5, 8, 8, 1, 2),
+    "GoogLeNet": lambda f: f(3),
+    "Inception3": lambda f: f(3),
+    "PaddedShortcut": lambda f: f(8, 2),
+    "gpt": lambda f: f(5, 8, width=8, depth=1, heads=2),
+    "lstm_classifier": lambda f: f(5, 4, 3, 4, 4),
+    "load_torchvision": lambda f: f([nn.Input((4,)), nn.Dense(2)], "missing.safetensors"),
+    "torchvision_names": lambda f: f(nn.models.resnet18((3, 32, 32), 3)),
+    **{
+        name: lambda f: f((3, 32, 32), 3)
+        for name in [
+            "alexnet",
+            "googlenet",
+            "inception3",
+            "lenet5",
+            "mlp",
+            "resnet18",
+            "resnet20",
+            "resnet34",
+            "resnet50",
+            "resnet56",
+            "vgg16",
+        ]
+    },
+}
+METRICS: dict[str, Given] = {
+    name: lambda f: f()
+    for name in [
+        "F1",
+        "Accuracy",
+        "ConfusionMatrix",
+        "Precision",
+        "Recall",
+        "TopK",
+        "R2",
+        "MeanSquaredError",
+    ]
+}
+OPTIM: dict[str, Given] = {
+    **{
+        name: lambda f: f(0.1, weight_decay=0.1, clip=optim.ClipNorm(1.0), accumulate=1, groups=())
+        for name in [
+            "LAMB",
+            "LARS",
+            "SGD",
+            "Adagrad",
+            "Adam",
+            "AdamW",
+            "RMSProp",
+            "GradientDescent",
+        ]
+    },
+    **{name: lambda f: f(0.1) for name in ["L1", "L2", "Decoupled", "ClipNorm", "ClipValue"]},
+    "Cosine": lambda f: f(0.1, 10),
+    "Exponential": lambda f: f(0.1, 0.5),
+    "Group": lambda f: f("bias"),
+    "GrowingBatch": lambda f: f(4),
+    "LinearWarmUp": lambda f: f(5, 0.1),
+    "LossScale": lambda f: f(),
+    "Minimum": lambda f: f(1.0, 2, True),
+    "OneCycle": lambda f: f(0.1, 10),
+    "ReduceOnPlateau": lambda f: f(0.1),
+    "StepDecay": lambda f: f(0.1, every=3),
+    "get": lambda f: f("adam", learning_rate=0.1),
+    "length": lambda f: f(x(3)),
+    "total": lambda f: f(x(3)),
+}
+DATA: dict[str, Given] = {
+    "ArrayData": lambda f: f(x(8, 4), labels(8)),
+    "Colour": lambda f: f(0.1, 0.1, 0.1),
+    "Column": lambda f: f("a", "number", 0),
+    "Crop": lambda f: f(4),
+    "Cutout": lambda f: f(2),
+    "Dataset": lambda f: f(samples(), samples(), 2, ("a", "b"), "mine"),
+    "Decode": lambda f: f(),
+    "Draw": lambda f: f(),
+    "Files": lambda f: f([]),
+    "IterableData": lambda f: f([(x(4), 1), (x(4), 0)]),
+    "Loader": lambda f: f(samples(), 2),
+    "Mirror": lambda f: f(),
+    "Mixup": lambda f: f(),
+    "Normalise": lambda f: f(0.5, 0.5),
+    "OneHot": lambda f: f(3),
+    "Pipeline": lambda f: f(samples()),
+    "Rotate": lambda f: f(10.0),
+    "Schema": lambda f: f(),
+    "Shards": lambda f: f("missing"),
+    "Share": lambda f: f(0, 0, 8, 2, 2),
+    "SubtractMean": lambda f: f(x(4)),
+    "arrays": lambda f: f(x(8, 4), labels(8)),
+    "as_data": lambda f: f((x(8, 4), labels(8))),
+    "cifar10": lambda f: f("missing", download=False),
+    "cifar100": lambda f: f("missing", download=False),
+    "mnist": lambda f: f("missing", download=False),
+    "csv": lambda f: f("missing.csv"),
+    "csv_inputs": lambda f: f("missing.csv"),
+    "digits": lambda f: f(),
+    "images": lambda f: f("missing"),
+    "npz": lambda f: f("missing.npz"),
+    "source": lambda f: f("missing.npy"),
+    "split": lambda f: f((x(8, 4), labels(8))),
+    "write_shards": lambda f: f("shards", samples()),
+}
+FRONT: dict[str, Given] = {
+    "Checkpointer": lambda f: f("folder"),
+    "EarlyStopping": lambda f: f(),
+    "KeepBest": lambda f: f(),
+    "MemoryManager": lambda f: f(8),
+    "NeuralNetwork": lambda f: f(
+        [nn.Input((4,)), nn.Dense(2)],
+        loss="cross_entropy",
+        optimizer="adam",
+        learning_rate=0.1,
+        batch_size=2,
+        epochs=1,
+        metrics=None,
+        loss_weights=None,
+        dtype="float32",
+        precision=None,
+        seed=0,
+        device=None,
+        name="",
+    ),
+    "RoundWeights": lambda f: f(),
+    "RunFolder": lambda f: f("missing"),
+    "Target": lambda f: f("loss", 0.1),
+    "Tensor": lambda f: f((2, 3)),
+    "TensorBoard": lambda f: f("folder"),
+    "TimeLimit": lambda f: f(3.0),
+    "check_model_gradients": lambda f: f(model(), x(2, 4), labels(2), samples=2),
+    "compile": lambda f: f(op.input("x", (2,)) * 2),
+    "constant": lambda f: f(1.5),
+    "device": lambda f: f("cpu"),
+    "diagonal": lambda f: f(x(3)),
+    "from_array": lambda f: f(x(3)),
+    "from_dlpack": lambda f: f(x(3)),
+    "load": lambda f: f("missing.caldera"),
+    "normal": lambda f: f(),
+    "orthogonal": lambda f: f(),
+    "seed": lambda f: f(3),
+    "tensor.seed": lambda f: f(3),
+    "tensor": lambda f: f([1.0, 2.0]),
+    "uniform": lambda f: f(),
+    "testing.check_gradients": lambda f: f(lambda *a: a[0] * a[0], [x(2)]),
+    "onnx.load": lambda f: f("missing.onnx"),
+    "onnx.export": lambda f: f(model(), "model.onnx"),
+    "memory.register_device": lambda f: f("cpu2", lambda index: None),
+}
+IO: dict[str, Given] = {
+    "load_npy": lambda f: f("missing.npy"),
+    "load_npz": lambda f: f("missing.npz"),
+    "load_safetensors": lambda f: f("missing.safetensors"),
+    "load_safetensors_metadata": lambda f: f("missing.safetensors"),
+    "map_npy": lambda f: f("missing.npy"),
+    "read_csv": lambda f: f("missing.csv"),
+    "save_npy": lambda f: f("a.npy", x(3)),
+    "save_npz": lambda f: f("a.npz", {"a": x(3)}),
+    "save_safetensors": lambda f: f("a.safetensors", {"a": x(3)}, {"by": "me"}),
+    "write_csv": lambda f: f("a.csv", x(3, 2), ["a", "b"]),
+}
+COMPRESS: dict[str, Given] = {
+    **{
+        name: lambda f: f()
+        for name in ["QSGD", "Cast", "Link", "Lossless", "LowPrecisionWeights", "OneBit"]
+    },
+    **{name: lambda f: f() for name in ["PowerSGD", "RandomK", "TernGrad", "TopK"]},
+    "SparseVector": lambda f: f(8, np.array([1, 3]), np.array([1.0, 2.0], np.float32)),
+    "predicted_seconds": lambda f: f(100, 10, 4, 32.0),
+    "redistribute": lambda f: f([{"residual/a": x(3)}, {"residual/a": x(3)}], 1),
+    "sparse_allreduce": lambda f: f(sparse(), SingleProcess()),
+}
+COMM: dict[str, Given] = {
+    "Count": lambda f: f(),
+    "Mesh": lambda f: f(SingleProcess(), {"data": 1}),
+    "SingleProcess": lambda f: f(Traffic()),
+    "run_virtual_ranks": lambda f: f(2, lambda comm: comm.rank, [0, 0]),
+}
+PARALLEL: dict[str, Given] = {
+    **{
+        name: lambda f: f()
+        for name in [
+            "DataParallel",
+            "ElasticAveraging",
+            "Ensemble",
+            "Gossip",
+            "Hogwild",
+            "LocalSGD",
+            "ParameterServer",
+            "PipelineParallel",
+            "Sharded",
+            "TensorParallel",
+        ]
+    },
+    "Hybrid": lambda f: f({"data": 1, "model": 1}),
+    "plan": lambda f: f(model(), ranks=2, link="1 GB/s", batch_size=8, speed="1 GFLOP/s"),
+}
+PLANNER: dict[str, Given] = {
+    "Wire": lambda f: f(1e-6, 1e9),
+    "Cluster": lambda f: f(4, planner.Wire(1e-6, 1e9)),
+    "Compute": lambda f: f(((1.0, 0.1), (8.0, 0.5))),
+    "measured_wire": lambda f: f(SingleProcess()),
+    "workload_of": lambda f: f(model()),
+}
+ROOMS = {
+    "": FRONT, "nn.": LAYERS, "nn.models.": MODELS, "nn.metrics.": METRICS, "optim.": OPTIM,
+    "data.": DATA, "io.": IO, "compress.": COMPRESS, "comm.": COMM, "parallel.": PARALLEL,
+    "planner.": PLANNER,
+}  # fmt: skip
+CALLS: dict[str, Given] = {
+    prefix + name: given for prefix, room in ROOMS.items() for name, given in room.items()
+}

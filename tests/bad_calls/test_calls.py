@@ -1,0 +1,132 @@
+"""Every public function and class, called with arguments that make no sense.
+
+Each call gives an error of Caldera's, which says what was expected or what came, or something that
+works: values of expressions are computed by the oracle, layers are called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from caldera.errors import CalderaError
+from tests.bad_calls import calls_of_op, calls_of_rooms
+from tests.bad_calls.damage import Given, damaged
+from tests.bad_calls.outcome import raw_exception, used
+
+CALLS: dict[str, Given] = {
+    **{f"op.{name}": given for name, given in calls_of_op.CALLS.items()},
+    **calls_of_rooms.CALLS,
+}
+EACH = 5
+"""Calls of each name."""
+ROOMS = [
+    "nn",
+    "nn.models",
+    "nn.metrics",
+    "op",
+    "optim",
+    "data",
+    "comm",
+    "compress",
+    "parallel",
+    "planner",
+    "onnx",
+    "testing",
+    "io",
+    "memory",
+    "tensor",
+]
+NOT_CALLED = {
+    # Made by Caldera itself, and passed to those who look.
+    "Expr", "History", "LearningRates", "Plan", "Run", "Variable", "data.Batch",
+    "comm.Communicator",
+    "comm.Counts", "comm.Request", "comm.VirtualRank", "comm.MpiCommunicator",
+    "comm.NcclCommunicator", "memory.Block", "memory.Device", "memory.Pool", "memory.Reading",
+    "nn.Context", "nn.LayerCall", "onnx.Backend", "onnx.ImportedModel", "parallel.Proposal",
+    "planner.LayerCost", "planner.Prediction", "planner.Proposal", "planner.Ranking",
+    "planner.Setting", "planner.Way", "planner.Workload", "planner.proposed", "planner.rank",
+    # Abstract: to be derived from.
+    "Callback", "Filler", "Model", "compress.Compressor", "data.Data", "data.Stage",
+    "data.Transform", "memory.CapturedGraph", "memory.Event", "memory.Stream", "nn.Layer",
+    "nn.metrics.ByClass", "nn.metrics.ClassMetric", "nn.metrics.MeanMetric", "nn.metrics.Metric",
+    "nn.metrics.ValueMetric", "optim.Clip", "optim.Decay", "optim.EpochRule", "optim.Optimizer",
+    "optim.Schedule", "memory.Kind",
+}  # fmt: skip
+READ_A_FILE = {
+    "load", "onnx.load", "nn.models.load_torchvision", "data.Shards", "data.cifar10",
+    "data.cifar100", "data.mnist", "data.csv", "data.csv_inputs", "data.images", "data.npz",
+    "data.source", "io.load_npy", "io.load_npz", "io.load_safetensors",
+    "io.load_safetensors_metadata", "io.map_npy", "io.read_csv",
+}  # fmt: skip
+"""Their calls here name files that are not there; `test_files.py` has files for them."""
+NEED_MORE = {"planner.measured_wire"}
+"""What needs several processes."""
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, and with little memory: what asks for terabytes is refused at once."""
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (4 << 30), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _public() -> dict[str, object]:
+    found = {}
+    for room in ["", *ROOMS]:
+        module = import_module(f"caldera.{room}".rstrip("."))
+        for name in module.__all__:
+            found[f"{room}.{name}".lstrip(".")] = getattr(module, name)
+    return found
+
+
+def _takes_arguments(value: object) -> bool:
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, Exception)):
+        return False
+    try:
+        return bool(inspect.signature(value).parameters)
+    except ValueError:  # built in
+        return False
+
+
+def test_every_public_name_that_takes_arguments_has_a_valid_call() -> None:
+    called = {id(calls_of_rooms.find(name)) for name in CALLS}
+    public = _public()
+    missing = [
+        name
+        for name, value in public.items()
+        if _takes_arguments(value) and name not in NOT_CALLED and id(value) not in called
+    ]
+    assert not missing
+    assert not [name for name in NOT_CALLED if name not in public or name in CALLS]
+
+
+def test_valid_calls_are_valid() -> None:
+    for name, given in CALLS.items():
+        with suppress(CalderaError) if name in READ_A_FILE | NEED_MORE else nullcontext():
+            used(given(calls_of_rooms.find(name)))
+
+
+def test_bad_calls_are_refused_in_words(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    raw: list[str] = []
+    count = 0
+    for name, given in CALLS.items():
+        for bad in damaged(name, calls_of_rooms.find(name), given, tmp_path, draw, EACH):
+            count += 1
+            error = raw_exception(bad.call)
+            if error is not None:
+                raw.append(f"{bad}: {type(error).__name__}: {error}")
+    assert count >= 2000
+    assert not raw, "\n".join(raw)
