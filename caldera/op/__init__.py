@@ -107,7 +107,6 @@ from caldera.op.movement import (
     flip,
     meshgrid,
     moveaxis,
-    pad,
     repeat,
     reshape,
     roll,
@@ -129,6 +128,7 @@ from caldera.op.normalisation import (
     local_response_norm,
     rms_norm,
 )
+from caldera.op.padding import pad
 from caldera.op.pooling import (
     avg_pool1d,
     avg_pool2d,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import builtins
-import math
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.errors import ConfigError, ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift, lift_all, wrap
 from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, is_float
 from caldera.tensor.shape import (
     as_list,
     as_shape,
@@ -252,92 +250,6 @@ def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -
         raise ShapeError.build(place("slice", node), expected="steps other than 0", got=str(step))
     starts, stops, steps = ([*each, *[None] * (count - len(each))] for each in bounds)
     return Expr(node)[tuple(map(builtins.slice, starts, stops, steps))]
-
-
-def pad(
-    x: Any,
-    widths: int | Sequence[int] | Sequence[Sequence[int]],
-    value: float = 0,
-    mode: str = "constant",
-) -> Expr:
-    """`x` with `value` around it, or with more of itself.
-
-    `widths` is a number (for both ends of every axis), a pair (before, after) for every axis, or a
-    pair for each axis. `mode` is "constant" (the value), "reflect" (mirrored at the elements at the
-    ends, which are not repeated), "replicate" (the elements at the ends) or "circular" (from the
-    other end).
-
-    >>> import caldera as cd
-    >>> from caldera import op
-    >>> op.pad(cd.tensor([1.0, 2.0]), (1, 2)).tolist()
-    [0.0, 1.0, 2.0, 0.0, 0.0]
-    >>> op.pad(cd.Tensor((2, 3)), ((0, 1), (2, 2))).shape
-    (3, 7)
-    >>> [op.pad([1, 2, 3], 2, mode=mode).tolist() for mode in ("reflect", "replicate", "circular")]
-    [[3, 2, 1, 2, 3, 2, 1], [1, 1, 1, 2, 3, 3, 3], [2, 3, 1, 2, 3, 1, 2]]
-    """
-    node = lift(x)
-    if mode != "constant":
-        for axis, pair in enumerate(_widths(widths, node)):
-            node = node if pair == (0, 0) else _extended(node, axis, pair, mode)
-        return Expr(node)
-    whole = math.isfinite(value) and value == int(value)
-    if not (is_float(node.dtype) or (whole and (node.dtype != bool_ or value in (0, 1)))):
-        raise DtypeError.build(
-            place("pad", node), expected=f"a value that {node.dtype.name} can hold", got=str(value)
-        )
-    return Expr(moves.pad(node, _widths(widths, node), value))
-
-
-_LONGEST = {"reflect": -1, "circular": 0}
-"""How much longer than an axis its padding may be; that of "replicate" may have any length."""
-
-
-def _extended(x: Node, axis: int, widths: tuple[int, int], mode: str) -> Node:
-    """`x` with more of itself at both ends of an axis."""
-    length = x.shape[axis]
-    if mode not in (*_LONGEST, "replicate"):
-        raise ConfigError.build(
-            place("pad", x), expected="mode= constant, reflect, replicate or circular",
-            got=repr(mode),
-        )  # fmt: skip
-    most = length + _LONGEST[mode] if mode in _LONGEST else builtins.max(widths) if length else 0
-    if builtins.max(widths) > most:
-        raise ShapeError.build(
-            place("pad", x), expected=f"at most {builtins.max(most, 0)} elements of padding "
-            f"along axis {axis} of length {length}, mode {mode!r}", got=str(widths),
-        )  # fmt: skip
-    before, after = widths
-    if mode == "reflect":
-        first = moves.flip(moves.narrow(x, axis, 1, before), (axis,))
-        last = moves.flip(moves.narrow(x, axis, length - 1 - after, after), (axis,))
-    elif mode == "circular":
-        first = moves.narrow(x, axis, length - before, before)
-        last = moves.narrow(x, axis, 0, after)
-    else:
-        first, last = (
-            base.broadcast_to(
-                moves.narrow(x, axis, end, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
-            )
-            for end, count in ((0, before), (length - 1, after))
-        )
-    return moves.concat((first, x, last), axis)
-
-
-def _widths(widths: Any, node: Node) -> moves.Widths:
-    where = place("pad", node)
-    rank = len(node.shape)
-    if not isinstance(widths, Iterable):
-        return (as_shape((widths, widths), where),) * rank  # type: ignore[return-value]
-    given = list(widths)
-    if given and not isinstance(given[0], Iterable):
-        given = [given] * rank
-    pairs = tuple(as_shape(pair, where) for pair in given)
-    if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
-        raise ShapeError.build(
-            where, expected=f"a number, a pair, or a pair for each of {rank} axes", got=str(widths)
-        )
-    return pairs  # type: ignore[return-value]
 
 
 def flip(x: Any, axis: Sizes | None = None) -> Expr:
