@@ -86,9 +86,7 @@ class Pipeline(Data):
         self.usage = PipelineStatistics()
         # What does not fit together is found now, not when training begins; but a stream is not
         # begun before somebody reads it.
-        if not self.is_stream and not isinstance(first := self.example()[0], np.ndarray):
-            raise refusal("data.Pipeline", "stages", "stages that give arrays", first)
-        if inner.scale is not None and (self.is_stream or self.example()[0].dtype == uint8):
+        if inner.scale is not None and (self.is_stream or _is_bytes(self.example()[0])):
             self.stages = Stages([*given, Scale(inner.scale)])
         if not self.is_stream:
             self.blank()
@@ -241,6 +239,8 @@ class Pipeline(Data):
     @cached_property
     def _blank(self) -> Arrays:
         arrays = self.example()
+        if not isinstance(arrays[0], np.ndarray):
+            raise refusal("data.Pipeline", "stages", "stages that give arrays", arrays[0])
         if arrays[0].dtype == object:
             raise DataError.build(
                 "data.Pipeline",
@@ -249,6 +249,10 @@ class Pipeline(Data):
                 hint="put data.Decode() first",
             )
         return arrays
+
+
+def _is_bytes(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == uint8
 
 
 def _unreadable(source: Data, indices: NDArray[np.integer], error: Exception) -> CalderaError:
