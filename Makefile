@@ -25,6 +25,11 @@ $(VENV)/tools: pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/installed
 
+# MPICH in a folder of its own: its mpiexec would take the place of Open MPI's. Where there is no
+# wheel of it, the tests that need it are skipped and say so.
+$(VENV)/mpich: | $(RUN)/python
+	-$(RUN)/python -m pip install --quiet --no-compile --no-deps --only-binary :all: --prefix $@ mpich
+
 demo: setup
 	$(RUN)/caldera train --data digits --out out
 	$(RUN)/caldera report out
@@ -42,7 +47,7 @@ types: tools
 test: style
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
-tests: tools
+tests: tools $(VENV)/mpich
 	$(RUN)/python -m pytest -n auto --dist worksteal --durations=25
 
 # Before a commit, in less than a minute: the tests that are nearest to what was changed.

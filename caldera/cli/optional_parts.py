@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from caldera.comm.mpi_implementation import LIBRARY_VARIABLE, find_launcher, library
 from caldera.machine import answer
 
 
@@ -58,7 +59,7 @@ PACKAGES = (
 
 def parts() -> list[Part]:
     """Everything optional, here or not."""
-    return [_gpu(), _mpi(), *(_package(package) for package in PACKAGES)]
+    return [_gpu(), *_mpi(), *(_package(package) for package in PACKAGES)]
 
 
 def _package(package: Package) -> Part:
@@ -91,9 +92,14 @@ def _gpu() -> Part:
     return Part("GPU", "", purpose, "an NVIDIA card, and its driver from nvidia.com/drivers")
 
 
-def _mpi() -> Part:
-    purpose = "starting several processes (mpiexec)"
-    lines = answer("mpiexec", "--version")
-    if lines:
-        return Part("MPI", lines[0].strip(), purpose, "")
-    return Part("MPI", "", purpose, MPI)
+def _mpi() -> list[Part]:
+    """The library that mpi4py loads, and what starts its ranks."""
+    loaded = library() if _importable("mpi4py") else None
+    starter = find_launcher()
+    found = "" if starter is None else f"{starter.implementation} at {starter.path}"
+    if loaded and starter and not starter.implementation.starts(loaded):
+        found += f", which does not start {loaded}: {LIBRARY_VARIABLE} names another library"
+    return [
+        Part("MPI", str(loaded or ""), "what mpi4py loads", MPI),
+        Part("mpiexec", found, "starting several processes", MPI),
+    ]

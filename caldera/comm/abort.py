@@ -10,6 +10,7 @@ import atexit
 import os
 import platform
 import sys
+import time
 import traceback
 from types import TracebackType
 
@@ -18,6 +19,7 @@ from caldera.comm.mpi_library import many_threads, mpi
 from caldera.comm.watchdog import Watchdog
 
 FAILED = 1
+READ_WITHIN_S, ENDED_WITHIN_S = 0.1, 5.0
 
 
 def end_together(communicator: MpiCommunicator) -> None:
@@ -45,4 +47,9 @@ def end_all() -> None:
     """End every rank of the job, this one included."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # MPICH's mpiexec ends at once, and with it goes what it has not yet read and passed on.
+    time.sleep(READ_WITHIN_S)
     mpi().COMM_WORLD.Abort(FAILED)
+    # MPICH comes back from there, and ends this process from outside a little later.
+    time.sleep(ENDED_WITHIN_S)
+    os._exit(FAILED)

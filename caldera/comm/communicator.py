@@ -209,7 +209,8 @@ class Communicator(PointToPoint):
         """The ranks that are left after a `RankLostError`, in order; each of them calls it."""
         raise CommError.build(
             f"Shrink of {self.name}", expected="an MPI that goes on when a rank dies",
-            got=self.describe(), hint="Open MPI 5, started by caldera run --survive",
+            got=self.describe().splitlines()[0],
+            hint="Open MPI 5, started by caldera run --survive",
         )  # fmt: skip
 
     def along(self, axis: str) -> Communicator:

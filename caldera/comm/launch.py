@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from caldera.comm.mpi_implementation import launcher
 from caldera.errors import ConfigError
 from caldera.machine import usable_cores
 
@@ -20,7 +19,7 @@ RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""
 _PR_SET_PDEATHSIG = 1
 _HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
-_SENT = ("CALDERA_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
+_SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 """Variables that ranks on other machines need as well."""
 
 
@@ -72,50 +71,26 @@ def launch(
         raise ConfigError.build(
             "run --hosts", expected="machines and their ranks, as in a:4,b:4", got=hosts
         )
-    starter = _mpiexec(environment)
-    is_open_mpi = "Open MPI" in _version(starter) or "OpenRTE" in _version(starter)
-    added = {"CALDERA_THREADS": environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))}
-    command = [starter, "-n", str(ranks)]
-    if is_open_mpi:
-        # Ranks may be more than cores, and threads of a rank must not all be tied to one core.
-        command += ["--oversubscribe", "--bind-to", "none"]
-        added["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        for name in ("OMPI", "PRTE"):
-            # A container's only user is root, and Open MPI refuses root unless told twice.
-            added[f"{name}_ALLOW_RUN_AS_ROOT"] = added[f"{name}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    starter = launcher(environment)
+    mpi = starter.implementation
+    if survive and not mpi.survives:
+        raise ConfigError.build(
+            "run --survive", expected="an MPI with ULFM (Open MPI 5)",
+            got=f"{mpi} ({starter.path})", hint="--restarts starts all ranks again",
+        )  # fmt: skip
+    defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
+    added = {**mpi.variables, **defaults}
+    added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))
+    command = [starter.path, "-n", str(ranks), *mpi.arguments]
     if survive:
-        if not is_open_mpi:
-            raise ConfigError.build(
-                "run --survive", expected="an MPI with ULFM (Open MPI 5)", got=starter
-            )
-        command += ["--with-ft", "ulfm"]
+        command += mpi.survives
     if hosts is not None:
-        command += ["--host" if is_open_mpi else "-hosts", hosts]
-    if hosts is not None and is_open_mpi:
-        # Others send their environment to other machines by themselves.
+        command += [mpi.hosts, hosts]
+    if hosts is not None and mpi.sends:
         names = sorted({*environment, *added, RESTART})
-        command += [word for name in names if name.startswith(_SENT) for word in ("-x", name)]
+        command += [word for name in names if name.startswith(_SENT) for word in (mpi.sends, name)]
     words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
     return Launch([*command, *words], {**environment, **added})
-
-
-def _mpiexec(environment: Mapping[str, str]) -> str:
-    """The one beside this Python, which is mpi4py's if both came from pip; else the PATH's."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = (
-        str(beside) if beside.exists() else shutil.which("mpiexec", path=environment.get("PATH"))
-    )
-    if found is None:
-        raise ConfigError.build(
-            "run", expected="mpiexec beside this Python or on the PATH", got="none",
-            hint="pip install 'caldera[mpi]'",
-        )  # fmt: skip
-    return found
-
-
-def _version(starter: str) -> str:
-    done = subprocess.run([starter, "--version"], capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
 
 
 def _threads(ranks: int, hosts: str | None) -> int:

@@ -27,6 +27,7 @@ from caldera.comm.communicator import Communicator
 from caldera.comm.mpi_library import (
     MpiRequest,
     do_not_wait_for_the_lost,
+    loaded,
     many_threads,
     mpi,
     takes_cards,
@@ -145,13 +146,16 @@ class MpiCommunicator(Communicator):
         return Done()
 
     def Shrink(self) -> Communicator:
+        if not loaded().survives:
+            return super().Shrink()
         made = self._call(self.handle.Shrink)
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 
     def failure(self, error: Any) -> CommError:
         """What an error of MPI means; if a rank has died, all ranks are told."""
         gone = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-        if error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]:
+        a_rank_died = error.Get_error_class() in [getattr(mpi(), name, None) for name in gone]
+        if a_rank_died and loaded().survives:
             _lost.set()
             do_not_wait_for_the_lost()
             for communicator in list(_made):

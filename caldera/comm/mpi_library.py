@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.comm.mpi_implementation import MpiImplementation, defaults_for_ranks, implementation
 from caldera.comm.progress_thread import PollBackoff
 from caldera.comm.request import Request
 from caldera.config import settings
@@ -38,12 +39,8 @@ LOOKS = 8
 @cache
 def mpi() -> Any:
     """mpi4py's MPI, imported (and MPI started) when the first communicator is asked for."""
-    # Ranks that share cores must let each other run while they wait. Where they do not it costs
-    # nothing; Open MPI reads this when it starts, others ignore it.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    # So that segments leave without asking the receiver, who may be asleep.
-    for name in ("eager_limit", "max_send_size"):
-        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{name}", str(1 << 19))
+    for name, value in defaults_for_ranks().items():
+        os.environ.setdefault(name, value)
     with _all_ranks_start_within(STALLS_BEFORE_ABORT * settings.stall_s):
         return optional_import("mpi4py.MPI", PACKAGE, "training on several processes")
 
@@ -57,6 +54,12 @@ def _all_ranks_start_within(seconds: float) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@cache
+def loaded() -> MpiImplementation:
+    """Which MPI was loaded."""
+    return implementation(mpi().Get_library_version())
 
 
 @cache

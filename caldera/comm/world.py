@@ -9,7 +9,7 @@ from caldera.comm.abort import end_together
 from caldera.comm.communicator import Communicator
 from caldera.comm.launch import RESTART
 from caldera.comm.mpi import MpiCommunicator
-from caldera.comm.mpi_library import mpi
+from caldera.comm.mpi_library import loaded, mpi
 from caldera.comm.nccl import with_nccl
 from caldera.comm.single import SingleProcess
 from caldera.errors import CommError
@@ -34,7 +34,7 @@ def world() -> Communicator:
     if communicator.size != ranks:
         raise CommError.build(
             "world", expected=f"{ranks} ranks, as the environment says",
-            got=f"{communicator.size} from {mpi().Get_library_version().splitlines()[0]}",
+            got=f"{communicator.size} from {loaded()}",
             hint="mpi4py uses another MPI than the one that started this program; "
             "`caldera run` takes the right one",
         )  # fmt: skip

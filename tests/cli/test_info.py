@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 import caldera as cd
 from caldera.cli import optional_parts
+from caldera.comm import mpi_implementation
 from tests.cli.conftest import Caldera
 
 
@@ -40,6 +41,7 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setattr(optional_parts, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(optional_parts, "find_launcher", lambda: None)
     lines = caldera("info").out.splitlines()
     missing = lines[lines.index("not here, and how to get it") :]
     assert any(
@@ -75,9 +77,32 @@ def test_programs_are_asked_for_what_they_know(
         (tmp_path / name).write_text(f"#!{sys.executable}\nprint({text!r}, end='')\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    # Else the one beside this Python is taken, as by `caldera run`.
+    monkeypatch.setattr(mpi_implementation.sys, "executable", str(tmp_path / "python"))
     found = {part.name: part.found for part in optional_parts.parts()}
     assert found["GPU"] == "NVIDIA H200, 143771 MiB, 570.1"
-    assert found["MPI"] == "mpiexec (Open MPI) 5"
+    assert found["mpiexec"] == f"Open MPI 5 at {tmp_path / 'mpiexec'}"
+
+
+@pytest.mark.parametrize(
+    ("library", "fits"),
+    [("Open MPI v5.0.11, package: x", True), ("MPICH Version:\t4.3.2", False), ("", True)],
+)
+def test_an_mpiexec_of_another_mpi_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: str, fits: bool
+) -> None:
+    loaded = mpi_implementation.implementation(library) if library else None
+    open_mpi = mpi_implementation.implementation("mpiexec (Open MPI) 5.0.11")
+    starter = mpi_implementation.Launcher("/opt/bin/mpiexec", open_mpi)
+    monkeypatch.setattr(optional_parts, "library", lambda: loaded)
+    monkeypatch.setattr(optional_parts, "find_launcher", lambda: starter)
+    found = {part.name: part for part in optional_parts.parts()}
+    assert found["MPI"].found == ("" if loaded is None else str(loaded))
+    assert found["MPI"].install == "pip install 'caldera[mpi]'"
+    said = "Open MPI 5.0.11 at /opt/bin/mpiexec"
+    if not fits:
+        said += ", which does not start MPICH 4.3.2: MPI4PY_LIBMPI names another library"
+    assert found["mpiexec"].found == said
 
 
 def test_a_program_that_fails_counts_as_not_there(

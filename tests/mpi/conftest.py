@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from caldera.comm.launch import launch
+from caldera.comm.mpi_implementation import find_launcher
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent
@@ -31,8 +31,7 @@ Job = Callable[..., subprocess.CompletedProcess[str]]
 def _what_is_missing() -> str:
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install 'caldera[mpi]')"
-    beside = Path(sys.executable).parent / "mpiexec"
-    if not beside.exists() and shutil.which("mpiexec") is None:
+    if find_launcher() is None:
         return "there is no mpiexec (pip install 'caldera[mpi]')"
     return ""
 
@@ -52,6 +51,8 @@ def job(tmp_path: Path) -> Job:
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "CALDERA_CACHE": str(tmp_path),
             "CALDERA_THREADS": "1",
+            # Else a line and its end are written apart, and another rank's line may come between.
+            "PYTHONUNBUFFERED": "",
             # What one machine needs, and nothing that is looked for elsewhere: it starts sooner.
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
@@ -67,6 +68,11 @@ def job(tmp_path: Path) -> Job:
         return run_in_session(command, PATIENCE_S, env=environment, cwd=tmp_path)
 
     return start
+
+
+def lines_of_ranks(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What ranks have printed, where MPICH's mpiexec prints beside them that one was killed."""
+    return [line for line in done.stdout.splitlines() if line.startswith("rank")]
 
 
 def run_in_session(

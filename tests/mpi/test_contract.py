@@ -22,6 +22,7 @@ def test_an_mpi_without_threads_does_what_is_asked_at_once(job: Job) -> None:
 
 def test_an_mpiexec_of_another_mpi_is_noticed(job: Job) -> None:
     """Each process would otherwise believe that it is alone, and train a model of its own."""
-    done = job(1, "raises", PMI_SIZE="2")
+    # Each mpiexec sets its own variable, and leaves the other's as it is.
+    done = job(1, "raises", PMI_SIZE="2", OMPI_COMM_WORLD_SIZE="2")
     assert done.returncode != 0
     assert "world: expected 2 ranks, as the environment says, got 1" in done.stderr

@@ -7,8 +7,9 @@ import time
 
 import caldera as cd
 from caldera.comm import world
+from caldera.launchers import rank_on_machine
 
-if __name__ == "__main__" and os.environ["OMPI_COMM_WORLD_RANK"] != "1":
+if __name__ == "__main__" and rank_on_machine(os.environ) != 1:
     # Else mpiexec may see it first.
     time.sleep(1.0)
     cd.settings.update(stall_s=0.1)

@@ -59,11 +59,11 @@ FAMILIES: dict[str, dict[str, Callable[[], Strategy | None]]] = {
 }
 
 
-def main(folder: Path, family: str) -> None:
+def main(folder: Path, family: str, only: list[str]) -> None:
     everyone = world()
     expected, alone = trained(SingleProcessStrategy(), verbose=0)
-    for name, make in FAMILIES[family].items():
-        found, history = trained(make(), checkpoint=folder / name)
+    for name in only or FAMILIES[family]:
+        found, history = trained(FAMILIES[family][name](), checkpoint=folder / name)
         assert found.keys() == expected.keys()
         for key, value in found.items():
             np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)
@@ -76,4 +76,4 @@ def main(folder: Path, family: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

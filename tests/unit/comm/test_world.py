@@ -10,6 +10,7 @@ import pytest
 
 from caldera.comm import SingleProcess, restarted, world
 from caldera.comm.launch import launch
+from caldera.comm.mpi_implementation import find_launcher, implementation
 from caldera.errors import ConfigError
 from caldera.launchers import rank_on_machine, ranks_started
 
@@ -58,6 +59,27 @@ def test_a_restart_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert restarted()
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "survives"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI 5.0.11", True),
+        ("mpirun (OpenRTE) 4.1.4", "Open MPI 4.1.4", True),
+        ("Open MPI v5.0.11, package: Open MPI root@x, ident: 5.0.11", "Open MPI 5.0.11", True),
+        ("HYDRA build details:\n    Version:           4.3.2\n", "MPICH 4.3.2", False),
+        ("MPICH Version:      4.3.2\nMPICH Release date: x", "MPICH 4.3.2", False),
+        ("MPI VERSION    : CRAY MPICH version 8.1.29.12 (ANL)", "MPICH 8.1.29.12", False),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "Intel MPI 2021.13", False),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 2", "Intel MPI 2021.13", False),
+        ("MVAPICH2 Version      :\t2.3.7", "MVAPICH 2.3.7", False),
+        ("something else", "unknown MPI", False),
+    ],
+)
+def test_makes_of_mpi_are_recognised(said: str, name: str, survives: bool) -> None:
+    found = implementation(said)
+    assert str(found) == name
+    assert bool(found.survives) == survives
+
+
 def starter(folder: Path, says: str) -> dict[str, str]:
     """An environment whose mpiexec says that it is of some make."""
     path = folder / "mpiexec"
@@ -96,8 +118,29 @@ class TestLaunch:
         made = launch(2, ["solver", "x"], hosts="a:1,b:1", environment=environment)
         assert made.command[1:] == ["-n", "2", "-hosts", "a:1,b:1", "solver", "x"]
         assert made.environment["CALDERA_THREADS"] == "3"
-        with pytest.raises(ConfigError, match="ULFM"):
+        with pytest.raises(ConfigError, match=r"ULFM .*--restarts"):
             launch(2, ["train.py"], survive=True, environment=environment)
+
+    def test_the_library_that_mpi4py_is_told_to_load_brings_its_mpiexec(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "mpich" / "bin").mkdir(parents=True)
+        (tmp_path / "mpich" / "lib").mkdir()
+        environment = starter(tmp_path / "bin", "mpiexec (Open MPI) 5.0.11")
+        mine = starter(tmp_path / "mpich" / "bin", "HYDRA build details:\n    Version:  4.3.2")
+        assert find_launcher(environment).implementation.name == "Open MPI"
+        for named in ("lib/libmpi.so.12", "lib"):
+            environment["MPI4PY_LIBMPI"] = str(tmp_path / "mpich" / named)
+            found = find_launcher(environment)
+            assert found.path == f"{mine['PATH']}/mpiexec"
+            assert str(found.implementation) == "MPICH 4.3.2"
+
+    def test_what_was_said_otherwise_is_kept(self, tmp_path: Path) -> None:
+        environment = starter(tmp_path, "mpiexec (Open MPI) 5.0.11")
+        environment["OMPI_MCA_mpi_yield_when_idle"] = "0"
+        made = launch(2, ["train.py"], environment=environment)
+        assert made.environment["OMPI_MCA_mpi_yield_when_idle"] == "0"
 
     def test_hosts_that_cannot_be_read_are_refused(self) -> None:
         for wrong in ("", "a:x", "a:1,,b:1", ":4"):
