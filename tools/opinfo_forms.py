@@ -370,3 +370,9 @@ def shifted(x: Any, dim: Any, sign: int) -> Any:
     along = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     by = [x.shape[i] // 2 if sign > 0 else -(x.shape[i] // 2) for i in along]
     return op.roll(x, by, along)
+
+
+def sinc(is_zero: Any, angle: Any) -> Any:
+    """sin(angle) / angle."""
+    safe = op.where(is_zero, 1.0, angle)
+    return op.where(is_zero, 1.0, op.div(op.sin(safe), safe))

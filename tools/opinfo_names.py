@@ -19,8 +19,8 @@ from tools.opinfo_fourier import FOURIER
 
 _EQUAL_NAMES = (
     "abs acos acosh asin asinh atan atan2 atanh ceil cos cosh digamma erf erfc erfinv exp exp2 "
-    "expm1 floor hypot isfinite isinf isnan kron lgamma log log10 log1p log2 logaddexp logical_and "
-    "logical_not logical_or logical_xor matmul maximum minimum mul neg pow reciprocal rsqrt "
+    "expm1 floor hypot isfinite isinf isnan kron lgamma log log10 log1p log2 logaddexp "
+    "matmul maximum minimum mul neg pow reciprocal rsqrt "
     "sigmoid sign sin sinh sqrt square tan tanh trunc outer dot"
 )
 
@@ -80,13 +80,17 @@ ARITHMETIC: dict[str, Form] = {
         op.logaddexp(op.mul(a, np.log(2)), op.mul(b, np.log(2))), np.log(2)
     ),
     "ldexp": lambda a, b: op.mul(a, op.exp2(b)),
-    "sinc": lambda x: _sinc(op.equal(x, 0), op.mul(x, np.pi)),
+    "sinc": lambda x: f.sinc(op.equal(x, 0), op.mul(x, np.pi)),
     "nan_to_num": lambda x, nan=None, posinf=None, neginf=None: op.nan_to_num(
         x, 0.0 if nan is None else nan, posinf, neginf
     ),
     "isclose": lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: op.isclose(
         a, b, rtol, atol, equal_nan
     ),
+    "logical_and": lambda a, b: op.logical_and(op.not_equal(a, 0), op.not_equal(b, 0)),
+    "logical_or": lambda a, b: op.logical_or(op.not_equal(a, 0), op.not_equal(b, 0)),
+    "logical_xor": lambda a, b: op.logical_xor(op.not_equal(a, 0), op.not_equal(b, 0)),
+    "logical_not": lambda x: op.logical_not(op.not_equal(x, 0)),
     "isposinf": lambda x: op.equal(x, float("inf")),
     "isneginf": lambda x: op.equal(x, float("-inf")),
     "isreal": lambda x: op.equal(op.isnan(x), op.isnan(x)),
@@ -96,12 +100,6 @@ ARITHMETIC: dict[str, Form] = {
     "heaviside": lambda x, v: op.where(op.equal(x, 0), v, op.cast(op.greater(x, 0), str(x.dtype))),
     "round.decimals_0": lambda x, *, decimals: op.round(x),
 }
-
-
-def _sinc(is_zero: Any, angle: Any) -> Any:
-    safe = op.where(is_zero, 1.0, angle)
-    return op.where(is_zero, 1.0, op.div(op.sin(safe), safe))
-
 
 REDUCTIONS: dict[str, Form] = {
     "sum": f.reduction(op.sum),
@@ -203,7 +201,7 @@ SHAPES: dict[str, Form] = {
     "narrow_copy": f.narrow,
     "slice": f.slice_of,
     "select": lambda x, dim, index: op.moveaxis(x, dim, 0)[index],
-    "flip": lambda x, *dims: op.flip(x, f.sizes(dims)),
+    "flip": lambda x, dims: op.flip(x, dims),
     "fliplr": lambda x: op.flip(x, 1),
     "flipud": lambda x: op.flip(x, 0),
     "roll": lambda x, shifts, dims=None: op.roll(x, shifts, f.axes(dims)),
@@ -284,7 +282,7 @@ INDICES: dict[str, Form] = {
     "linspace": lambda start, end, steps, *, dtype="float32", device=None: op.linspace(
         start, end, steps, dtype=dtype
     ),
-    "eye": lambda rows, columns=None, *, dtype="float32", device=None: op.eye(
+    "eye": lambda rows, columns=None, *, dtype="float32", device=None, requires_grad=False: op.eye(
         rows, columns, dtype=dtype
     ),
     "ones": lambda shape, *, dtype="float32", device=None: op.ones(shape, dtype),

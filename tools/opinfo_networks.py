@@ -277,7 +277,7 @@ def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 
     return op.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
 
 
-def embedding(indices: Any, table: Any, padding_idx: Any = None, max_norm: Any = None,
+def embedding(table: Any, indices: Any, padding_idx: Any = None, max_norm: Any = None,
               norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:  # fmt: skip  # noqa: E501
     """Rows of a table; a row of padding gets no gradient."""
     only(max_norm, None, "max_norm")
@@ -355,7 +355,7 @@ NETWORKS: dict[str, Callable[..., Any]] = {
     "nn.functional.adaptive_avg_pool1d": adaptive_average(op.avg_pool1d, 1),
     "nn.functional.adaptive_avg_pool2d": adaptive_average(op.avg_pool2d, 2),
     "nn.functional.adaptive_avg_pool3d": adaptive_average(op.avg_pool3d, 3),
-    "constant_pad_nd": padded("constant"),
+    "constant_pad_nd": lambda x, pad, value=0: padded("constant")(x, pad, value=value),
     "nn.functional.pad.constant": padded("constant"),
     "nn.functional.pad.reflect": padded("reflect"),
     "nn.functional.pad.replicate": padded("replicate"),
@@ -383,8 +383,10 @@ NETWORKS: dict[str, Callable[..., Any]] = {
     "nn.functional.binary_cross_entropy_with_logits": loss(op.binary_cross_entropy),
     "nn.functional.kl_div": kl,
     "nn.functional.scaled_dot_product_attention": attention,
-    "nn.functional.pixel_shuffle": lambda x, factor: op.pixel_shuffle(x, factor),
-    "nn.functional.pixel_unshuffle": lambda x, factor: op.pixel_unshuffle(x, factor),
+    "nn.functional.pixel_shuffle": lambda x, upscale_factor: op.pixel_shuffle(x, upscale_factor),
+    "nn.functional.pixel_unshuffle": lambda x, downscale_factor: op.pixel_unshuffle(
+        x, downscale_factor
+    ),
     "nn.functional.unfold": lambda x, kernel_size, dilation=1, padding=0, stride=1: op.unfold(
         x, steps(kernel_size, 2), steps(stride, 2), pairs(padding, 2), steps(dilation, 2)
     ),
