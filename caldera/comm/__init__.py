@@ -33,4 +33,4 @@ __all__ = [
     "world",
 ]
 
-_guard(globals(), "MpiCommunicator", "NcclCommunicator", "VirtualRank")
+_guard(globals(), "MpiCommunicator", "NcclCommunicator", "VirtualRank", own_words=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,14 +48,14 @@ def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tu
     return [int(offset) for offset in offsets], total
 
 
-class Tenant:
+class Tenant(ABC):
     """Something that is tied to the block of an arena."""
 
     block: Block | None = None
 
+    @abstractmethod
     def vacate(self) -> None:
         """Let go of the block, which is outgrown; the next run ties it to another."""
-        raise NotImplementedError
 
 
 class SharedArena:
