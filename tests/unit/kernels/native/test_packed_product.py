@@ -13,11 +13,14 @@ from caldera.graph.node import Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
 from caldera.graph.ops.product import matmul
-from caldera.kernels.native.product import blocking, problem
+from caldera.kernels.native.product import amx, blocking, problem
 from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.table import TABLE
-from caldera.tensor.dtype import BY_NAME
+from caldera.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from tests.unit.kernels.checking import check_kernel
+
+NAMES = ("packed", "packed, sums cut", "amx")
+"""Those that are put to the test; the last where a machine has such registers."""
 
 
 def _cut_small(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
@@ -26,6 +29,7 @@ def _cut_small(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
     monkeypatch.setattr(blocking, "CACHED_ELEMENTS", draw.choice([1, 100, 1000]))
     monkeypatch.setattr(blocking, "WIDEST", draw.choice([1, 2]) * draw.choice([48, 96]))
     monkeypatch.setattr(blocking, "WORTH_PACKING", draw.choice([0, 100]))
+    monkeypatch.setattr(amx, "_CACHED_ELEMENTS", draw.choice([1, 64 * 64]))
     monkeypatch.setattr(problem, "WORTH_SPLITTING", draw.choice([2, 20_000]))
 
 
@@ -46,13 +50,13 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         rows, columns, length = _extent(draw)
         ta, tb = draw.random() < 0.5, draw.random() < 0.5
         batch = draw.choice([(), (), (3,)])
-        dtype = draw.choice(["float32", "float64"])
+        dtype = draw.choice([float32, float64, bfloat16])
         left = _numbers(draw, *batch, *((length, rows) if ta else (rows, length))).astype(dtype)
         right = _numbers(draw, *batch, *((columns, length) if tb else (length, columns)))
         inputs = [left, right.astype(dtype)]
         node: Any = _node(draw, inputs, ta=ta, tb=tb)
         with cd.settings.override(threads=draw.choice([1, 2, 3])):
-            kernels = [each for each in TABLE.candidates(node, "cpu") if "packed" in each.name]
+            kernels = [each for each in TABLE.candidates(node, "cpu") if each.name in NAMES]
             assert kernels
             for kernel in kernels:
                 check_kernel(kernel, node, tuple(inputs))
