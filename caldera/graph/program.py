@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from caldera.errors import CalderaError
 from caldera.graph.body import rewrite, topological
@@ -32,9 +33,13 @@ class Program:
         targets = [symbol for symbol, _ in self.updates]
         return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
 
-    def order(self) -> list[Node]:
+    def order(self) -> Sequence[Node]:
         """All nodes, inputs before users."""
-        return topological(self.roots)
+        return self._order
+
+    @cached_property
+    def _order(self) -> tuple[Node, ...]:
+        return tuple(topological(self.roots))
 
 
 def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program:
