@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from operator import index
 from typing import Any, TypeVar, cast
 
@@ -68,6 +69,9 @@ def along_an_axis(function: Function) -> Function:
             return tuple(map(_as_scalar, results))
         return _as_scalar(results)
 
+    # Like any other function: what is wrapped would be left without a door.
+    del run.__wrapped__
+    run.__signature__ = signature(function)  # type: ignore[attr-defined]
     return cast(Function, run)
 
 

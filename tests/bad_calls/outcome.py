@@ -89,19 +89,22 @@ def used(value: Any) -> None:
     leaves = {
         node: node.attrs["symbol"].value.numpy()
         for node in order
-        if node.op.name in ("array", "variable")
+        if node.op.name in ("array", "tensor", "variable")
     }
     interpret(nodes, leaves)
 
 
 def _of_layer(layer: Layer) -> Any:
     """A layer on inputs of a shape that suits its kind, without memory for its parameters."""
-    name = type(layer).__name__
+    with nn.trace(allocate=False):
+        return layer(*inputs_of(type(layer).__name__))
+
+
+def inputs_of(name: str) -> list[Expr]:
+    """Inputs of a shape that suits this kind of layer."""
     shape = next((shape for kind, shape in SHAPES.items() if kind in name), (2, 4))
     dtype = "int64" if name in ("Embedding", "GPT") else "float32"
-    inputs = [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
-    with nn.trace(allocate=False):
-        return layer(*inputs)
+    return [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
 
 
 PAIRS = ("Add", "Concat")
