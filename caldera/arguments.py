@@ -125,11 +125,11 @@ def refusal_of(
     positional, by_name = kinds_of(function)
     for (argument, kind), value in zip(positional, args, strict=False):
         if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__name__), argument, kind.words, value)
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
     for argument, value in named.items():
         kind = by_name.get(argument)
         if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__name__), argument, kind.words, value)
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
     return None
 
 

@@ -43,8 +43,6 @@ from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
-    I16,
-    I32,
     I64,
     POINTER,
     Emitter,
@@ -139,7 +137,7 @@ class _Array:
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         name = next(form)
-        pointer = Pointer(k, k.argument(next(slots), POINTER), _TYPES[name])
+        pointer = Pointer(k, k.argument(next(slots), POINTER), MEMORY_TYPES[name])
         return ElementPointer(k, pointer, name) if self.floats else pointer
 
 
@@ -210,8 +208,6 @@ class _Group:
         return self.type(**{name: kind.unpack(k, slots, form) for name, kind in kinds})
 
 
-_TYPES = {**MEMORY_TYPES, "uint16": I16, "uint32": I32, "uint64": I64}
-"""How elements lie in memory: also those that no loop computes with, as labels may be."""
 _CONSTANT = _Constant()
 _SINGLE: dict[Any, _Kind] = {
     Pointer: _Array(floats=False), ElementPointer: _Array(floats=True), Value: _Integer(),
