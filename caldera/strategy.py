@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,18 +65,24 @@ class BatchSums:
 class StepProgram:
     """A step as it was written down for one part of a batch.
 
+    - `assign`: writes its assignments down; a strategy may need those of one part alone.
     - `share`: the samples of the part; `context`: the trace of the network.
     - `sums`: what `sum_over_ranks` was asked for, in order.
     - `loss`, `gradients`: what this part adds to the loss of the batch, and what
       `GraphStrategy.gradients` made of it; None in an evaluation.
     """
 
-    assignments: Sequence[Expr]
+    assign: Callable[[], Sequence[Expr]]
     share: Share
     context: Context
     sums: Sequence[BatchSums] = ()
     loss: Expr | None = None
     gradients: Gradients | None = None
+
+    @cached_property
+    def assignments(self) -> Sequence[Expr]:
+        """What the step changes."""
+        return self.assign()
 
 
 @dataclass(frozen=True)
