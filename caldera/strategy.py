@@ -15,7 +15,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,24 +64,19 @@ class BatchSums:
 class StepProgram:
     """A step as it was written down for one part of a batch.
 
-    - `assign`: writes its assignments down; a strategy may need those of one part alone.
+    - `assignments`: writes down what the step changes; a strategy may need that of one part alone.
     - `share`: the samples of the part; `context`: the trace of the network.
     - `sums`: what `sum_over_ranks` was asked for, in order.
     - `loss`, `gradients`: what this part adds to the loss of the batch, and what
       `GraphStrategy.gradients` made of it; None in an evaluation.
     """
 
-    assign: Callable[[], Sequence[Expr]]
+    assignments: Callable[[], Sequence[Expr]]
     share: Share
     context: Context
     sums: Sequence[BatchSums] = ()
     loss: Expr | None = None
     gradients: Gradients | None = None
-
-    @cached_property
-    def assignments(self) -> Sequence[Expr]:
-        """What the step changes."""
-        return self.assign()
 
 
 @dataclass(frozen=True)
@@ -180,7 +174,7 @@ class GraphStrategy(ABC):
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         """What a rank runs in a step, of which there is a program for each part."""
         (part,) = parts
-        return list(part.assignments)
+        return list(part.assignments())
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         """The plan that `make` makes, once all ranks are agreed that it fits theirs."""

@@ -170,7 +170,7 @@ class PipelineParallel(Strategy):
         first, found = parts[0], parts[0].gradients
         assert found is not None
         # Of one part alone, and first of all: with them the optimizer makes what it keeps.
-        changes = [each.node for each in first.assignments]
+        changes = [each.node for each in first.assignments()]
         micro_batches = [self._micro_batch(part) for part in parts]
         trained = [each.node for each in found.variables]
         program = StageProgram(micro_batches, self._starts, self.stage, trained)
