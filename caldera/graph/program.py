@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from caldera.errors import CalderaError
 from caldera.graph.body import rewrite, topological
@@ -35,11 +34,12 @@ class Program:
 
     def order(self) -> Sequence[Node]:
         """All nodes, inputs before users."""
-        return self._order
-
-    @cached_property
-    def _order(self) -> tuple[Node, ...]:
-        return tuple(topological(self.roots))
+        # Not a cached_property: before Python 3.12 threads wait for each other at those.
+        kept: dict[str, tuple[Node, ...]] = self.__dict__
+        order = kept.get("_order")
+        if order is None:
+            order = kept["_order"] = tuple(topological(self.roots))
+        return order
 
 
 def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program:

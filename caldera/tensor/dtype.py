@@ -6,6 +6,7 @@ package without conversion.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -65,6 +66,15 @@ def canonical(dtype: object) -> DType:
             hint="convert the data to one of these first",
         )  # fmt: skip
     return found
+
+
+class _Names(dict[DType, str]):
+    def __missing__(self, dtype: DType) -> str:
+        return self.setdefault(dtype, dtype.name)
+
+
+NAMES: Mapping[DType, str] = _Names()
+"""The name of each dtype: NumPy makes it anew whenever it is asked, which takes some time."""
 
 
 def _of_type(dtype: object) -> DType | None:

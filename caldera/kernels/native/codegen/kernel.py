@@ -49,6 +49,7 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     Value,
 )
+from caldera.tensor.dtype import NAMES
 
 Integer: TypeAlias = Value
 """An int64 that is given to a kernel."""
@@ -94,16 +95,6 @@ class _Kind(Protocol):
         """The value that the code is written with."""
 
 
-class _Names(dict[Any, str]):
-    """The names of dtypes, which NumPy puts together anew each time."""
-
-    def __missing__(self, dtype: np.dtype) -> str:
-        return self.setdefault(dtype, dtype.name)
-
-
-_NAMES = _Names()
-
-
 def address_of(array: np.ndarray) -> int:
     """Where an array begins, which `array.ctypes` takes several times as long to say."""
     try:
@@ -133,7 +124,7 @@ class _Array:
 
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
         slots.append(address_of(given))
-        form.append(_NAMES[given.dtype])
+        form.append(NAMES[given.dtype])
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         name = next(form)
@@ -269,7 +260,7 @@ class NativeKernel:
         arrays = [given[name] for name in array_names]
         slots = [address_of(each) for each in arrays]
         slots += [given[name] for name in integer_names]
-        form: list[Any] = [_NAMES[each.dtype] for each in arrays]
+        form: list[Any] = [NAMES[each.dtype] for each in arrays]
         for name, kind in others:
             kind.pack(given[name], slots, form)
         return slots, tuple(form)
