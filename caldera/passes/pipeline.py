@@ -12,7 +12,7 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
-from caldera.passes import cse, fold, simplify, stable_losses
+from caldera.passes import cse, fold, reshapes, simplify, stable_losses
 from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
@@ -110,7 +110,7 @@ def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
     if "fold" not in without:
         rules += fold.NUMBERS if in_loop else fold.ARRAYS
     if "simplify" not in without:
-        rules += simplify.RULES
+        rules += simplify.RULES + reshapes.RULES
     if "merge" not in without:
         rules += cse.RULES
     return rules
