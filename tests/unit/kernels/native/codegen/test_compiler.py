@@ -129,6 +129,14 @@ def test_another_process_loads_it(folder: Path) -> None:
     assert written
 
 
+def test_all_kernels_are_loaded_by_one_engine(folder: Path) -> None:
+    """To make one takes many times as long as to load a kernel."""
+    before = compiler._engine()
+    assert [_result(factor) for factor in (2.0, 3.0, 5.0)] == [2.0, 3.0, 5.0]
+    assert compiler._engine() is before
+    assert compiler._engine.cache_info().misses == 1
+
+
 # --- what LLVM is given, and makes of it
 
 
