@@ -26,6 +26,7 @@ EVERY_TYPE = ("test_elementwise.py", "test_every_op.py")
 
 def pytest_configure(config: pytest.Config) -> None:
     accepted.strict = config.getoption("accept_card_sources")
+    accepted.anew = config.getoption("compile_card_sources")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
