@@ -76,7 +76,8 @@ def test_pairs_are_compared_as_by_newer_cards(card: Device, kind: str) -> None:
     found = _run(
         f"for (u32 i = lane; i < {count}; i += 32) {{ u32 a = in[i], b = in[{count} + i];"
         f" out[4 * i] = {above}(a, b); out[4 * i + 1] = {kind}_pair_above(a, b);"
-        f" out[4 * i + 2] = older::{kind}_pair_max(a, b); out[4 * i + 3] = {kind}_pair_max(a, b); }}",
+        f" out[4 * i + 2] = older::{kind}_pair_max(a, b);"
+        f" out[4 * i + 3] = {kind}_pair_max(a, b); }}",
         np.concatenate([pairs, turned]), 4 * count,
     ).reshape(count, 4)  # fmt: skip
     np.testing.assert_array_equal(found[:, 0], found[:, 1])

@@ -31,6 +31,7 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
@@ -38,9 +39,9 @@ from caldera.tensor.shape import Shape, size
 _HEADER = "layernorm.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
 """Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_MOST_BLOCKS = 264
-"""Blocks that share the rows of a gradient: 2 on each of 132 multiprocessors. More of them would
-leave more sums behind than the rows have numbers."""
+_BLOCKS_EACH = 2
+"""Blocks of a multiprocessor that share the rows of a gradient. More of them would leave more sums
+behind than the rows have numbers."""
 
 Axes = tuple[int, ...]
 
@@ -157,7 +158,8 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    return Spec((min(rows, _MOST_BLOCKS), 2 * length), compute_dtype(node.outputs[0].dtype))
+    blocks = min(rows, _BLOCKS_EACH * driver().multiprocessors)
+    return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
 def _in_place(node: Node) -> bool:

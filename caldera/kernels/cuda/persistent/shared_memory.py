@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, Zones
+from caldera.kernels.cuda.persistent.tasks import Zones, dynamic_floats
 
 
 @dataclass
@@ -103,7 +103,7 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
         start = None
         if number and early and all(zones.soon for zones in phase):
             below = [last for first, last in used if first == 0]
-            places = (max([late, *below]), (DYNAMIC_FLOATS - early) // 4 * 4)
+            places = (max([late, *below]), (dynamic_floats() - early) // 4 * 4)
             start = next((each for each in places if _is_free(each, late, early, used)), None)
         found.append(start)
         used = [(0, zones.late) for zones in phase]
@@ -115,5 +115,5 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
 
 def _is_free(start: int, late: int, early: int, used: Sequence[tuple[int, int]]) -> bool:
     end = start + early
-    inside = late <= start and end <= DYNAMIC_FLOATS
+    inside = late <= start and end <= dynamic_floats()
     return inside and not any(first < end and start < last for first, last in used)
