@@ -180,8 +180,7 @@ def test_what_a_card_can_do_is_told() -> None:
 
 def test_properties_are_what_the_driver_says() -> None:
     attributes = {
-        "ComputeCapabilityMajor": 8, "ComputeCapabilityMinor": 9, "MultiProcessorCount": 20,
-        "MaxSharedMemoryPerBlockOptin": 99 << 10, "MaxThreadsPerMultiProcessor": 1536,
-        "MaxRegistersPerMultiprocessor": 65536,
+        "MultiProcessorCount": 170, "MaxSharedMemoryPerBlockOptin": 99 << 10,
+        "MaxThreadsPerMultiProcessor": 1536,
     }  # fmt: skip
-    assert CardProperties.of(attributes, 0) == CARDS[3]
+    assert CardProperties.of("120", attributes, 0) == CARDS[6]

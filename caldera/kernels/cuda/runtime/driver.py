@@ -154,7 +154,8 @@ class CupyDriver(Driver):
 def properties_of(card: int) -> CardProperties:
     """What is fixed about a card of this number: asking takes the driver a hundred calls."""
     device = cupy().cuda.Device(card)
-    return CardProperties.of(device.attributes, int(device.mem_info[1]))
+    memory = int(device.mem_info[1])
+    return CardProperties.of(str(device.compute_capability), device.attributes, memory)
 
 
 # Attributes of a function, by their numbers in the driver's header.

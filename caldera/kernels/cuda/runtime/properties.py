@@ -26,19 +26,17 @@ class CardProperties:
     threads: int
     """Threads that a multiprocessor holds."""
     registers: int = 65536
-    """Registers of a multiprocessor."""
+    """Registers of a multiprocessor: all cards from 5.0 on have as many."""
     memory: int = 0
     """Bytes of the card's memory; 0 if nobody has asked."""
 
     @classmethod
-    def of(cls, attributes: Mapping[str, Any], memory: int) -> CardProperties:
-        """The card with these attributes, as CuPy names them."""
-        major, minor = (attributes[f"ComputeCapability{part}"] for part in ("Major", "Minor"))
+    def of(cls, capability: str, attributes: Mapping[str, Any], memory: int) -> CardProperties:
+        """The card with these attributes, as CuPy names them, and a capability such as "90"."""
         return cls(
-            (int(major), int(minor)), int(attributes["MultiProcessorCount"]),
+            (int(capability[:-1]), int(capability[-1])), int(attributes["MultiProcessorCount"]),
             int(attributes["MaxSharedMemoryPerBlockOptin"]),
-            int(attributes["MaxThreadsPerMultiProcessor"]),
-            int(attributes["MaxRegistersPerMultiprocessor"]), memory,
+            int(attributes["MaxThreadsPerMultiProcessor"]), memory=memory,
         )  # fmt: skip
 
     @property
