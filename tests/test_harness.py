@@ -151,6 +151,7 @@ def test_a_digest_depends_on_what_a_source_uses_of_the_machine(
         assert digest(machine.replace("cvt.rn.f16.f32", "cvt.rz.f16.f32")) != before
         assert digest(machine.replace("mma.sync", "mma.async")) == before
         assert digest(machine + "__device__ __forceinline__ void none() {}\n") == before
+        assert digest(machine + "#define none 0\n") != before
     finally:
         accepted.included.cache_clear()
         accepted.digest_of.cache_clear()
