@@ -25,7 +25,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import int32
 
 UNITS, WARPS, TILE_ROWS = 16, 8, 8
-"""As in recurrent.cuh: units of a block, warps that share a product, rows of a tile."""
+"""As in recurrent_weights.cuh: units of a block, warps that share a product, rows of a tile."""
 THREADS = 32 * WARPS
 MOST_WEIGHTS = 128
 """Registers of a thread that hold weights; it has 255."""
