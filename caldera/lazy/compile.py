@@ -76,8 +76,8 @@ def compile_nodes(
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
-    def choose(node: Node, measure: bool) -> Kernel:
-        return choices.kernel(node, place.kernels, measure=measure)
+    def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
+        return choices.kernel(node, place.kernels, others, measure=measure)
 
     plan = Plan(
         program, optimised, place, partial(choose, measure=not soon),

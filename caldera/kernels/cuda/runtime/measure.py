@@ -28,6 +28,7 @@ from caldera.kernels.measure import (
     Clock,
     Outcome,
     compare,
+    is_checkable,
     race,
     some_numbers,
     tolerance_of,
@@ -181,7 +182,8 @@ class _Course:
         self._right: list[list[np.ndarray]] | None = None
         specs += node.outputs
         if (
-            node.op.count_flops(node) <= ORACLE_FLOPS
+            is_checkable(node)
+            and node.op.count_flops(node) <= ORACLE_FLOPS
             and sum(spec.nbytes for spec in specs) <= ORACLE_BYTES
         ):
             self._right = self._by_oracle()
