@@ -39,9 +39,12 @@ from caldera.tensor.shape import Shape, size
 _HEADER = "layernorm.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
 """Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_BLOCKS_EACH = 2
-"""Blocks of a multiprocessor that share the rows of a gradient. More of them would leave more sums
-behind than the rows have numbers."""
+_FEW_BLOCKS, _MOST_BLOCKS = 2, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: two, and more where a block would
+else have many rows one after the other."""
+_ROWS_IN_TURN = 8
+"""Rows that a group has at least where there are more blocks: each leaves sums behind, which are
+read again."""
 
 Axes = tuple[int, ...]
 
@@ -134,7 +137,9 @@ def _bind_gradient(call: Call) -> Runner:
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    blocks = min(seen.group.blocks(mean.size), len(partial))
+    all_blocks = seen.group.blocks(mean.size)
+    few = _FEW_BLOCKS * driver().multiprocessors
+    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
     totals = parameter_gradients(
         partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
         for_shift, large=seen.large,
@@ -158,7 +163,7 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    blocks = min(rows, _BLOCKS_EACH * driver().multiprocessors)
+    blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)
     return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
@@ -167,7 +172,8 @@ def _in_place(node: Node) -> bool:
     return node.outputs[1] not in (node.inputs[1].spec, node.outputs[0])
 
 
-TABLE.add(Kernel("layer_norm", "cuda", "rows", _bind, in_place=_in_place))
+for _op in ("layer_norm", "layer_norm_rounded"):
+    TABLE.add(Kernel(_op, "cuda", "rows", _bind, in_place=_in_place))
 TABLE.add(
     Kernel(
         "layer_norm_grad", "cuda", "rows", _bind_gradient,
