@@ -72,5 +72,10 @@ CASES += [
          lambda *a: wrap(attention.attention_grad(
              *[each.node for each in a], causal=True, scale=0.5)),
          (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, seed=8),
-          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2)
+          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
+    Case("scaled_dot_product_attention_backward",
+         lambda *a: wrap(attention.attention_backward(
+             *[each.node for each in a], causal=True, scale=0.5)),
+         (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, 2, seed=8),
+          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
 ]  # fmt: skip
