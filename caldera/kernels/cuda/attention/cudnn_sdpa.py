@@ -91,14 +91,17 @@ def roles(op: str) -> tuple[int, ...]:
 
 
 def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
-    """A statistic is the only element of its row; axes of length 1 have the longest stride."""
+    """A statistic is the only element of its row. Whatever lies along axes of length 1, they have
+    the stride that dense statistics would have, and the longest one elsewhere."""
     if role == STATISTICS:
         shape, strides = (*shape, 1), (*strides, 1)
     missing = RANK - len(shape)
     pairs = list(zip(shape, strides, strict=True))
     longest = max(n * step for n, step in pairs)
-    steps = [longest if n == 1 else step for n, step in pairs[:-1]]
-    return (1,) * missing + shape, (longest,) * missing + (*steps, strides[-1])
+    four, steps = (1,) * missing + shape, (longest,) * missing + strides
+    spare = dense_strides(four, None, 1) if role == STATISTICS else (longest,) * RANK
+    outer = zip(four[:-1], steps, spare, strict=False)
+    return four, (*(other if n == 1 else step for n, step, other in outer), strides[-1])
 
 
 class AttentionGraph(CudnnGraph):

@@ -184,6 +184,25 @@ __device__ __forceinline__ void deliver_sums(
     }
 }
 
+// --- who sees whom
+
+template <bool CAUSAL>
+__device__ __forceinline__ bool is_seen(AttentionSizes in, int query, int key) {
+    return key < in.keys && query < in.queries &&
+           (!CAUSAL || key <= query + in.keys - in.queries);
+}
+
+// Whether all of some queries see all of some keys.
+template <bool CAUSAL>
+__device__ __forceinline__ bool is_whole(
+    AttentionSizes in, int top, int queries, int side, int keys) {
+    return side + keys <= in.keys && top + queries <= in.queries &&
+           (!CAUSAL || side + keys - 1 <= top + in.keys - in.queries);
+}
+
+// Known when compiled.
+template <bool VALUE> struct Flag { static const bool value = VALUE; };
+
 // --- forward
 
 // Over the four threads that share a row of results.
@@ -192,14 +211,13 @@ template <typename Join> __device__ __forceinline__ float warp_row_joined(float 
     return Join::of(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Scores become exp(score - shift); `total` and `results` follow the shift.
-template <bool CAUSAL, int K, int N, typename Masked>
+// Scores become exp(score - shift); `total` and `results` follow the shift. WHOLE: all queries see
+// all keys of the tile, unless a mask forbids it.
+template <bool CAUSAL, bool WHOLE, int K, int N, typename Masked>
 __device__ __forceinline__ void warp_softmax(
     float (&scores)[K][4], float (&results)[N][4], float (&total)[2], float (&highest)[2],
     AttentionSizes in, float scale, int top, int side, Masked masked) {
     const float never = -infinity_like(0.0f);
-    int past = in.keys - in.queries;
-    bool whole = side + 8 * K <= in.keys && (!CAUSAL || side + 8 * K - 1 <= top + past);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int query = top + own_row(half);
@@ -210,8 +228,8 @@ __device__ __forceinline__ void warp_softmax(
             for (int j = 0; j < 2; j++) {
                 int at = side + own_column(n) + j;
                 float& score = scores[n][half * 2 + j];
-                bool seen = whole || (at < in.keys && (!CAUSAL || at <= query + past));
-                score = seen && query < in.queries ? masked(query, at, score * scale) : never;
+                bool seen = WHOLE || is_seen<CAUSAL>(in, query, at);
+                score = seen ? masked(query, at, score * scale) : never;
                 if (score < infinity_like(0.0f)) largest = Higher::of(score, largest);
             }
         largest = Higher::of(warp_row_joined<Higher>(largest), highest[half]);
@@ -277,7 +295,12 @@ __device__ __forceinline__ void block_core_attention(
         } else {
             warp_rows_times_rows<STEPS>(scores, own, Asked::PITCH, here, Keys::PITCH);
         }
-        warp_softmax<CAUSAL>(scores, results, total, highest, in, scale, top, side, masked);
+        if (is_whole<CAUSAL>(in, top, OWN_ROWS, side, KEYS))
+            warp_softmax<CAUSAL, true>(
+                scores, results, total, highest, in, scale, top, side, masked);
+        else
+            warp_softmax<CAUSAL, false>(
+                scores, results, total, highest, in, scale, top, side, masked);
         warp_times_columns(results, scores, values + turn * Values::SIZE, Values::PITCH);
         __syncthreads();
     }
@@ -348,17 +371,20 @@ __device__ __forceinline__ void block_core_query_gradients(
         warp_rows_times_rows<steps_of<T>(WIDTH)>(
             gradients, told + first * Told::PITCH, Told::PITCH, values + turn * Values::SIZE,
             Values::PITCH);
+        auto change = [&](auto whole) {
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+            for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int query = top + own_row(i / 2), at = side + own_column(n) + i % 2;
-                bool seen =
-                    at < in.keys && query < in.queries && (!CAUSAL || at <= query + past);
-                float share = seen ? __expf(masked(query, at, scores[n][i] * scale) - level[i / 2])
-                                   : 0.0f;
-                gradients[n][i] = seen ? share * (gradients[n][i] - common[i / 2]) : 0.0f;
-            }
+                for (int i = 0; i < 4; i++) {
+                    int query = top + own_row(i / 2), at = side + own_column(n) + i % 2;
+                    bool seen = decltype(whole)::value || is_seen<CAUSAL>(in, query, at);
+                    float score = seen ? masked(query, at, scores[n][i] * scale) : 0.0f;
+                    float share = __expf(score - level[i / 2]);
+                    gradients[n][i] = seen ? share * (gradients[n][i] - common[i / 2]) : 0.0f;
+                }
+        };
+        if (is_whole<CAUSAL>(in, top, OWN_ROWS, side, KEYS)) change(Flag<true>());
+        else change(Flag<false>());
         warp_times_columns(results, gradients, here + left, Keys::PITCH);
         __syncthreads();
     }
@@ -415,20 +441,22 @@ __device__ __forceinline__ void block_core_key_gradients(
             shares, keys + first * Keys::PITCH, Keys::PITCH, here, Asked::PITCH);
         warp_rows_times_rows<steps_of<T>(WIDTH)>(
             gradients, values + first * Values::PITCH, Values::PITCH, there, Told::PITCH);
+        auto change = [&](auto whole) {
 #pragma unroll
-        for (int n = 0; n < QUERIES / 8; n++)
+            for (int n = 0; n < QUERIES / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int place = own_column(n) + i % 2, query = top + place;
-                int at = side + own_row(i / 2);
-                bool seen =
-                    at < in.keys && query < in.queries && (!CAUSAL || at <= query + past);
-                float score = seen ? masked(query, at, shares[n][i] * scale) : 0.0f;
-                float share = seen ? __expf(score - level[turn * QUERIES + place]) : 0.0f;
-                float change = gradients[n][i] - common[turn * QUERIES + place];
-                shares[n][i] = share;
-                gradients[n][i] = seen ? share * change : 0.0f;
-            }
+                for (int i = 0; i < 4; i++) {
+                    int place = turn * QUERIES + own_column(n) + i % 2;
+                    int query = place - turn * QUERIES + top, at = side + own_row(i / 2);
+                    bool seen = decltype(whole)::value || is_seen<CAUSAL>(in, query, at);
+                    float score = seen ? masked(query, at, shares[n][i] * scale) : 0.0f;
+                    shares[n][i] = seen ? __expf(score - level[place]) : 0.0f;
+                    gradients[n][i] =
+                        seen ? shares[n][i] * (gradients[n][i] - common[place]) : 0.0f;
+                }
+        };
+        if (is_whole<CAUSAL>(in, top, QUERIES, side, OWN_ROWS)) change(Flag<true>());
+        else change(Flag<false>());
         if (VALUES && left < WIDTH)
             warp_times_columns(for_values, shares, there + left, Told::PITCH);
         if (KEYS && left < DEPTH)
