@@ -19,7 +19,7 @@ from tests.unit.kernels.checking import DTYPES, compare
 
 OPS = {
     "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
-    "scaled_dot_product_attention_grad",
+    "scaled_dot_product_attention_backward_packed", "scaled_dot_product_attention_grad",
 }  # fmt: skip
 Shape = tuple[int, ...]
 
@@ -39,12 +39,16 @@ def check_attention(
     *,
     causal: bool = False,
     compute: str | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> set[str]:
     """Forward and backward on random numbers, the latter from the rows' sums and without."""
     wanted = BY_NAME[dtype]
     given = [numbers(*shape, dtype=wanted, seed=i) for i, shape in enumerate((q, key, v))]
     attrs: Any = {"causal": causal, "scale": 0.3} | ({"compute": compute} if compute else {})
-    how: Any = {"layouts": ["dense"], "by": compare if compute is None else _compare_rounded}
+    how: Any = {
+        "names": names, "layouts": ["dense"],
+        "by": compare if compute is None else _compare_rounded,
+    }  # fmt: skip
     forward = node_of(attention.attention, (*given, *masks), **attrs)
     check(card, forward, (*given, *masks), **how)
     result, logarithm = forward.outputs
@@ -124,8 +128,11 @@ def test_tensor_cores(
         allowed = np.random.default_rng(1).random((2, 1, 1, pairs[1])) < 0.7
         masks = (allowed, numbers(*pairs, dtype=BY_NAME[dtype], seed=9))
     compute = "tf32" if dtype == "float32" else None
-    names = check_attention(card, q, key, v, masks, dtype, causal=causal, compute=compute)
-    assert "tensor cores" in names
+    names = ("tensor cores",)
+    found = check_attention(
+        card, q, key, v, masks, dtype, causal=causal, compute=compute, names=names
+    )
+    assert found == set(names)
 
 
 def test_tensor_cores_with_heads_in_the_middle(card: Device) -> None:

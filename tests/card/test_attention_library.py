@@ -11,7 +11,11 @@ import pytest
 
 from caldera.config import settings
 from caldera.graph.node import Node
-from caldera.graph.ops.attention import attention, attention_backward
+from caldera.graph.ops.attention import (
+    attention,
+    attention_backward,
+    attention_backward_packed,
+)
 from caldera.kernels.cuda.attention import cudnn_sdpa
 from caldera.kernels.cuda.runtime import cudnn, libraries
 from caldera.kernels.reference import evaluate
@@ -99,6 +103,16 @@ def test_heads_in_the_middle_are_read_as_they_lie(card: Device, library: FakeCud
             ):
                 compare(result, right)
     assert len(library.executed) == 3
+
+
+def test_gradients_are_written_side_by_side(card: Device, library: FakeCudnn) -> None:
+    *_, (node, inputs) = problems((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 16), causal=True)
+    packed = node_of(attention_backward_packed, inputs, **node.attrs)
+    assert packed.shape == (2, 10, 3 * (8 + 8 + 16))
+    for kernel in kernels(packed):
+        (result,) = run_kernel(card, kernel, packed, inputs)
+        compare(result, evaluate(packed, inputs)[0])
+    assert len(library.executed) == 2
 
 
 def test_arrays_that_lie_otherwise_are_our_own_kernels_business(

@@ -31,6 +31,7 @@ from caldera.graph.ops.elementwise import (
     where,
 )
 from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.movement import concat, transpose
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.reduction import max_
 from caldera.graph.ops.widening import accumulator, widen, widened
@@ -38,6 +39,8 @@ from caldera.tensor.dtype import bool_, int64, is_float
 from caldera.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
+HEADS_INSIDE = (0, 2, 1, 3)
+"""How axes (N, heads, T, D) lie where the heads of a step are one vector."""
 
 
 def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
@@ -167,6 +170,34 @@ def attention_backward(
     how = _how(causal, scale, compute)
     found: Nodes = attention_grad(g, q, k, v, common, logarithm, *masks, **how)
     return found
+
+
+@composite("scaled_dot_product_attention_backward_packed")
+def attention_backward_packed(
+    g: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    result: Node,
+    logarithm: Node,
+    *masks: Node,
+    causal: bool,
+    scale: float,
+    compute: str | None = None,
+) -> Node:
+    """The gradients of q, k and v, each (N, heads, T, D), side by side as (N, T, 3 heads D).
+
+    That is the gradient of the product of which they are views. Passes make it of the pieces.
+    """
+    how = _how(causal, scale, compute)
+    found = attention_backward(g, q, k, v, result, logarithm, *masks, **how)
+    return concat(tuple(heads_joined(each) for each in found[:3]), axis=2)
+
+
+def heads_joined(x: Node) -> Node:
+    """(N, heads, T, D) as (N, T, heads D)."""
+    count, heads, steps, width = x.shape
+    return reshape(transpose(x, HEADS_INSIDE), (count, steps, heads * width))
 
 
 @composite("scaled_dot_product_attention_grad")
