@@ -15,7 +15,7 @@ import numpy as np
 from caldera import op
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, Variable
-from caldera.nn.basic import Dense, Dropout, check_counts, register
+from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import LayerNorm
@@ -78,6 +78,7 @@ class PositionalEmbedding(Layer):
         check_counts("PositionalEmbedding", length=self.length)
 
     def build(self, x: Expr) -> None:
+        samples_of(self, x)
         shape = (self.length, x.shape[-1])
         self.weight = self.parameter("weight", shape, fill_or(self.fill, normal(0.0, 0.02)))
 
@@ -249,6 +250,7 @@ class TransformerBlock(Layer):
         self.drop2 = Dropout(self.dropout)
 
     def build(self, x: Expr, *rest: Any) -> None:
+        samples_of(self, x)
         width = x.shape[-1]
         self.hidden = Dense(max(1, round(self.ratio * width)), self.activation, fill=self.fill)
         self.output = Dense(width, fill=self.output_fill)

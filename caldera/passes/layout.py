@@ -18,7 +18,7 @@ from typing import Literal
 
 from caldera.graph.body import Body
 from caldera.graph.memory_format import NHWC, Order, same_memory
-from caldera.graph.node import Node, Spec, intern
+from caldera.graph.node import Node, Spec, intern_like
 from caldera.graph.opdef import ITEM, Nodes, item
 from caldera.graph.ops.attention import HEADS_INSIDE
 from caldera.graph.ops.control import fused
@@ -101,9 +101,9 @@ def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
         Spec(spec.shape, spec.dtype, order)
         for spec, order in zip(node.outputs, orders, strict=True)
     )
-    if outputs == node.outputs and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+    if outputs == node.outputs and inputs == node.inputs:
         return node
-    return intern(node.op, inputs, dict(node.attrs), outputs)
+    return intern_like(node, inputs, outputs)
 
 
 def _heads_inside(program: Program) -> Program:

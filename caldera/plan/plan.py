@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.arguments import checked, shown
 from caldera.draw.graph import save_graph
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import laid_out, stored_shape
@@ -137,6 +138,7 @@ class Plan:
         """Whether runs are replayed."""
         return self._bound[0].graph is not None
 
+    @checked
     def draw(self, path: str | PathLike[str]) -> Path:
         """Write an SVG that shows the graph as it was written and as it runs, side by side.
 
@@ -151,6 +153,7 @@ class Plan:
         """
         return save_graph(path, {"as written": self.original, "as it runs": self.optimised})
 
+    @checked
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:
         """A table of the steps, to be printed or read: kernels, shapes, bytes, operations, times.
 
@@ -178,6 +181,7 @@ class Plan:
     ) -> Explanation:
         return explained(self.schedule, self.original, self.optimised, self.device, seconds, peaks)
 
+    @checked
     def trace(
         self, path: str | PathLike[str], feeds: Mapping[str, Any] | None = None, *, runs: int = 3
     ) -> Path:
@@ -241,6 +245,11 @@ class Plan:
 
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
+        if feeds is not None and not isinstance(feeds, Mapping):
+            raise ConfigError.build(
+                "Plan.run", expected="feeds= a dict of arrays by the names of inputs",
+                got=shown(feeds),
+            )  # fmt: skip
         with self._lock, self._turn:
             if self._has_run and self._choose_well is not None and not self.is_captured:
                 self._settle()

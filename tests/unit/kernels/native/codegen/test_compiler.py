@@ -117,3 +117,11 @@ def test_another_process_loads_it(folder: Path) -> None:
     again = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert written == again
     assert written
+
+
+def test_all_kernels_are_loaded_by_one_engine(folder: Path) -> None:
+    """To make one takes many times as long as to load a kernel."""
+    before = compiler._engine()
+    assert [_result(factor) for factor in (2.0, 3.0, 5.0)] == [2.0, 3.0, 5.0]
+    assert compiler._engine() is before
+    assert compiler._engine.cache_info().misses == 1
