@@ -159,3 +159,7 @@ class KernelTable:
 
 TABLE = KernelTable()
 """The one table; `kernels.reference` and the other rooms fill it when they are imported."""
+
+PRECISION_CHECKS: dict[str, Callable[[str], None]] = {}
+"""What refuses a precision that devices of a family cannot compute in; a room of kernels puts its
+own here when it is loaded."""
