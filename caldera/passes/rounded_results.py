@@ -7,6 +7,8 @@ the memory that a step moves. Nothing is rounded that was not before, nor more o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caldera.graph.body import topological, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item
@@ -73,7 +75,7 @@ def _source(cast: Node) -> Node | None:
 
 
 class _Finder:
-    def __init__(self, program: Program, order: list[Node]) -> None:
+    def __init__(self, program: Program, order: Sequence[Node]) -> None:
         self.order = order
         self.roots = set(program.roots)
         self.users = users_of(order)
