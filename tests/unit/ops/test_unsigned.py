@@ -128,6 +128,15 @@ def test_the_passes_keep_what_wraps() -> None:
         np.testing.assert_array_equal(each.numpy(), wanted)
 
 
+def test_padding_keeps_every_digit_and_refuses_what_does_not_fit() -> None:
+    for dtype, value in (("uint64", 2**64 - 1), ("int64", 2**62 + 1)):
+        x = cd.tensor(np.array([1], dtype))
+        assert op.pad(x, ((1, 0),), value=value).tolist() == [value, 1]
+        for beyond in (2**64, -(2**63) - 1):
+            with pytest.raises(DtypeError, match=f"a value that {dtype} can hold, got {beyond}"):
+                op.pad(x, ((1, 0),), value=beyond)
+
+
 # --- reductions, order, positions
 
 
