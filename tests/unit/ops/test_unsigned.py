@@ -14,7 +14,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.errors import DataError, DtypeError, IndexingError
+from caldera.errors import CalderaError, DataError, DtypeError, IndexingError
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops.base import cast
@@ -135,6 +135,22 @@ def test_padding_keeps_every_digit_and_refuses_what_does_not_fit() -> None:
         for beyond in (2**64, -(2**63) - 1):
             with pytest.raises(DtypeError, match=f"a value that {dtype} can hold, got {beyond}"):
                 op.pad(x, ((1, 0),), value=beyond)
+
+
+def test_what_is_made_of_numbers_that_do_not_fit_is_refused() -> None:
+    bytes_ = cd.tensor(np.array([1], "uint8"))
+    assert op.full((1,), 2**64 - 1, "uint64").tolist() == [2**64 - 1]
+    assert op.arange(253, 256, dtype="uint8").tolist() == [253, 254, 255]
+    for write in (
+        lambda: op.full((1,), 300, "uint8"),
+        lambda: op.full((1,), -1, "uint64"),
+        lambda: op.arange(257, dtype="uint8"),
+        lambda: op.arange(3, -2, -1, dtype="uint16"),
+        lambda: op.unique(bytes_, 2, fill=300),
+        lambda: op.clip(bytes_, 0, 300),
+    ):
+        with pytest.raises(CalderaError, match="can hold"):
+            write()
 
 
 # --- reductions, order, positions
