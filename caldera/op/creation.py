@@ -61,7 +61,8 @@ def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
     wanted = canonical(dtype)
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
     if not is_float(wanted):
-        whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
+        whole = math.isfinite(number) and number == math.floor(number)
+        whole = whole and (wanted != bool_ or number in (0, 1))
         if not whole or side_of_range(int(value), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)

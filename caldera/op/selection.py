@@ -6,6 +6,7 @@ that is given, and says how many of it count.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from caldera.errors import ConfigError, DtypeError, ShapeError
@@ -189,7 +190,7 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
 def _fitting(fill: float, node: Node) -> float:
     if not is_integer(node.dtype):
         return fill
-    if side_of_range(int(fill), node.dtype):
+    if not math.isfinite(fill) or side_of_range(int(fill), node.dtype):
         raise DtypeError.build(
             location("unique"), expected=f"fill= a number that {node.dtype} can hold", got=str(fill)
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,6 +148,9 @@ def test_what_is_made_of_numbers_that_do_not_fit_is_refused() -> None:
         lambda: op.arange(257, dtype="uint8"),
         lambda: op.arange(3, -2, -1, dtype="uint16"),
         lambda: op.unique(bytes_, 2, fill=300),
+        lambda: op.unique(bytes_, 2, fill=math.inf),
+        lambda: op.full((1,), math.inf, "int8"),
+        lambda: op.full((1,), math.nan, "int8"),
         lambda: op.clip(bytes_, 0, 300),
     ):
         with pytest.raises(CalderaError, match="can hold"):
