@@ -98,23 +98,33 @@ def kills(count: int, root: Path, draw: random.Random) -> Outcome:
     if os.waitstatus_to_exitcode(os.waitpid(_in_child(reference), 0)[1]):
         raise SystemExit("training failed without being killed")
     whole = time.perf_counter() - begin
-    right = [np.load(root / "right.npz")[name] for name in np.load(root / "right.npz")]
+    with np.load(root / "right.npz") as arrays:
+        right = [arrays[name] for name in arrays]
     found: Outcome = Counter()
-    while found["killed"] < count:
+    while True:
         child = _in_child(run)
-        time.sleep(draw.uniform(0.1, 0.6) * whole)
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            found["killed"] += 1
-            continue
-        code = os.waitstatus_to_exitcode(status)
-        arrays = np.load(root / "found.npz") if code == 0 else {}
-        same = [np.array_equal(a, arrays[name]) for a, name in zip(right, arrays, strict=False)]
-        found["ended with the same bits" if same and all(same) else "silent"] += 1
+        if found["killed"] < count:
+            time.sleep(draw.uniform(0.1, 0.6) * whole)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                found["killed"] += 1
+                continue
+        else:
+            status = os.waitpid(child, 0)[1]
+        same = os.waitstatus_to_exitcode(status) == 0 and _same(right, root / "found.npz")
+        found["ended with the same bits" if same else "silent"] += 1
+        if found["killed"] >= count:
+            return found
         shutil.rmtree(root / "checkpoints")
-    return found
+
+
+def _same(right: list[np.ndarray], path: Path) -> bool:
+    with np.load(path) as arrays:
+        found = [arrays[name] for name in arrays]
+    path.unlink()
+    return len(found) == len(right) and all(map(np.array_equal, found, right))
 
 
 # --- bits

@@ -16,7 +16,16 @@ from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.leaf import iota
 from caldera.lazy import Expr
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import DType, bool_, canonical, float32, float64, int64, is_float
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    float32,
+    float64,
+    int64,
+    is_float,
+    side_of_range,
+)
 from caldera.tensor.shape import as_shape
 
 Sizes = int | Sequence[int]
@@ -52,8 +61,9 @@ def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
     wanted = canonical(dtype)
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
     if not is_float(wanted):
-        whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
-        if not whole:
+        whole = math.isfinite(number) and number == math.floor(number)
+        whole = whole and (wanted != bool_ or number in (0, 1))
+        if not whole or side_of_range(int(value), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )
@@ -81,6 +91,12 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
                    for each in (first, last, step))  # fmt: skip
     wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
     count = max(math.ceil((last - first) / step), 0)
+    ends = (first, first + (count - 1) * step) if count else ()
+    if any(side_of_range(math.trunc(each), wanted) for each in ends):
+        raise ConfigError.build(
+            "op.arange", expected=f"numbers that {wanted} can hold",
+            got=" to ".join(map(str, ends)),
+        )  # fmt: skip
     # Positions are exact: added up in few digits, many steps would drift.
     exact = int64 if is_whole else float64
     steps = e.mul(_positions(count, exact), base.full((), step, exact))

@@ -13,7 +13,7 @@ from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift
 from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, is_float
+from caldera.tensor.dtype import bool_, is_float, side_of_range
 from caldera.tensor.shape import as_shape
 
 
@@ -45,7 +45,8 @@ def pad(
             node = node if pair == (0, 0) else _extended(node, axis, pair, mode)
         return Expr(node)
     whole = math.isfinite(value) and value == int(value)
-    if not (is_float(node.dtype) or (whole and (node.dtype != bool_ or value in (0, 1)))):
+    held = whole and (value in (0, 1) or node.dtype != bool_)
+    if not is_float(node.dtype) and (not held or side_of_range(int(value), node.dtype)):
         raise DtypeError.build(
             place("pad", node), expected=f"a value that {node.dtype.name} can hold", got=str(value)
         )

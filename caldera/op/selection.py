@@ -6,6 +6,7 @@ that is given, and says how many of it count.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from caldera.errors import ConfigError, DtypeError, ShapeError
@@ -20,7 +21,7 @@ from caldera.lazy import Expr, lift, lift_all
 from caldera.lazy.updating import set_at
 from caldera.op.arguments import as_count, place
 from caldera.op.indexing import aligned, as_vector, axis_of, stretched
-from caldera.tensor.dtype import bool_, int8, int64, is_integer
+from caldera.tensor.dtype import bool_, int8, int64, is_integer, side_of_range
 
 
 def _counted(indices: Node, length: int) -> Node:
@@ -187,7 +188,13 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
 
 
 def _fitting(fill: float, node: Node) -> float:
-    return int(fill) if is_integer(node.dtype) else fill
+    if not is_integer(node.dtype):
+        return fill
+    if not math.isfinite(fill) or side_of_range(int(fill), node.dtype):
+        raise DtypeError.build(
+            location("unique"), expected=f"fill= a number that {node.dtype} can hold", got=str(fill)
+        )
+    return int(fill)
 
 
 def bincount(x: Any, length: int, weights: Any = None) -> Expr:

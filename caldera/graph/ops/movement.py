@@ -6,6 +6,7 @@ from caldera.graph.memory_format import Order
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import Axes, broadcast_to, full, reshape
+from caldera.tensor.dtype import is_integer
 from caldera.tensor.shape import Shape
 
 Bounds = tuple[tuple[int, int, int], ...]
@@ -92,7 +93,9 @@ def pad(x: Node, widths: Widths, value: float = 0) -> Node:
     """`x` with `value` around it."""
     if all(pair == (0, 0) for pair in widths):
         return x
-    node: Node = _pad(x, widths=widths, value=float(value))
+    # As a float it would lose the digits of large integers.
+    around = int(value) if is_integer(x.dtype) else float(value)
+    node: Node = _pad(x, widths=widths, value=around)
     return node
 
 
