@@ -68,9 +68,12 @@ def test_layers_and_their_gradients_equal_the_cpu(
     expected = cd.compile(outputs, device="cpu").run(feeds)
     outputs, feeds = _expressions(kind(units, **options), shape, lengths, card)
     plan = cd.compile(outputs, device=card, precision=precision)
-    assert {name for _, name in _loops(plan)} == {"persistent"}
+    assert {name.partition(",")[0] for _, name in _loops(plan)} == {"persistent"}
     for _ in range(2):
-        for found, right in zip(plan.run(feeds), expected, strict=True):
+        # Nothing is measured.
+        with cd.settings.override(deterministic=True):
+            results = plan.run(feeds)
+        for found, right in zip(results, expected, strict=True):
             there, here = found.numpy(), right.numpy()
             assert np.abs(there - here).max() <= WORST[precision] * np.abs(here).max()
 
