@@ -21,7 +21,7 @@ from caldera.lazy.updating import add_at, set_at
 from caldera.plan.plan import Plan
 from caldera.tensor import Tensor
 from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import DType, bool_, canonical, float32, is_float, of_scalar, promote
+from caldera.tensor.dtype import DType, bool_, canonical, float32, is_inexact, of_scalar, promote
 from caldera.tensor.shape import Shape
 
 
@@ -123,6 +123,9 @@ class Expr:
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -323,7 +326,7 @@ def power(first: Any, second: Any) -> Expr:
     """`first ** second`; an integer cannot be raised to a negative integer."""
     base, exponent = lift_all(first, second)
     value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
-    if value < 0 and not is_float(exponent.dtype):
+    if not is_inexact(exponent.dtype) and value < 0:
         raise ConfigError.build(
             "op.pow", expected="an exponent of 0 or more for integers",
             got=f"{describe(base)} to the power of {value}",
@@ -334,7 +337,7 @@ def power(first: Any, second: Any) -> Expr:
 
 def as_float(node: Node) -> Node:
     """The node, cast to float32 if it holds integers or truth values."""
-    return node if is_float(node.dtype) else cast(node, float32)
+    return node if is_inexact(node.dtype) else cast(node, float32)
 
 
 def lift(value: Any, like: DType | None = None) -> Node:
@@ -346,11 +349,11 @@ def lift(value: Any, like: DType | None = None) -> Node:
         return value.node
     if isinstance(value, Tensor):
         return _leaf_of(value)
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float | complex):
         return constant(value, of_scalar(value, like))
     array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "if":
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
         array = array.astype(of_scalar(array.dtype.type(0).item(), like))
     return array_node(array)
 
@@ -376,7 +379,7 @@ def lift_all(*values: Any) -> tuple[Node, ...]:
             shared = dtype if shared is None else promote(shared, dtype)
     # A weak scalar still decides the family: True + 2 is an int, 1 + 0.5 a float.
     for value in values:
-        if isinstance(value, bool | int | float):
+        if isinstance(value, bool | int | float | complex):
             weak = of_scalar(value, shared)
             shared = weak if shared is None else promote(shared, weak)
     return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
@@ -386,10 +389,11 @@ def _dtype_of(value: Any) -> DType | None:
     """The dtype an operand insists on; None for what takes that of its neighbours.
 
     numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
+    (numpy.complex128 is a Python complex number in the same way.)
     """
     if isinstance(value, Expr | Tensor):
         return value.dtype
-    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float):
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
         return canonical(value.dtype)
     return None
 

@@ -16,7 +16,17 @@ from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.leaf import iota
 from caldera.lazy import Expr
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import DType, bool_, canonical, float32, float64, int64, is_float
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    complex64,
+    float32,
+    float64,
+    int64,
+    is_complex,
+    is_inexact,
+)
 from caldera.tensor.shape import as_shape
 
 Sizes = int | Sequence[int]
@@ -42,22 +52,25 @@ def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
     return Expr(base.full(as_shape(shape, "op.ones"), 1, canonical(dtype)))
 
 
-def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
-    """One number everywhere.
+def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
+    """One number everywhere: float32 if no dtype is given, complex64 if the number is complex.
 
     >>> from caldera import op
     >>> op.full((2,), 2.5).tolist()
     [2.5, 2.5]
     """
-    wanted = canonical(dtype)
+    is_number = isinstance(value, complex)
+    wanted = canonical(dtype) if dtype is not None else complex64 if is_number else float32
+    if is_number and is_complex(wanted):
+        return Expr(base.full(as_shape(shape, "op.full"), value, wanted))
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
-    if not is_float(wanted):
+    if not is_inexact(wanted):
         whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
         if not whole:
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )
-        number = int(value)
+        number = int(value.real)
     return Expr(base.full(as_shape(shape, "op.full"), number, wanted))
 
 

@@ -16,7 +16,7 @@ from caldera.graph.ops.leaf import iota
 from caldera.graph.ops.movement import concat, flip, narrow
 from caldera.lazy import Expr, lift
 from caldera.op.arguments import place
-from caldera.tensor.dtype import int64, is_float
+from caldera.tensor.dtype import int64, is_inexact
 from caldera.tensor.shape import normalise_axis
 
 Parts = tuple[Node, ...]
@@ -47,7 +47,7 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
     ([1.0, 2.0, 6.0], [6.0, 6.0, 3.0])
     """
     node = lift(x)
-    node = node if is_float(node.dtype) else cast(node, int64)
+    node = node if is_inexact(node.dtype) else cast(node, int64)
     which = normalise_axis(axis, len(node.shape), place("cumprod", node))
     ends = (which,) if reverse else ()
 

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.tensor.dtype import DType, bool_, canonical, is_float, is_integer
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    is_complex,
+    is_float,
+    is_inexact,
+    is_integer,
+)
 
 Array = NDArray[Any]
 
@@ -70,12 +78,15 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
     array = array_of(values, where)
     if array.dtype == dtype:
         return array
-    if is_float(array.dtype) and not is_float(dtype):
+    drops_imaginary = is_complex(array.dtype) and not is_complex(dtype)
+    if drops_imaginary or (is_float(array.dtype) and not is_inexact(dtype)):
         raise DtypeError.build(
             where, expected=f"values that {dtype} can hold", got=str(array.dtype),
-            hint="convert them with astype first, or choose another dtype",
+            hint="take the real part first, or choose another dtype"
+            if drops_imaginary
+            else "convert them with astype first, or choose another dtype",
         )  # fmt: skip
-    if is_integer(array.dtype) and not is_float(dtype) and array.size:
+    if is_integer(array.dtype) and not is_inexact(dtype) and array.size:
         _require_range(int(array.min()), int(array.max()), dtype, where)
     return array.astype(dtype)
 

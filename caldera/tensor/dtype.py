@@ -25,29 +25,35 @@ float16 = np.dtype(np.float16)
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 float32 = np.dtype(np.float32)
 float64 = np.dtype(np.float64)
+complex64 = np.dtype(np.complex64)
+complex128 = np.dtype(np.complex128)
 
 ALL: tuple[DType, ...] = (
-    bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64,
+    bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64,
+    complex128,
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 FLOATS = frozenset({float16, bfloat16, float32, float64})
 HALVES = frozenset({float16, bfloat16})
 SIGNED = frozenset({int8, int16, int32, int64})
 INTEGERS = SIGNED | {uint8}
+COMPLEX = frozenset({complex64, complex128})
 
 # NumPy has several dtype objects for one type; they are equal, and this gives back ours.
 _OURS = {dtype: dtype for dtype in ALL}
-# Order inside one family; across families bool < integers < floats.
+# Order inside one family; across families bool < integers < floats < complex numbers.
 _RANK = {dtype: rank for rank, dtype in enumerate(ALL)}
 
 
 def canonical(dtype: object) -> DType:
     """The dtype that a name, NumPy dtype or Python type stands for.
 
-    Python's `float` and `int` mean float32 and int64; complex and other types are refused.
+    Python's `float`, `int` and `complex` mean float32, int64 and complex64.
     """
     if dtype is float:
         return float32
+    if dtype is complex:
+        return complex64
     if isinstance(dtype, str):
         found = BY_NAME.get(dtype)
     elif isinstance(dtype, np.dtype):
@@ -71,8 +77,30 @@ def _of_type(dtype: object) -> DType | None:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether a gradient can flow through values of this dtype."""
+    """Whether values of this dtype are real floating-point numbers."""
     return dtype in FLOATS
+
+
+def is_complex(dtype: DType) -> bool:
+    """Whether values of this dtype have a real and an imaginary part."""
+    return dtype.kind == "c"
+
+
+def is_inexact(dtype: DType) -> bool:
+    """Whether a gradient can flow through values of this dtype: floats and complex numbers."""
+    return dtype in FLOATS or dtype.kind == "c"
+
+
+def part_of(dtype: DType) -> DType:
+    """The dtype of the parts of complex numbers; that of a real dtype is the dtype itself."""
+    if dtype.kind != "c":
+        return dtype
+    return float32 if dtype == complex64 else float64
+
+
+def complex_of(dtype: DType) -> DType:
+    """The complex dtype whose parts hold what this dtype holds; of integers it is complex64."""
+    return complex128 if dtype in (float64, complex128) else complex64
 
 
 def is_integer(dtype: DType) -> bool:
@@ -85,10 +113,13 @@ def promote(first: DType, second: DType) -> DType:
 
     Floats win over integers and integers over bool, without widening (int64 with float16 is
     float16: an index must not turn a network into float64). float16 with bfloat16 is float32,
-    uint8 with int8 is int16.
+    uint8 with int8 is int16. Complex numbers win over all, with parts that hold those of both
+    (complex64 with float64 is complex128).
     """
     if first == second:
         return first
+    if is_complex(first) or is_complex(second):
+        return complex_of(promote(part_of(first), part_of(second)))
     if {first, second} == HALVES:
         return float32
     if {first, second} == {uint8, int8}:
@@ -96,10 +127,12 @@ def promote(first: DType, second: DType) -> DType:
     return max(first, second, key=_RANK.__getitem__)
 
 
-def of_scalar(value: bool | int | float, other: DType | None = None) -> DType:
+def of_scalar(value: bool | int | float | complex, other: DType | None = None) -> DType:
     """The dtype of a Python scalar beside an operand of dtype `other` (scalars are weak)."""
     if isinstance(value, bool):
         return other if other is not None else bool_
     if isinstance(value, int):
         return other if other is not None and other != bool_ else int64
-    return other if other is not None and is_float(other) else float32
+    if isinstance(value, complex):
+        return complex64 if other is None else complex_of(other)
+    return other if other is not None and is_inexact(other) else float32
