@@ -1,4 +1,5 @@
-"""PyTorch's `fft` written with Caldera's operations, as in `tools/opinfo_forms.py`."""
+"""PyTorch's `fft` and complex numbers written with Caldera's operations, as in
+`tools/opinfo_forms.py`."""
 
 from __future__ import annotations
 
@@ -43,3 +44,18 @@ FOURIER: dict[str, Callable[..., Any]] = {
         ("rfft", op.rfft, "real"), ("irfft", op.irfft, "back"),
     )
 }  # fmt: skip
+
+COMPLEX: dict[str, Callable[..., Any]] = {
+    name: getattr(op, name)
+    for name in ("angle", "complex", "conj", "imag", "real", "view_as_complex", "view_as_real")
+} | {
+    "conj_physical": op.conj, "resolve_conj": lambda x: x, "H": lambda x: _adjoint(x),
+    "mH": lambda x: _adjoint(x), "polar": lambda r, t: op.complex(r * op.cos(t), r * op.sin(t)),
+    "vdot": lambda a, b: op.dot(op.conj(a), b), "isreal": lambda x: op.equal(op.imag(x), 0),
+    "linalg.vecdot": lambda a, b, *, dim=-1: op.sum(op.mul(op.conj(a), b), dim),
+    "linalg.eig": op.eig, "linalg.eigvals": op.eigvals,
+}  # fmt: skip
+
+
+def _adjoint(x: Any) -> Any:
+    return op.conj(op.swapaxes(x, -1, -2)) if x.ndim > 1 else op.conj(x)
