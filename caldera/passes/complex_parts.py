@@ -165,12 +165,9 @@ class _Splitter:
 
     def _view_as_real(self, node: Node) -> Value:
         given = node.inputs[0]
-        if given in self.pairs:
-            return self.pairs[given]
-        if given in self.whole:
-            return view_as_real(self.whole[given])
-        parts = [reshape(part, (*part.shape, 1)) for part in self._parts(given)]
-        return concat(tuple(parts), len(given.shape))
+        known = self.pairs.get(given)
+        pairs: Node = view_as_real(self._in_memory(given)) if known is None else known
+        return pairs
 
     def _view_as_complex(self, node: Node) -> Value:
         self.pairs[node] = self._real(node.inputs[0])

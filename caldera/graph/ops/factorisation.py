@@ -58,9 +58,8 @@ def _symmetric(x: Node) -> Node:
 
 def _over_differences(x: Node, values: Node) -> Node:
     """x_ij / (values_j - values_i), and x_ij itself on the diagonal."""
-    row, column = indices(x.shape)
     apart = sub(as_rows(values), as_columns(values))
-    safe = where(equal(row, column), constant(1, apart.dtype), apart)
+    safe = where(_on_diagonal(x), constant(1, apart.dtype), apart)
     node: Node = div(x, cast(safe, x.dtype))
     return node
 
@@ -208,7 +207,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
         inner = sub(inner, mul(product(v, v, ta=True), as_rows(along)))
         terms.append(_over_differences(_off_diagonal(inner), conj(w)))
     found = solve(adjoint(v), product(total(*terms), v, tb=True))
-    return (found if is_complex(a.dtype) else real(found),)
+    return (found if is_complex(a.dtype) else cast(real(found), a.dtype),)
 
 
 def _on_diagonal(x: Node) -> Node:

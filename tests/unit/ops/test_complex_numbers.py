@@ -16,9 +16,14 @@ from caldera.errors import DtypeError, GradientError
 from caldera.graph.complex_support import HOLOMORPHIC, LINEAR, OWN_RULE, TAKES_COMPLEX
 from caldera.graph.opdef import OPS
 from caldera.graph.ops.base import sum_
+from caldera.graph.program import Program
+from caldera.graph.verify import verify
 from caldera.kernels.reference import interpret
+from caldera.kernels.table import TABLE
 from caldera.lazy import Expr, lift, lift_all
 from caldera.passes.complex_functions import FUNCTIONS
+from caldera.passes.complex_parts import has_complex
+from caldera.passes.pipeline import passes
 from caldera.tensor import dtype as dtypes
 from tests.unit.ops.case import complex_numbers, numbers
 
@@ -180,6 +185,22 @@ def test_random_operations_against_numpy_and_the_oracle(seed: int) -> None:
         np.testing.assert_allclose(result.numpy(), right, rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(result.numpy(), other, rtol=2e-5, atol=2e-5)
         assert result.dtype == other.dtype
+
+
+def test_only_memory_is_complex_after_the_first_pass() -> None:
+    z, w = (Expr(lift(cd.tensor(complex_numbers(2, 3, seed=seed)))) for seed in (1, 2))
+    y = op.ifft(op.fft(z) * op.exp(w)) / w
+    program = Program((y.node, op.svd(z * w)[0].node, op.sum(op.abs(y)).node))
+    for name, run in passes(lambda op: TABLE.has(op, "cpu")):
+        program = run(program)
+        verify(program, name)
+        complex_ops = {n.op.name for n in program.order() if has_complex(n)}
+        assert complex_ops <= {"tensor", "complex", "svd", "item"}
+    # One loop computes both parts.
+    names = [node.op.name for node in program.order()]
+    assert names.count("complex") == 3
+    loops = [node for node in program.order() if node.op.name == "fused"]
+    assert sorted(len(node.outputs) for node in loops)[-3:] == [2, 2, 3]
 
 
 def test_elements_and_loops() -> None:
