@@ -377,10 +377,10 @@ def lift_all(*values: Any) -> tuple[Node, ...]:
     for dtype in map(_dtype_of, values):
         if dtype is not None:
             shared = dtype if shared is None else promote(shared, dtype)
-    # A weak scalar still decides the family: True + 2 is an int, 1 + 0.5 a float.
-    for value in values:
-        if isinstance(value, bool | int | float | complex):
-            weak = of_scalar(value, shared)
+    # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
+    for number in map(_weak_number, values):
+        if number is not None:
+            weak = of_scalar(number, shared)
             shared = weak if shared is None else promote(shared, weak)
     return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
 
@@ -396,6 +396,16 @@ def _dtype_of(value: Any) -> DType | None:
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
         return canonical(value.dtype)
     return None
+
+
+def _weak_number(value: Any) -> bool | int | float | complex | None:
+    """A number of the kind that an operand without a dtype of its own holds."""
+    if isinstance(value, bool | int | float | complex):
+        return value
+    if not isinstance(value, list | tuple):
+        return None
+    number: bool | int | float | complex = array_of(value, "operand").dtype.type(0).item()
+    return number
 
 
 def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:
