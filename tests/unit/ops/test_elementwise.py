@@ -260,8 +260,8 @@ def test_cast_truncates_and_tells_truth() -> None:
     assert op.cast(cd.tensor([1.9, -1.9]), "int8").tolist() == [1, -1]
     assert op.cast(cd.tensor([NAN, 0.0, 1e-30]), "bool").tolist() == [True, False, True]
     assert op.cast(cd.tensor([True, False]), "float16").tolist() == [1.0, 0.0]
-    with pytest.raises(DtypeError, match="complex64"):
-        op.cast(cd.tensor([1.0]), "complex64")
+    with pytest.raises(DtypeError, match="float128"):
+        op.cast(cd.tensor([1.0]), "float128")
 
 
 # --- refusals, when the expression is written
