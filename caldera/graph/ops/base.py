@@ -165,7 +165,7 @@ def _(g: Node, y: Node, re: Node, im: Node) -> Nodes:
     return real(g), imag(g)
 
 
-@op("real", kind="elementwise")
+@op("real", kind="movement")
 def _real(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
@@ -176,7 +176,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (complex_(g, full(g.shape, 0, g.dtype)),)
 
 
-@op("imag", kind="elementwise")
+@op("imag", kind="movement")
 def _imag(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
@@ -187,7 +187,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
     return (complex_(full(g.shape, 0, g.dtype), g),)
 
 
-@op("conj", kind="elementwise")
+@op("conj")
 def _conj(x: Spec) -> Spec:
     check_complex(x)
     return x
