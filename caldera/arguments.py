@@ -125,11 +125,11 @@ def refusal_of(
     positional, by_name = kinds_of(function)
     for (argument, kind), value in zip(positional, args, strict=False):
         if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__name__), argument, kind.words, value)
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
     for argument, value in named.items():
         kind = by_name.get(argument)
         if kind is not None and not kind.holds(value):
-            return refusal(where(name or function.__name__), argument, kind.words, value)
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
     return None
 
 
@@ -250,9 +250,10 @@ def _any_of(kinds: Sequence[Kind | None]) -> Kind | None:
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return None
+    each = [kind.holds for kind in known]
     return Kind(
         " or ".join(dict.fromkeys(kind.words for kind in known)),
-        lambda value: any(kind.holds(value) for kind in known),
+        lambda value: any(holds(value) for holds in each),
     )
 
 
@@ -291,12 +292,17 @@ def _mapping_of(key: Kind | None, value: Kind | None) -> Kind:
     return Kind(words, holds)
 
 
+_TRUTHS = (bool, np.bool_)
+_NUMBERS = frozenset({int, float})
+"""What most numbers are: to ask whether somebody's type was registered as a number is slow."""
+
+
 def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_)
+    return isinstance(value, _TRUTHS)
 
 
 def _is_whole(value: Any) -> bool:
-    if _is_truth(value):
+    if isinstance(value, _TRUTHS):
         return False
     try:
         return -(2**63) <= index(value) < 2**64  # what a machine can count
@@ -305,7 +311,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not _is_truth(value)
+    return type(value) in _NUMBERS or (isinstance(value, Real) and not _is_truth(value))
 
 
 _PATH = Kind("a path", lambda value: isinstance(value, str) and "\0" not in value)

@@ -64,13 +64,14 @@ class BatchSums:
 class StepProgram:
     """A step as it was written down for one part of a batch.
 
+    - `assignments`: writes down what the step changes; a strategy may need that of one part alone.
     - `share`: the samples of the part; `context`: the trace of the network.
     - `sums`: what `sum_over_ranks` was asked for, in order.
     - `loss`, `gradients`: what this part adds to the loss of the batch, and what
       `GraphStrategy.gradients` made of it; None in an evaluation.
     """
 
-    assignments: Sequence[Expr]
+    assignments: Callable[[], Sequence[Expr]]
     share: Share
     context: Context
     sums: Sequence[BatchSums] = ()
@@ -173,7 +174,7 @@ class GraphStrategy(ABC):
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         """What a rank runs in a step, of which there is a program for each part."""
         (part,) = parts
-        return list(part.assignments)
+        return list(part.assignments())
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         """The plan that `make` makes, once all ranks are agreed that it fits theirs."""

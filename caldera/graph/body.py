@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
@@ -17,22 +17,19 @@ def topological(roots: Iterable[Node], done: set[Node] | None = None) -> list[No
     """
     order: list[Node] = []
     done = set() if done is None else done
-    for root in roots:
-        # An explicit stack: graphs of ten thousand nodes in a row are ordinary.
-        stack: list[tuple[Node, Iterator[Node]]] = []
-        if root not in done:
-            done.add(root)
-            stack.append((root, iter(root.inputs)))
-        while stack:
-            node, children = stack[-1]
-            for child in children:
-                if child not in done:
-                    done.add(child)
-                    stack.append((child, iter(child.inputs)))
-                    break
+    # An explicit stack: graphs of ten thousand nodes in a row are ordinary. Above a node lie None
+    # and what it reads: once None is at the top again, all of that is in the order.
+    stack: list[Any] = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            order.append(stack.pop())
+        elif node not in done:
+            done.add(node)
+            if node.inputs:
+                stack += (node, None, *node.inputs[::-1])
             else:
                 order.append(node)
-                stack.pop()
     return order
 
 
@@ -84,11 +81,12 @@ def rebuilt(roots: Sequence[Node], new: dict[Node, Node]) -> tuple[Node, ...]:
 class Body:
     """A graph with arguments, itself a value: interned, so equal bodies are one object."""
 
-    __slots__ = ("__weakref__", "outputs", "parameters")
+    __slots__ = ("__weakref__", "_order", "outputs", "parameters")
     _table: ClassVar[weakref.WeakValueDictionary[object, Body]] = weakref.WeakValueDictionary()
 
     parameters: tuple[Spec, ...]
     outputs: tuple[Node, ...]
+    _order: tuple[Node, ...]
 
     def __new__(cls, arguments: Sequence[Node], outputs: Sequence[Node]) -> Body:
         """Turn `outputs` into a body; `arguments` are the nodes that become its parameters."""
@@ -101,6 +99,7 @@ class Body:
             body = super().__new__(cls)
             body.parameters = specs
             body.outputs = results
+            body._order = tuple(topological(results))
             cls._table[key] = body
         return body
 
@@ -109,9 +108,9 @@ class Body:
         stand_ins = {parameter(i, spec): arguments[i] for i, spec in enumerate(self.parameters)}
         return substitute(self.outputs, stand_ins)
 
-    def order(self) -> list[Node]:
+    def order(self) -> Sequence[Node]:
         """The body's nodes, inputs before users."""
-        return topological(self.outputs)
+        return self._order
 
     def __repr__(self) -> str:
         return f"<body of {len(self.order())} nodes>"

@@ -94,12 +94,13 @@ class Symbol:
 class Node:
     """An op applied to inputs. Make one by calling an `Op`; equal calls give the same node."""
 
-    __slots__ = ("__weakref__", "attrs", "inputs", "op", "outputs", "serial")
+    __slots__ = ("__weakref__", "attrs", "attrs_key", "inputs", "op", "outputs", "serial")
     _serials = itertools.count()
 
     op: Op
     inputs: tuple[Node, ...]
     attrs: Mapping[str, Any]
+    attrs_key: Hashable
     outputs: tuple[Spec, ...]
     serial: int
 
@@ -137,7 +138,7 @@ def frozen(value: Any) -> Hashable:
     if isinstance(value, complex):
         return complex, struct.pack("<2d", value.real, value.imag)
     if isinstance(value, tuple):
-        return tuple(frozen(part) for part in value)
+        return tuple([frozen(part) for part in value])
     if isinstance(value, Symbol):
         return Symbol, id(value)
     return type(value), value
@@ -148,17 +149,33 @@ def _serial(node: Node) -> int:
 
 
 def intern(
-    op: Op, inputs: tuple[Node, ...], attrs: dict[str, Any], outputs: tuple[Spec, ...]
+    op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], outputs: tuple[Spec, ...]
 ) -> Node:
     """The node with this structure: the one that exists, or a new one."""
+    attrs_key = tuple([(name, frozen(attrs[name])) for name in sorted(attrs)]) if attrs else ()
+    return _interned(op, inputs, attrs, attrs_key, outputs)
+
+
+def intern_like(node: Node, inputs: tuple[Node, ...], outputs: tuple[Spec, ...]) -> Node:
+    """The node that differs from another only in what it reads and gives."""
+    return _interned(node.op, inputs, node.attrs, node.attrs_key, outputs)
+
+
+def _interned(
+    op: Op,
+    inputs: tuple[Node, ...],
+    attrs: Mapping[str, Any],
+    attrs_key: Hashable,
+    outputs: tuple[Spec, ...],
+) -> Node:
     # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
     # follows from op, inputs and attributes, but for the order in memory.
     # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
     # Keys hold on to nothing: a node keeps alive what it is made of, so numbers of objects are good
     # as long as its entry is.
     operands = tuple(map(id, sorted(inputs, key=_serial) if op.commutative else inputs))
-    orders = tuple(spec.order for spec in outputs)
-    key = (op, operands, tuple((name, frozen(attrs[name])) for name in sorted(attrs)), orders)
+    orders = tuple([spec.order for spec in outputs])
+    key = (op, operands, attrs_key, orders)
     found = _table.get(key)
     if found is not None:
         # Without the lock, for which ranks that are threads would queue up: who finds a node owns
@@ -168,6 +185,7 @@ def intern(
     node.op = op
     node.inputs = inputs
     node.attrs = attrs
+    node.attrs_key = attrs_key
     node.outputs = outputs
     with _lock:
         found = _table.get(key)

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 
 from caldera.errors import CalderaError, DtypeError, ShapeError
 from caldera.graph.complex_support import TAKES_COMPLEX
-from caldera.graph.node import Node, Spec, describe, frozen, intern
+from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
 
 Kind = Literal[
     "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control", "other"
@@ -138,10 +138,14 @@ class Op:
 
     def rebuild(self, node: Node, inputs: Nodes) -> Node:
         """The same node over other inputs."""
-        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+        old = node.inputs
+        if inputs == old:
             return node
         if self is ITEM:
             return item(inputs[0], node.attrs["index"])
+        if [given.outputs for given in inputs] == [given.outputs for given in old]:
+            # A rule sees nothing but shapes, dtypes and attributes: it would say the same again.
+            return intern_like(node, inputs, tuple([spec.logical for spec in node.outputs]))
         return self.node(*inputs, **node.attrs)
 
     def __repr__(self) -> str:
@@ -254,4 +258,4 @@ def detached(node: Node) -> Node:
     """The same op on arguments that only have a shape and a dtype: what is known about a node as
     such can be kept without holding on to what it is computed from."""
     inputs = tuple(parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs))
-    return intern(node.op, inputs, dict(node.attrs), node.outputs)
+    return intern_like(node, inputs, node.outputs)

@@ -32,9 +32,14 @@ class Program:
         targets = [symbol for symbol, _ in self.updates]
         return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
 
-    def order(self) -> list[Node]:
+    def order(self) -> Sequence[Node]:
         """All nodes, inputs before users."""
-        return topological(self.roots)
+        # Not a cached_property: before Python 3.12 threads wait for each other at those.
+        kept: dict[str, tuple[Node, ...]] = self.__dict__
+        order = kept.get("_order")
+        if order is None:
+            order = kept["_order"] = tuple(topological(self.roots))
+        return order
 
 
 def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program:

@@ -19,6 +19,7 @@ from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
 from caldera.machine import this_machine
 from caldera.plain_data import json_digest
+from caldera.tensor.dtype import NAMES
 
 FORMAT = 2
 _NOT_WORK = frozenset({"stream"})
@@ -68,9 +69,9 @@ def _written(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_written(part) for part in value]
     if isinstance(value, np.dtype):
-        return value.name
+        return NAMES[value]
     if isinstance(value, Spec):
-        written = [list(value.shape), value.dtype.name]
+        written = [list(value.shape), NAMES[value.dtype]]
         return written if value.order is None else [*written, list(value.order)]
     if isinstance(value, Body):
         return _written_body(value)

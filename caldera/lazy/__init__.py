@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from caldera.lazy.compile import compile_nodes, forget_plans
-from caldera.lazy.expr import Expr, as_float, binary, divide, lift, lift_all, power, wrap
+from caldera.lazy.expr import (
+    Expr,
+    as_float,
+    binary,
+    compare,
+    divide,
+    lift,
+    lift_all,
+    power,
+    wrap,
+)
 from caldera.lazy.transforms import compile, grad
 from caldera.lazy.variable import Input, Variable, input, var
 
@@ -13,6 +23,7 @@ __all__ = [
     "Variable",
     "as_float",
     "binary",
+    "compare",
     "compile",
     "compile_nodes",
     "divide",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.ops import elementwise as e
-from caldera.graph.ops.base import cast
+from caldera.graph.ops.base import cast, full
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.leaf import tensor as tensor_leaf
 from caldera.graph.ops.product import matmul_any
@@ -20,8 +21,18 @@ from caldera.lazy.indexing import Index, array_node
 from caldera.lazy.updating import add_at, set_at
 from caldera.plan.plan import Plan
 from caldera.tensor import Tensor
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import DType, bool_, canonical, float32, is_inexact, of_scalar, promote
+from caldera.tensor.convert import array_of, exactly
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    float32,
+    int8,
+    is_inexact,
+    of_scalar,
+    promote,
+    side_of_range,
+)
 from caldera.tensor.shape import Shape
 
 
@@ -236,22 +247,22 @@ class Expr:
         return binary(e.logical_xor, self, other)
 
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return binary(e.equal, self, other)
+        return compare(e.equal, self, other)
 
     def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return binary(e.not_equal, self, other)
+        return compare(e.not_equal, self, other)
 
     def __lt__(self, other: Any) -> Expr:
-        return binary(e.less, self, other)
+        return compare(e.less, self, other)
 
     def __le__(self, other: Any) -> Expr:
-        return binary(e.less_equal, self, other)
+        return compare(e.less_equal, self, other)
 
     def __gt__(self, other: Any) -> Expr:
-        return binary(e.greater, self, other)
+        return compare(e.greater, self, other)
 
     def __ge__(self, other: Any) -> Expr:
-        return binary(e.greater_equal, self, other)
+        return compare(e.greater_equal, self, other)
 
     # Comparing makes an expression, so identity is what sets and dicts go by.
     __hash__ = object.__hash__
@@ -316,6 +327,19 @@ def binary(make: Callable[..., Any], first: Any, second: Any) -> Expr:
     return Expr(make(*lift_all(first, second)))
 
 
+def compare(make: Callable[..., Any], first: Any, second: Any) -> Expr:
+    """A comparison. A whole number beyond the other's dtype is above or below all of it."""
+    operands = [first, second]
+    for number, other in ((0, 1), (1, 0)):
+        dtype = _dtype_of(operands[other])
+        if isinstance(operands[number], int) and dtype is not None:
+            side = side_of_range(operands[number], dtype)
+            if side:
+                operands[other] = Expr(full(lift(operands[other]).shape, 0, int8))
+                operands[number] = side
+    return binary(make, *operands)
+
+
 def divide(first: Any, second: Any) -> Expr:
     """True division: of integers it is computed in float32."""
     a, b = lift_all(first, second)
@@ -350,11 +374,17 @@ def lift(value: Any, like: DType | None = None) -> Node:
     if isinstance(value, Tensor):
         return _leaf_of(value)
     if isinstance(value, bool | int | float | complex):
-        return constant(value, of_scalar(value, like))
+        dtype = of_scalar(value, like)
+        if side_of_range(value, dtype):
+            raise DtypeError.build(
+                "operand", expected=f"a number that {dtype} can hold", got=str(value),
+                hint="cast what stands beside it to a wider dtype with op.cast",
+            )  # fmt: skip
+        return constant(value, dtype)
     array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.
     if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
-        array = array.astype(of_scalar(array.dtype.type(0).item(), like))
+        array = exactly(array, of_scalar(array.dtype.type(0).item(), like), "operand")
     return array_node(array)
 
 
@@ -373,10 +403,10 @@ def _leaf_of(value: Tensor) -> Node:
 
 def lift_all(*values: Any) -> tuple[Node, ...]:
     """Operands that meet each other: lifted, and cast to the dtype they share."""
-    shared: DType | None = None
-    for dtype in map(_dtype_of, values):
-        if dtype is not None:
-            shared = dtype if shared is None else promote(shared, dtype)
+    dtypes = [dtype for dtype in map(_dtype_of, values) if dtype is not None]
+    # Floats first: beside one, integers do not decide, whatever they would have met in.
+    ordered = sorted(dtypes, key=is_inexact, reverse=True)
+    shared = reduce(promote, ordered) if ordered else None
     # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
     for number in map(_weak_number, values):
         if number is not None:

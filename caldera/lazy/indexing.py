@@ -19,7 +19,7 @@ from caldera.errors import IndexingError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.base import broadcast_to, cast, full, reshape
-from caldera.graph.ops.indexing import gather
+from caldera.graph.ops.indexing import as_signed, gather
 from caldera.graph.ops.leaf import array as array_leaf
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.movement import flip, slice_, transpose
@@ -219,7 +219,7 @@ def _checked_node(positions: Node) -> Node:
             "index", expected="integers as positions", got=describe(positions),
             hint="cast them with op.cast(indices, 'int64')",
         )  # fmt: skip
-    return positions
+    return as_signed(positions)
 
 
 def _true_positions(mask: np.ndarray, axis: int, node: Node) -> tuple[np.ndarray, ...]:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from caldera.arguments import checked
 from caldera.errors import ShapeError
 from caldera.graph.node import Spec, Symbol
 from caldera.graph.ops.leaf import input_, variable
 from caldera.lazy.expr import Expr
 from caldera.memory import MANAGED, Device, Kind
 from caldera.tensor import Tensor
+from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import canonical
 from caldera.tensor.shape import as_shape
 
@@ -55,7 +57,7 @@ class Variable(Expr):
 
     def assign(self, value: Any) -> None:
         """Set the value now, from an array or anything that can become one."""
-        array = np.asarray(value)
+        array = array_of(value, f"variable {self.name}")
         if array.shape != self.shape:
             raise ShapeError.build(
                 f"variable {self.name}", expected=f"shape {self.shape}", got=f"{array.shape}",
@@ -82,6 +84,7 @@ class Variable(Expr):
         return Variable.of, (self.name, self.tensor)
 
     @classmethod
+    @checked
     def of(cls, name: str, tensor: Tensor) -> Variable:
         """A variable that lives in this tensor.
 

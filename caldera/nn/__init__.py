@@ -19,6 +19,7 @@ from caldera.nn.activations import (
     LeakyReLU,
     LogSoftmax,
     Mish,
+    PReLU,
     ReLU,
     Sigmoid,
     SiLU,
@@ -53,7 +54,14 @@ from caldera.nn.convolution import Conv1D, Conv2D, ConvTranspose2D, DepthwiseCon
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
-from caldera.nn.normalisation import BatchNorm, GroupNorm, LayerNorm, LocalResponseNorm
+from caldera.nn.normalisation import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    RMSNorm,
+)
 from caldera.nn.pooling import (
     AdaptiveAveragePool2D,
     AveragePool2D,
@@ -94,6 +102,7 @@ __all__ = [
     "HardSigmoid",
     "HardSwish",
     "Input",
+    "InstanceNorm",
     "Layer",
     "LayerCall",
     "LayerNorm",
@@ -104,8 +113,10 @@ __all__ = [
     "Mish",
     "MultiHeadAttention",
     "Output",
+    "PReLU",
     "Pooling2D",
     "PositionalEmbedding",
+    "RMSNorm",
     "ReLU",
     "Reshape",
     "Residual",

@@ -8,6 +8,7 @@ from caldera import op
 from caldera.lazy import Expr
 from caldera.nn.basic import register
 from caldera.nn.layer import Layer
+from caldera.tensor import constant
 
 
 @register
@@ -50,6 +51,30 @@ class Tanh(Layer):
 
     def forward(self, x: Expr) -> Expr:
         return op.tanh(x)
+
+
+@register
+@dataclass(eq=False)
+class PReLU(Layer):
+    """x above 0, and x times a learned slope below: one for all, or one for each channel (axis 1).
+
+    >>> from caldera import nn
+    >>> nn.PReLU()([[-2.0, 3.0]]).tolist()
+    [[-0.5, 3.0]]
+    """
+
+    slope: float = 0.25
+    per_channel: bool = False
+
+    def build(self, x: Expr) -> None:
+        if self.per_channel and x.ndim < 2:
+            raise self.refuse("a batch (N, C, ...)", f"shape {x.shape}")
+        shape = (x.shape[1] if self.per_channel else 1,)
+        self.weight = self.parameter("weight", shape, constant(self.slope))
+
+    def forward(self, x: Expr) -> Expr:
+        behind = (1,) * (x.ndim - 2 if self.per_channel else 0)
+        return op.prelu(x, op.reshape(self.weight, (*self.weight.shape, *behind)))
 
 
 @register

@@ -14,8 +14,8 @@ import numpy as np
 
 from caldera import op
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
-from caldera.nn.basic import Dense, Dropout, check_counts, register
+from caldera.lazy import Expr, Variable
+from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import LayerNorm
@@ -78,6 +78,7 @@ class PositionalEmbedding(Layer):
         check_counts("PositionalEmbedding", length=self.length)
 
     def build(self, x: Expr) -> None:
+        samples_of(self, x)
         shape = (self.length, x.shape[-1])
         self.weight = self.parameter("weight", shape, fill_or(self.fill, normal(0.0, 0.02)))
 
@@ -136,14 +137,49 @@ class MultiHeadAttention(Layer):
             if each is not None and (each.ndim != 3 or each.shape[-1] != width):
                 raise self.refuse(f"sequences (N, T, {width})", f"shape {each.shape}")
         if memory is None:
-            q, k, v = op.split(op.linear(x, self.weight, self.offset), 3, axis=2)
+            q, k, v = self._products(x)
         else:
             q = self._product(x, 0, width)
             k, v = op.split(self._product(memory, width, 3 * width), 2, axis=2)
-        seen = None if mask is None else self._for_heads(mask, x, k)
+        return self._attended(q, k, v, None if mask is None else self._for_heads(mask, x, k))
+
+    def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
+        """The result of self-attention, and the keys and values of all steps, (N, T, C)."""
+        q, k, v = self._products(x)
+        return self._attended(q, k, v, None), k, v
+
+    def continued(
+        self, x: Expr, keys: Variable, values: Variable, position: Expr
+    ) -> tuple[Expr, Expr, Expr]:
+        """The result for one step x (N, 1, C) that follows `position` others.
+
+        Their keys and values lie in variables (N, L, C), which get those of this step as well.
+        """
+        q, *new = self._products(x)
+        steps = op.arange(keys.shape[1])
+        is_here = op.unsqueeze(op.equal(steps, position), 1)
+        k, v = (
+            op.assign(old, op.where(is_here, own, old))
+            for own, old in zip(new, (keys, values), strict=True)
+        )
+        # A single query meets its keys as they lie: tiles of them would have to be copied first.
+        scale = 1 / math.sqrt(x.shape[-1] // self.heads)
+        scores = op.matmul(self._in_heads(q) * scale, self._in_heads(k), transpose_b=True)
+        shares = op.softmax(op.where(op.less_equal(steps, position), scores, -math.inf))
+        mixed = op.matmul(shares, self._in_heads(v))
+        return self._joined(mixed), k, v
+
+    def _products(self, x: Expr) -> tuple[Expr, ...]:
+        return tuple(op.split(op.linear(x, self.weight, self.offset), 3, axis=2))
+
+    def _attended(self, q: Expr, k: Expr, v: Expr, mask: Expr | None) -> Expr:
         q, k, v = self._in_heads(q), self._in_heads(k), self._in_heads(v)
-        mixed = op.scaled_dot_product_attention(q, k, v, mask=seen, causal=self.causal)
-        joined = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), x.shape)
+        return self._joined(op.scaled_dot_product_attention(q, k, v, mask=mask, causal=self.causal))
+
+    def _joined(self, mixed: Expr) -> Expr:
+        """(N, heads, T, C / heads) as (N, T, C), and the last product."""
+        count, heads, steps, width = mixed.shape
+        joined = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), (count, steps, heads * width))
         return op.linear(joined, self.output_weight, self.output_offset)
 
     def _product(self, x: Expr, begin: int, end: int) -> Expr:
@@ -214,10 +250,26 @@ class TransformerBlock(Layer):
         self.drop2 = Dropout(self.dropout)
 
     def build(self, x: Expr, *rest: Any) -> None:
+        samples_of(self, x)
         width = x.shape[-1]
         self.hidden = Dense(max(1, round(self.ratio * width)), self.activation, fill=self.fill)
         self.output = Dense(width, fill=self.output_fill)
 
     def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
-        x = x + self.drop1(self.attention(self.norm1(x), mask=mask))
+        return self._rest(x, self.attention(self.norm1(x), mask=mask))
+
+    def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
+        """The result, and the keys and values of all steps; see `MultiHeadAttention`."""
+        attended, keys, values = self.attention.remembered(self.norm1(x))
+        return self._rest(x, attended), keys, values
+
+    def continued(
+        self, x: Expr, keys: Variable, values: Variable, position: Expr
+    ) -> tuple[Expr, Expr, Expr]:
+        """The result for one step after others that are remembered; see `MultiHeadAttention`."""
+        attended, k, v = self.attention.continued(self.norm1(x), keys, values, position)
+        return self._rest(x, attended), k, v
+
+    def _rest(self, x: Expr, attended: Expr) -> Expr:
+        x = x + self.drop1(attended)
         return x + self.drop2(self.output(self.hidden(self.norm2(x))))

@@ -149,7 +149,7 @@ class Dense(Layer):
         self.offset = self.parameter("bias", (self.units,)) if self.bias else None
 
     def forward(self, x: Expr) -> Expr:
-        if x.shape[-1] != self.weight.shape[0]:
+        if x.shape[-1:] != self.weight.shape[:1]:
             raise self.refuse(
                 f"{self.weight.shape[0]} values on the last axis", f"{x.shape}",
                 "images need nn.Flatten before it" if x.ndim > 2 else "",
@@ -181,6 +181,13 @@ class Activation(Layer):
         return self._function(x)
 
 
+def samples_of(layer: Layer, x: Expr) -> int:
+    """How many samples a layer is given."""
+    if not x.shape:
+        raise layer.refuse("a batch (N, ...)", "a scalar")
+    return x.shape[0]
+
+
 @register
 @dataclass(eq=False)
 class Flatten(Layer):
@@ -192,7 +199,7 @@ class Flatten(Layer):
     """
 
     def forward(self, x: Expr) -> Expr:
-        return op.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+        return op.reshape(x, (samples_of(self, x), math.prod(x.shape[1:])))
 
 
 @register
@@ -208,7 +215,7 @@ class Reshape(Layer):
     shape: Sequence[int]
 
     def forward(self, x: Expr) -> Expr:
-        return op.reshape(x, (x.shape[0], *self.shape))
+        return op.reshape(x, (samples_of(self, x), *self.shape))
 
 
 @register

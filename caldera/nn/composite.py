@@ -122,13 +122,16 @@ class Add(Layer):
     def forward(self, first: Expr, *others: Expr) -> Expr:
         total = first
         for other in others:
-            if other.shape != first.shape:
-                raise self.refuse(f"inputs of one shape, {first.shape}", f"{other.shape}")
+            if other is None or other.shape != first.shape:
+                got = "None" if other is None else f"{other.shape}"
+                raise self.refuse(f"inputs of one shape, {first.shape}", got)
             total = total + other
         return total
 
 
 def _joined(layer: Layer, parts: list[Expr], axis: int) -> Expr:
+    if any(part is None for part in parts):
+        raise layer.refuse("parts to join", "None")
     shapes = [part.shape for part in parts]
     rank = len(shapes[0])
     if not -rank <= axis < rank:

@@ -153,8 +153,8 @@ class Conv1D(Convolution):
 class ConvTranspose2D(Convolution):
     """The transpose of a convolution: makes images larger, for decoders and generators.
 
-    The weight is (C, filters / groups, h, w). `output_padding`, smaller than the stride, chooses
-    among the sizes that a stride allows.
+    The weight is (C, filters / groups, h, w). `output_padding`, smaller than the stride or
+    the dilation, chooses among the sizes that a stride allows.
 
     >>> from caldera import nn, op
     >>> layer = nn.ConvTranspose2D(8, 3, stride=2, padding=1, output_padding=1)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from caldera import op
+from caldera.arguments import checked
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import scope
@@ -93,10 +94,12 @@ class Layer(ABC):
 
     # --- what it uses for that
 
+    @checked
     def parameter(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
         """A variable that training changes."""
         return self._make(self._own, name, shape, fill)
 
+    @checked
     def state(self, name: str, shape: Sequence[int], fill: Any = None) -> Variable:
         """A variable that is saved with the model but not trained (running statistics, say)."""
         return self._make(self._states, name, shape, fill)
@@ -122,6 +125,8 @@ class Layer(ABC):
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         now = context()
         given = tuple(_as_input(value, now.dtype) for value in inputs)
+        if given and given[0] is None:
+            raise self.refuse("an input", "None")
         given_by_name = {key: _as_input(value, now.dtype) for key, value in named.items()}
         step = self.path.rpartition("/")[2]
         with scope(step) if step else nullcontext():
@@ -203,6 +208,7 @@ class Layer(ABC):
         """The parameters that training changes."""
         return _once(p for layer in self.walk() if not layer.frozen for p in layer._own.values())
 
+    @checked
     def freeze(self, frozen: bool = True) -> None:
         """Keep the parameters of this layer and all below it as they are.
 

@@ -1,4 +1,4 @@
-"""Normalisation by batch, layer, group of channels, and over neighbouring channels."""
+"""Normalisation by batch, layer, group of channels or channel, and over neighbouring channels."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class BatchNorm(Layer):
         return y
 
 
+def _sizes_along(layer: Layer, x: Expr, axis: int | Sequence[int]) -> list[int]:
+    """The sizes of a layer's input along these axes, from the first on."""
+    axes = as_list(axis)
+    if any(not -x.ndim <= each < x.ndim for each in axes):
+        raise layer.refuse(f"an input that has the axes {axes}", f"shape {x.shape}")
+    return [x.shape[each] for each in sorted(each % x.ndim for each in axes)]
+
+
 @register
 @dataclass(eq=False)
 class LayerNorm(Layer):
@@ -85,10 +93,7 @@ class LayerNorm(Layer):
     eps: float = 1e-5
 
     def build(self, x: Expr) -> None:
-        axes = as_list(self.axis)
-        if any(not -x.ndim <= axis < x.ndim for axis in axes):
-            raise self.refuse(f"an input that has the axes {axes}", f"shape {x.shape}")
-        shape = [x.shape[axis] for axis in sorted(axis % x.ndim for axis in axes)]
+        shape = _sizes_along(self, x, self.axis)
         self.weight = self.parameter("weight", shape, one())
         self.bias = self.parameter("bias", shape)
 
@@ -122,6 +127,54 @@ class GroupNorm(Layer):
 
     def forward(self, x: Expr) -> Expr:
         return op.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+
+
+@register
+@dataclass(eq=False)
+class InstanceNorm(Layer):
+    """Each channel (axis 1) of each sample to mean 0 and variance 1, of sequences and of images.
+
+    With `affine` learned numbers scale and shift each channel. Evaluation does as training does.
+
+    >>> from caldera import nn, op
+    >>> nn.InstanceNorm()(op.input("x", (5, 8, 7, 7))).shape
+    (5, 8, 7, 7)
+    """
+
+    affine: bool = False
+    eps: float = 1e-5
+
+    def build(self, x: Expr) -> None:
+        if x.ndim < 3:
+            raise self.refuse("(N, C, ...) with at least one axis behind", f"shape {x.shape}")
+        if self.affine:
+            self.weight = self.parameter("weight", (x.shape[1],), one())
+            self.bias = self.parameter("bias", (x.shape[1],))
+
+    def forward(self, x: Expr) -> Expr:
+        if not self.affine:
+            return op.instance_norm(x, eps=self.eps)
+        return op.instance_norm(x, self.weight, self.bias, self.eps)
+
+
+@register
+@dataclass(eq=False)
+class RMSNorm(Layer):
+    """Each sample over its root mean square along `axis`, times learned numbers.
+
+    >>> from caldera import nn, op
+    >>> nn.RMSNorm()(op.input("x", (5, 10, 64))).shape
+    (5, 10, 64)
+    """
+
+    axis: int | Sequence[int] = -1
+    eps: float = 1e-6
+
+    def build(self, x: Expr) -> None:
+        self.weight = self.parameter("weight", _sizes_along(self, x, self.axis), one())
+
+    def forward(self, x: Expr) -> Expr:
+        return op.rms_norm(x, self.weight, self.axis, self.eps)
 
 
 @register

@@ -11,7 +11,7 @@ from typing import Any
 from caldera.graph.opdef import location
 from caldera.graph.ops import activation, elementwise
 from caldera.lazy import Expr, as_float, lift
-from caldera.op.arguments import as_number, float_function
+from caldera.op.arguments import along_an_axis, as_number, float_function
 from caldera.tensor.shape import normalise_axis
 
 
@@ -163,6 +163,7 @@ def rbf(x: Any, eps: float = 1.0) -> Expr:
     return float_function(activation.rbf, x, eps=as_number(eps, "eps", "rbf"))
 
 
+@along_an_axis
 def softmax(x: Any, axis: int = -1) -> Expr:
     """exp(x) / sum(exp(x)) along `axis`, without overflow.
 
@@ -178,6 +179,7 @@ def softmax(x: Any, axis: int = -1) -> Expr:
     return Expr(activation.softmax(node, axis=position))
 
 
+@along_an_axis
 def log_softmax(x: Any, axis: int = -1) -> Expr:
     """log(softmax(x)) along `axis`, right also where the softmax itself rounds to 0.
 

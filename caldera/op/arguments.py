@@ -3,15 +3,21 @@ functions of floating-point numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from operator import index
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.graph.node import Node, describe
 from caldera.graph.opdef import Op, location
-from caldera.lazy import Expr, as_float, lift_all
+from caldera.graph.ops.base import reshape
+from caldera.lazy import Expr, as_float, lift, lift_all
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> float:
@@ -27,19 +33,19 @@ def as_number(value: Any, name: str, op: str, *, above: float | None = None) -> 
     return float(value)
 
 
-def as_count(value: Any, name: str, op: str) -> int:
-    """A whole number of at least 1.
+def as_count(value: Any, name: str, op: str, *, least: int = 1) -> int:
+    """A whole number of at least 1, or another one.
 
     >>> as_count(3, "groups", "group_norm")
     3
     """
     try:
-        number = 0 if isinstance(value, bool) else index(value)
+        number = least - 1 if isinstance(value, bool) else index(value)
     except TypeError:
-        number = 0
-    if number < 1:
+        number = least - 1
+    if number < least:
         raise ConfigError.build(
-            location(op), expected=f"{name}= a whole number of at least 1", got=repr(value)
+            location(op), expected=f"{name}= a whole number of at least {least}", got=repr(value)
         )
     return number
 
@@ -47,6 +53,30 @@ def as_count(value: Any, name: str, op: str) -> int:
 def float_function(function: Op, *operands: Any, **attrs: Any) -> Expr:
     """An op on floating-point numbers: operands meet in one dtype, integers become float32."""
     return Expr(function(*[as_float(each) for each in lift_all(*operands)], **attrs))
+
+
+def along_an_axis(function: Function) -> Function:
+    """Decorate a function of `x` along an axis: a scalar is taken for the one element of a vector,
+    and what has the shape of that vector is a scalar again."""
+
+    @wraps(function)
+    def run(x: Any, *further: Any, **named: Any) -> Any:
+        node = lift(x)
+        if node.shape:
+            return function(x, *further, **named)
+        results = function(Expr(reshape(node, (1,))), *further, **named)
+        if isinstance(results, tuple):
+            return tuple(map(_as_scalar, results))
+        return _as_scalar(results)
+
+    # Like any other function: what is wrapped would be left without a door.
+    del run.__wrapped__
+    run.__signature__ = signature(function)  # type: ignore[attr-defined]
+    return cast(Function, run)
+
+
+def _as_scalar(result: Expr) -> Expr:
+    return Expr(reshape(result.node, ())) if result.shape == (1,) else result
 
 
 def place(name: str, *nodes: Node) -> str:

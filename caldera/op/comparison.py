@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.graph.ops import base, elementwise
-from caldera.lazy import Expr, as_float, binary, lift, lift_all
+from caldera.lazy import Expr, as_float, binary, compare, lift, lift_all
 from caldera.op.arguments import as_number
 from caldera.tensor.dtype import is_complex
 
@@ -18,7 +18,7 @@ def equal(a: Any, b: Any) -> Expr:
     >>> op.equal(cd.tensor([1.0, 2.0]), 2.0).tolist()
     [False, True]
     """
-    return binary(elementwise.equal, a, b)
+    return compare(elementwise.equal, a, b)
 
 
 def not_equal(a: Any, b: Any) -> Expr:
@@ -29,7 +29,7 @@ def not_equal(a: Any, b: Any) -> Expr:
     >>> op.not_equal(cd.tensor([1.0, 2.0]), 2.0).tolist()
     [True, False]
     """
-    return binary(elementwise.not_equal, a, b)
+    return compare(elementwise.not_equal, a, b)
 
 
 def less(a: Any, b: Any) -> Expr:
@@ -40,7 +40,7 @@ def less(a: Any, b: Any) -> Expr:
     >>> op.less(cd.tensor([1.0, 2.0, 3.0]), 2.0).tolist()
     [True, False, False]
     """
-    return binary(elementwise.less, a, b)
+    return compare(elementwise.less, a, b)
 
 
 def less_equal(a: Any, b: Any) -> Expr:
@@ -51,7 +51,7 @@ def less_equal(a: Any, b: Any) -> Expr:
     >>> op.less_equal(cd.tensor([1.0, 2.0, 3.0]), 2.0).tolist()
     [True, True, False]
     """
-    return binary(elementwise.less_equal, a, b)
+    return compare(elementwise.less_equal, a, b)
 
 
 def greater(a: Any, b: Any) -> Expr:
@@ -62,7 +62,7 @@ def greater(a: Any, b: Any) -> Expr:
     >>> op.greater(cd.tensor([1.0, 2.0, 3.0]), 2.0).tolist()
     [False, False, True]
     """
-    return binary(elementwise.greater, a, b)
+    return compare(elementwise.greater, a, b)
 
 
 def greater_equal(a: Any, b: Any) -> Expr:
@@ -73,7 +73,7 @@ def greater_equal(a: Any, b: Any) -> Expr:
     >>> op.greater_equal(cd.tensor([1.0, 2.0, 3.0]), 2.0).tolist()
     [False, True, True]
     """
-    return binary(elementwise.greater_equal, a, b)
+    return compare(elementwise.greater_equal, a, b)
 
 
 def logical_and(a: Any, b: Any) -> Expr:

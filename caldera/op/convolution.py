@@ -141,8 +141,8 @@ def conv_transpose2d(
 
     The output is as large as the image from which `conv2d` with the same stride, padding, dilation
     and kernel makes one of the size of `x`: (H - 1) * stride + dilation * (h - 1) + 1 less the
-    padding. With a stride several sizes are possible; `output_padding`, smaller than the stride,
-    is how many rows and columns more it has at the bottom and right.
+    padding. With a stride several sizes are possible; `output_padding`, smaller than the stride or
+    the dilation, is how many rows and columns more it has at the bottom and right.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -166,10 +166,14 @@ def conv_transpose2d(
             hint="several output sizes would do; give padding= and output_padding= as numbers",
         )  # fmt: skip
     widths = as_padding(padding, where, (), (), strides, dilations)
-    if any(extra[i] >= strides[i] for i in (0, 1)):
+    if any(extra[i] >= max(strides[i], dilations[i]) for i in (0, 1)):
         raise ShapeError.build(
-            where, expected=f"output_padding= smaller than the stride {strides}", got=f"{extra}"
-        )
+            where,
+            expected=f"output_padding= smaller than the stride {strides} or the dilation "
+            f"{dilations}",
+            got=f"{extra}",
+        )  # fmt: skip
+    widths, extra, beyond = _reached(widths, extra, strides)
     if kernel.shape[0] != image.shape[1] or image.shape[1] % parts:
         raise ShapeError.build(
             where,
@@ -191,17 +195,33 @@ def conv_transpose2d(
             where, expected="an output of at least one row and column", got=f"{height} x {width}",
             hint="use less padding, or a larger kernel or stride",
         )  # fmt: skip
-    return Expr(
-        product.conv2d_input(
-            image,
-            kernel,
-            shape=(image.shape[0], kernel.shape[1] * parts, height, width),
-            stride=strides,
-            padding=widths,
-            dilation=dilations,
-            groups=parts,
-        )
+    result = product.conv2d_input(
+        image,
+        kernel,
+        shape=(image.shape[0], kernel.shape[1] * parts, height, width),
+        stride=strides,
+        padding=widths,
+        dilation=dilations,
+        groups=parts,
     )
+    return Expr(pad(result, ((0, 0), (0, 0), *((0, rows) for rows in beyond))))
+
+
+def _reached(
+    widths: Sequence[Pair], extra: Pair, strides: Pair
+) -> tuple[tuple[Pair, Pair], Pair, Pair]:
+    """Padding and output padding, where that is smaller than the stride, and how many rows and
+    columns behind that no element of a kernel reaches.
+
+    Output padding of a stride and more gives back what the padding had cut off, and then zeros.
+    """
+    kept, smaller, beyond = [], [], []
+    for (before, after), more, stride in zip(widths, extra, strides, strict=True):
+        back = min(more, after) if more >= stride else 0
+        kept.append((before, after - back))
+        smaller.append(more if more < stride else 0)
+        beyond.append(0 if more < stride else more - back)
+    return (kept[0], kept[1]), (smaller[0], smaller[1]), (beyond[0], beyond[1])
 
 
 def conv_transpose1d(
@@ -215,7 +235,8 @@ def conv_transpose1d(
 ) -> Expr:
     """The transpose of `conv1d`: sequences (N, C, L), kernels (C, K / groups, l).
 
-    `output_padding` is how many elements more the output has at its end, fewer than the stride.
+    `output_padding` is how many elements more the output has at its end, fewer than the stride
+    or the dilation.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -15,8 +15,8 @@ from caldera.graph.ops.base import cast
 from caldera.graph.ops.leaf import iota
 from caldera.graph.ops.movement import concat, flip, narrow
 from caldera.lazy import Expr, lift
-from caldera.op.arguments import place
-from caldera.tensor.dtype import int64, is_inexact
+from caldera.op.arguments import along_an_axis, place
+from caldera.tensor.dtype import int64, is_inexact, uint64
 from caldera.tensor.shape import normalise_axis
 
 Parts = tuple[Node, ...]
@@ -36,6 +36,7 @@ def _running(parts: Parts, axis: int, join: Callable[[Parts, Parts], Parts]) -> 
     return parts
 
 
+@along_an_axis
 def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
     """The running product along `axis`: element i is the product up to and with i, from the end if
     reverse. Its derivative is right where elements are zero, too.
@@ -47,7 +48,7 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
     ([1.0, 2.0, 6.0], [6.0, 6.0, 3.0])
     """
     node = lift(x)
-    node = node if is_inexact(node.dtype) else cast(node, int64)
+    node = node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
     which = normalise_axis(axis, len(node.shape), place("cumprod", node))
     ends = (which,) if reverse else ()
 
@@ -57,6 +58,7 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
     return Expr(flip(_running((flip(node, ends),), which, join)[0], ends))
 
 
+@along_an_axis
 def cummax(x: Any, axis: int) -> tuple[Expr, Expr]:
     """The largest element so far along `axis`, and where it is (int64): the first of equal ones.
 
@@ -71,6 +73,7 @@ def cummax(x: Any, axis: int) -> tuple[Expr, Expr]:
     return _extreme("cummax", x, axis, elementwise.greater_equal)
 
 
+@along_an_axis
 def cummin(x: Any, axis: int) -> tuple[Expr, Expr]:
     """The smallest element so far along `axis`, and where it is (int64): the first of equal ones.
 

@@ -74,9 +74,9 @@ def _parsed(
     else:
         once = sorted(label for label in known if len(label) == 1 and known.count(label) == 1)
         result = (*broadcast, *once)
-    if len(set(result)) != len(result) or not set(broadcast) <= set(result) <= set(known):
+    if len(set(result)) != len(result) or not set(result) <= set(known):
         raise ConfigError.build(
-            where, expected="a result of different letters from the operands, and their ...",
+            where, expected="a result of different letters from the operands, or their ...",
             got=repr(subscripts), hint=HINT,
         )  # fmt: skip
     return [_diagonal(term, where) for term in terms], result

@@ -13,6 +13,7 @@ from caldera.graph.node import Node
 from caldera.graph.ops import indexing
 from caldera.graph.ops.base import broadcast_to
 from caldera.lazy import Expr, lift, lift_all, wrap
+from caldera.op.arguments import along_an_axis
 from caldera.tensor.dtype import canonical
 from caldera.tensor.shape import as_shape, broadcast_shapes, normalise_axis
 
@@ -93,6 +94,7 @@ def one_hot(indices: Any, classes: int, dtype: Any = "float32") -> Expr:
     return Expr(indexing.one_hot(lift(indices), classes=length, dtype=canonical(dtype)))
 
 
+@along_an_axis
 def sort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
     """The elements in order along `axis`: equal ones keep their order, NaN come last.
 
@@ -105,6 +107,7 @@ def sort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
     return _sorted(x, axis, descending, "sort")[0]
 
 
+@along_an_axis
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
     """The indices (int64) that put `x` in order along `axis`: equal elements keep their order.
 
@@ -116,6 +119,7 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> Expr:
     return _sorted(x, axis, descending, "argsort")[1]
 
 
+@along_an_axis
 def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
     """The `k` largest elements along `axis`, largest first, and their indices (int64).
 

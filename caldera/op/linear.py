@@ -7,12 +7,12 @@ from typing import Any
 from caldera.errors import DtypeError, ShapeError
 from caldera.graph.node import Node, describe
 from caldera.graph.opdef import location
-from caldera.graph.ops.base import cast, full, reshape
-from caldera.graph.ops.elementwise import add, less, sub, where
+from caldera.graph.ops.base import cast, reshape
+from caldera.graph.ops.elementwise import add
 from caldera.graph.ops.indexing import gather
 from caldera.graph.ops.product import matmul
 from caldera.lazy import Expr, as_float, lift, lift_all
-from caldera.tensor.dtype import int64, is_integer, uint8
+from caldera.tensor.dtype import UNSIGNED, is_integer, uint64
 from caldera.tensor.shape import normalise_axis, size
 
 
@@ -62,7 +62,7 @@ def embedding(table: Any, indices: Any) -> Expr:
 
     Indices are whole numbers of any shape; the result has that shape and then a row's. The gradient
     of a row is the sum over its uses. None is counted from the end: -1, which often marks padding,
-    is as wrong as one past the last row, and is taken for that.
+    is refused like one past the last row.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -79,11 +79,9 @@ def embedding(table: Any, indices: Any) -> Expr:
             location("embedding"), expected="whole numbers as indices", got=describe(places),
             hint="cast them with op.cast(indices, 'int64')",
         )  # fmt: skip
-    if places.dtype != uint8:
-        wide = cast(places, int64)
-        past = sub(full(wide.shape, rows.shape[0] - 1, int64), wide)
-        places = where(less(wide, full(wide.shape, 0, int64)), past, wide)
-    return Expr(gather(rows, places, axis=0))
+    # As unsigned numbers negative ones are beyond every end.
+    unsigned = places if places.dtype in UNSIGNED else cast(places, uint64)
+    return Expr(gather(rows, unsigned, axis=0))
 
 
 def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:

@@ -12,7 +12,7 @@ from caldera.graph.node import Node
 from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift, lift_all, wrap
-from caldera.op.arguments import place
+from caldera.op.arguments import along_an_axis, place
 from caldera.tensor.shape import (
     as_list,
     as_shape,
@@ -69,6 +69,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Expr:
     return Expr(moves.transpose(node, order))
 
 
+@along_an_axis
 def swapaxes(x: Any, first: int, second: int) -> Expr:
     """Two axes exchanged.
 

@@ -8,7 +8,7 @@ from typing import Any
 from caldera.errors import ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops import elementwise
-from caldera.graph.ops.base import Axes, broadcast_to, reshape
+from caldera.graph.ops.base import Axes, broadcast_to, reshape, sum_
 from caldera.graph.ops.movement import concat, narrow, transpose
 from caldera.graph.ops.product import matmul_any
 from caldera.lazy import Expr, as_float, lift_all
@@ -64,7 +64,8 @@ def outer(a: Any, b: Any) -> Expr:
 
 def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2) -> Expr:
     """Products summed over axes of both: so many of the last of `a` and the first of `b`, or a pair
-    (axes of `a`, axes of `b`), each an int or several. It is one matrix product.
+    (axes of `a`, axes of `b`), each an int or several. An axis of size 1 broadcasts. It is one
+    matrix product.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -74,6 +75,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2) -> Expr:
     """
     left, right = lift_all(a, b)
     first, second = _summed_axes(left, right, axes)
+    left, right = _alone(left, right, first, second), _alone(right, left, second, first)
     kept = [
         tuple(i for i in range(len(node.shape)) if i not in summed)
         for node, summed in ((left, first), (right, second))
@@ -103,12 +105,23 @@ def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Ax
             for each, rank in zip(given, ranks, strict=True)
         )
     sizes = [left.shape[i] for i in first], [right.shape[i] for i in second]
-    if sizes[0] != sizes[1] or len(set(first)) < len(first) or len(set(second)) < len(second):
+    equal = all(1 in pair or pair[0] == pair[1] for pair in zip(*sizes, strict=True))
+    if not equal or len(set(first)) < len(first) or len(set(second)) < len(second):
         raise ShapeError.build(
             where, expected="different axes of equal sizes to sum over",
             got=f"axes {first} and {second} of sizes {sizes[0]} and {sizes[1]}",
         )  # fmt: skip
     return first, second
+
+
+def _alone(node: Node, other: Node, summed: Axes, others: Axes) -> Node:
+    """The node summed over the axes along which the other has but one element."""
+    axes = [
+        axis
+        for axis, beside in zip(summed, others, strict=True)
+        if other.shape[beside] == 1 != node.shape[axis]
+    ]
+    return sum_(node, tuple(sorted(axes)), True) if axes else node
 
 
 def kron(a: Any, b: Any) -> Expr:

@@ -1,7 +1,7 @@
 """Reductions. `axis` is None (all axes), an int or a tuple; `keepdims` as in NumPy.
 
-Sums and products of integers are int64, so that they do not overflow as soon as their parts would;
-truth values are counted. Means and the like of integers are float32.
+Sums and products of integers are int64, so that they do not overflow as soon as their parts would
+(those of uint64 stay uint64); truth values are counted. Means and the like of integers are float32.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from caldera.graph.ops import elementwise, reduction
 from caldera.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
 from caldera.graph.ops.leaf import constant
 from caldera.lazy import Expr, as_float, lift
-from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, int64, is_inexact
+from caldera.op.arguments import along_an_axis, place
+from caldera.tensor.dtype import bool_, int64, is_inexact, uint64
 from caldera.tensor.shape import normalise_axes, normalise_axis
 
 Axis = int | Sequence[int] | None
@@ -27,11 +27,13 @@ NORMS = (1, 2, math.inf)
 
 def _countable(x: Any) -> Node:
     node = lift(x)
-    return node if is_inexact(node.dtype) else cast(node, int64)
+    return node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
 
 
 def _axes(name: str, node: Node, axis: Axis) -> Axes:
-    return normalise_axes(axis, len(node.shape), place(name, node))
+    # A scalar is taken for the one element of a vector, as in NumPy.
+    axes = normalise_axes(axis, len(node.shape) or 1, place(name, node))
+    return axes if node.shape else ()
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
@@ -145,6 +147,7 @@ def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) ->
     return Expr(reduction.norm(node, axis=axes, keepdims=keepdims, order=float(order)))
 
 
+@along_an_axis
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
     """Where the largest element along `axis` is, the first of equal ones (int64).
 
@@ -158,6 +161,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
     return _position("argmax", x, axis, keepdims)
 
 
+@along_an_axis
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Expr:
     """Where the smallest element along `axis` is, the first of equal ones (int64).
 
@@ -182,6 +186,7 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Expr:
     return Expr(find(node, axis=which, keepdims=keepdims))
 
 
+@along_an_axis
 def cumsum(x: Any, axis: int, reverse: bool = False) -> Expr:
     """The running sum along `axis`: element i is the sum up to and with i, from the end if reverse.
 

@@ -25,7 +25,7 @@ from caldera.tensor.dtype import bool_, int8, int64, is_integer
 
 def _counted(indices: Node, length: int) -> Node:
     """Indices from the front, as int64: negative ones are counted from the end."""
-    whole = cast(indices, int64)
+    whole = cast(indexing.as_signed(indices), int64)
     below = elementwise.less(whole, constant(0, int64))
     ahead = elementwise.add(whole, constant(length, int64))
     node: Node = elementwise.where(below, ahead, whole)
@@ -134,7 +134,7 @@ def nonzero(x: Any, size: int, fill: int = -1) -> tuple[Expr, Expr]:
     ([[0, 1], [1, 0], [-1, -1]], 2)
     """
     node = lift(x)
-    length = as_count(size, "size", "nonzero")
+    length = as_count(size, "size", "nonzero", least=0)
     truths = reshape(cast(node, bool_), (node.spec.size,))
     found, count = _first_true(truths, length)
     columns = []
@@ -160,7 +160,7 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
     ([1, 3, 7, 0], [1, 0, 1, 2], [1, 2, 1, 0], 3)
     """
     node = lift(x)
-    places = as_count(size, "size", "unique")
+    places = as_count(size, "size", "unique", least=0)
     length = node.spec.size
     flat = reshape(node, (length,))
     ordered, order = indexing.sort(flat, axis=0, descending=False)
@@ -174,7 +174,7 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
     values = elementwise.where(valid, values, constant(_fitting(fill, node), node.dtype))
     # The runs end at these positions: what lies between two ends is one run.
     ends = elementwise.where(valid, found, constant(-1, int64))
-    before = concat((full((1,), -1, int64), narrow(ends, 0, 0, places - 1)), 0)
+    before = narrow(concat((full((1,), -1, int64), ends), 0), 0, 0, places)
     counts = elementwise.where(valid, elementwise.sub(ends, before), constant(0, int64))
     ended = cast(last, int64)
     rank = elementwise.sub(cumsum(ended, axis=0, reverse=False), ended)

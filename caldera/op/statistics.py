@@ -91,7 +91,8 @@ def _quantiles(
     name: str, x: Any, given: Sequence[float], axis: Axis, keepdims: bool, method: str
 ) -> list[Expr]:
     node = as_float(lift(x))
-    axes = normalise_axes(axis, len(node.shape), place(name, node))
+    # A scalar is taken for the one element of a vector, as in NumPy.
+    axes = normalise_axes(axis, len(node.shape) or 1, place(name, node))[: len(node.shape)]
     shape = reduced_shape(node.shape, axes, keepdims)
     kept = tuple(i for i in range(len(node.shape)) if i not in axes)
     count = size(tuple(node.shape[i] for i in axes))

@@ -6,6 +6,8 @@ gradients of relu, sigmoid and tanh need only the activated value, so this holds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caldera.graph.body import users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import Op
@@ -59,7 +61,7 @@ def epilogue(program: Program, has_kernel: HasKernel) -> Program:
 
 
 class _Finder:
-    def __init__(self, program: Program, order: list[Node], products: set[Op]) -> None:
+    def __init__(self, program: Program, order: Sequence[Node], products: set[Op]) -> None:
         self.roots = set(program.roots)
         self.users = users_of(order)
         self.products = products

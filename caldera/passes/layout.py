@@ -5,6 +5,9 @@ Shapes stay (N, C, H, W): an order belongs to the memory alone, and where a valu
 last and give them so; variables, filters, results and all other ops are row major. Between these,
 element-wise ops and those that cut and join images take either, as long as all of their images lie
 alike. Such ops form a region of one order: that which moves fewer bytes at its borders.
+
+Attention writes its heads inside of the steps of a sequence where they are read so: then joining
+the heads is no copy.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Literal
 
 from caldera.graph.body import Body
 from caldera.graph.memory_format import NHWC, Order, same_memory
-from caldera.graph.node import Node, Spec, intern
+from caldera.graph.node import Node, Spec, intern_like
 from caldera.graph.opdef import ITEM, Nodes, item
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.movement import arrange
@@ -53,6 +56,12 @@ IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Ops that want images channels last: which of their inputs and outputs those are."""
 
+ATTENTION = frozenset({
+    "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_grad",
+})  # fmt: skip
+HEADS_INSIDE: Order = (0, 2, 1, 3)
+
 FOLLOWING = frozenset({"concat", "split", "slice", "unslice", "pad", "flip", "dropout"})
 """Ops beside the element-wise ones whose images all lie alike."""
 
@@ -67,9 +76,9 @@ def layout(program: Program) -> Program:
     """Choose the order in memory of every image, and arrange values where it has to change."""
     program = _row_major(program)
     order = program.order()
-    if not any(node.op.name in IMAGES for node in order):
-        return program
-    return _Layout(program, order).run()
+    if any(node.op.name in IMAGES for node in order):
+        program = _Layout(program, order).run()
+    return _heads_inside(program)
 
 
 def _row_major(program: Program) -> Program:
@@ -92,9 +101,29 @@ def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
         Spec(spec.shape, spec.dtype, order)
         for spec, order in zip(node.outputs, orders, strict=True)
     )
-    if outputs == node.outputs and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+    if outputs == node.outputs and inputs == node.inputs:
         return node
-    return intern(node.op, inputs, dict(node.attrs), outputs)
+    return intern_like(node, inputs, outputs)
+
+
+def _heads_inside(program: Program) -> Program:
+    """Let attention write (N, heads, T, D) as (N, T, heads, D) where somebody turns it so."""
+    order = program.order()
+    if not any(node.op.name in ATTENTION for node in order):
+        return program
+    turned = {
+        _value(node.inputs[0]) for node in order
+        if node.op.name == "transpose" and tuple(node.attrs["axes"]) == HEADS_INSIDE
+    } - {_value(root) for root in program.roots}  # fmt: skip
+    new: dict[Node, Node] = {}
+    for node in order:
+        is_attention = node.op.name in ATTENTION
+        orders = [
+            HEADS_INSIDE if is_attention and (node, index) in turned else spec.order
+            for index, spec in enumerate(node.outputs)
+        ]
+        new[node] = _rebuilt(node, tuple(new[given] for given in node.inputs), orders)
+    return program.with_roots([new[root] for root in program.roots])
 
 
 # --- what ops want

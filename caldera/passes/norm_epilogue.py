@@ -7,6 +7,7 @@ positive; with something added in between it stays by itself, as what is added n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.graph.body import topological, users_of
@@ -49,7 +50,7 @@ def norm_epilogue(program: Program) -> Program:
 
 
 class _Finder:
-    def __init__(self, program: Program, order: list[Node]) -> None:
+    def __init__(self, program: Program, order: Sequence[Node]) -> None:
         self.order = order
         self.roots = set(program.roots)
         self.users = users_of(order)

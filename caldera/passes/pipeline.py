@@ -12,7 +12,7 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
-from caldera.passes import cse, fold, simplify, stable_losses
+from caldera.passes import cse, fold, reshapes, simplify, stable_losses
 from caldera.passes.complex_parts import complex_parts, has_complex
 from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
@@ -24,11 +24,12 @@ from caldera.passes.norm_epilogue import norm_epilogue
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
+from caldera.passes.rounded_results import rounded_results
 from caldera.passes.update_product import update_product
 
 NAMES = (
-    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "merge", "hoist",
-    "dead", "update_product", "fuse", "layout", "in_place",
+    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "rounded_results",
+    "merge", "hoist", "dead", "update_product", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -90,6 +91,7 @@ def passes(
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("norm_epilogue", norm_epilogue),
+        ("rounded_results", rounded_results),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", cse.merge_loops),
         ("hoist", hoist),
@@ -105,6 +107,8 @@ def passes(
         missing.add("update_product")
     if not has_kernel("batch_norm_relu"):
         missing.add("norm_epilogue")
+    if not has_kernel("layer_norm_rounded"):
+        missing.add("rounded_results")
     if in_loop or not channels_last:
         # What a loop hands from step to step lies row major, and so does all that is inside.
         missing.add("layout")
@@ -118,7 +122,7 @@ def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
     if "fold" not in without:
         rules += fold.NUMBERS if in_loop else fold.ARRAYS
     if "simplify" not in without:
-        rules += simplify.RULES
+        rules += simplify.RULES + reshapes.RULES
     if "merge" not in without:
         rules += cse.RULES
     return rules

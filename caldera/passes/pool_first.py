@@ -8,6 +8,7 @@ be kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.graph.body import users_of
@@ -73,7 +74,7 @@ def _relu_behind(program: Program) -> Program:
 
 
 class _Finder:
-    def __init__(self, program: Program, order: list[Node]) -> None:
+    def __init__(self, program: Program, order: Sequence[Node]) -> None:
         self.roots = set(program.roots)
         self.users = users_of(order)
 

@@ -12,6 +12,7 @@ what it multiplies to the digits that its tensor cores keep.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -184,7 +185,7 @@ def _is_parameter(node: Node) -> bool:
     return node.op.name in ("variable", "parameter")
 
 
-def _before_products(order: list[Node]) -> set[Node]:
+def _before_products(order: Sequence[Node]) -> set[Node]:
     """The nodes whose value some product depends on."""
     found: set[Node] = set()
     for node in reversed(order):

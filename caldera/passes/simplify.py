@@ -33,6 +33,9 @@ from caldera.graph.ops.movement import flip, slice_, transpose
 from caldera.graph.ops.product import matmul
 from caldera.passes.pattern import Rules, anything, number, p
 from caldera.tensor.dtype import (
+    FLOATS,
+    INTEGERS,
+    UNSIGNED,
     DType,
     bfloat16,
     bool_,
@@ -45,6 +48,9 @@ from caldera.tensor.dtype import (
     int64,
     is_float,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from caldera.tensor.shape import Shape
 
@@ -77,6 +83,11 @@ def _by_reciprocal(node: Node, x: Node, k: float) -> Node | None:
     return mul(x, inverse) if inverse.attrs["value"] == 1 / k else None
 
 
+def _negative(k: float, dtype: DType) -> Node:
+    """-k; of an integer what it wraps to."""
+    return constant(np.negative(np.asarray(k, dtype)).item(), dtype)
+
+
 ARITHMETIC = Rules(
     (p.add(x, integer_zero), lambda x: x),
     (p.add(x, negative_zero), lambda x: x),
@@ -101,11 +112,11 @@ ARITHMETIC = Rules(
     (p.sub(x, p.neg(y)), lambda x, y: add(x, y)),
     (p.mul(p.neg(x), p.neg(y)), lambda x, y: mul(x, y)),
     (p.div(p.neg(x), p.neg(y)), lambda x, y: div(x, y)),
-    (p.mul(p.neg(x), k), lambda x, k: mul(x, constant(-k, x.dtype))),
-    (p.neg(p.mul(x, k)), lambda x, k: mul(x, constant(-k, x.dtype))),
+    (p.mul(p.neg(x), k), lambda x, k: mul(x, _negative(k, x.dtype))),
+    (p.neg(p.mul(x, k)), lambda x, k: mul(x, _negative(k, x.dtype))),
     (p.square(p.neg(x)), lambda x: square(x)),
     (p.square(p.abs(x)), lambda x: square(x)),
-    (p.abs(p.neg(x)), lambda x: abs_(x) if x.dtype != uint8 else None),
+    (p.abs(p.neg(x)), lambda x: abs_(x) if x.dtype not in UNSIGNED else None),
     (p.abs(p.abs(x)), lambda x: abs_(x)),
     (p.relu(p.relu(x, name="node")), lambda node, x: node),
     (p.maximum(x, x), lambda x: x),
@@ -159,9 +170,11 @@ LOGIC = Rules(
 # --- casts
 
 _EXACT: dict[DType, frozenset[DType]] = {
-    bool_: frozenset({uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64}),
-    uint8: frozenset({int16, int32, int64, float16, bfloat16, float32, float64}),
-    int8: frozenset({int16, int32, int64, float16, bfloat16, float32, float64}),
+    bool_: INTEGERS | FLOATS,
+    uint8: FLOATS | {uint16, uint32, uint64, int16, int32, int64},
+    uint16: frozenset({uint32, uint64, int32, int64, float32, float64}),
+    uint32: frozenset({uint64, int64, float64}),
+    int8: FLOATS | {int16, int32, int64},
     int16: frozenset({int32, int64, float32, float64}),
     int32: frozenset({int64, float64}),
     float16: frozenset({float32, float64}),

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec, Symbol, intern
+from caldera.graph.node import Node, Spec, Symbol, intern, intern_like
 from caldera.graph.ops.leaf import array as array_leaf
 from caldera.graph.program import Program
 from caldera.passes.constants import array_node, value_of
@@ -136,7 +136,7 @@ def _over(
         elif inputs == node.inputs:
             new[node] = node
         else:
-            new[node] = intern(node.op, inputs, dict(node.attrs), node.outputs)
+            new[node] = intern_like(node, inputs, node.outputs)
     return Program(
         tuple(new[node] for node in program.outputs),
         tuple((symbols.get(symbol, symbol), new[node]) for symbol, node in program.updates),

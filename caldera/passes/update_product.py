@@ -8,6 +8,7 @@ in another order than it was written, so its last digit may differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.graph.body import substitute, users_of
@@ -65,7 +66,7 @@ def _plus(a: Node | None, b: Node | None) -> Node | None:
 
 
 class _Finder:
-    def __init__(self, order: list[Node], program: Program) -> None:
+    def __init__(self, order: Sequence[Node], program: Program) -> None:
         self.users = users_of(order)
         self.roots = set(program.roots)
 

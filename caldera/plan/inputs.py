@@ -83,7 +83,8 @@ class Inputs:
         if feeds.keys() != self.by_name.keys():
             names = ", ".join(self.by_name) or "no inputs"
             raise ConfigError.build(
-                "run", expected=f"a value for each of: {names}", got=", ".join(feeds) or "none",
+                "run", expected=f"a value for each of: {names}",
+                got=", ".join(map(str, feeds)) or "none",
                 hint="pass them by name, as in plan.run({'x': array})",
             )  # fmt: skip
         if not feeds:

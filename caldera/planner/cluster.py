@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from caldera.errors import ConfigError
 
@@ -119,8 +120,7 @@ class Cluster:
 
     def in_background(self) -> Cluster:
         """The same for messages behind the computing."""
-        inside = self.inside and self.inside.in_background()
-        return replace(self, wire=self.wire.in_background(), inside=inside)
+        return _in_background(self)
 
     def of_size(self, ranks: int) -> Cluster:
         """The same with another number of ranks."""
@@ -132,9 +132,23 @@ class Cluster:
         Of a machine's ranks only one sends to another machine where `neighbours` talk; else all of
         them do.
         """
-        if ranks * stride <= self.per_node:
-            wire = (self.inside or self.wire).crowded(self.slowdown, self.turn)
-            return wire.shared(self.slowdown)
-        groups = min(stride, self.per_node)
-        members = 1 if neighbours else max(1, self.per_node // stride)
-        return self.wire.crowded(self.slowdown, self.turn).shared(groups * members)
+        return _between(self, ranks, stride, neighbours)
+
+
+# Every way to train asks for the same few, and there are thousands of ways.
+
+
+@lru_cache(maxsize=1 << 10)
+def _in_background(cluster: Cluster) -> Cluster:
+    inside = cluster.inside and cluster.inside.in_background()
+    return replace(cluster, wire=cluster.wire.in_background(), inside=inside)
+
+
+@lru_cache(maxsize=1 << 14)
+def _between(cluster: Cluster, ranks: int, stride: int, neighbours: bool) -> Wire:
+    if ranks * stride <= cluster.per_node:
+        wire = (cluster.inside or cluster.wire).crowded(cluster.slowdown, cluster.turn)
+        return wire.shared(cluster.slowdown)
+    groups = min(stride, cluster.per_node)
+    members = 1 if neighbours else max(1, cluster.per_node // stride)
+    return cluster.wire.crowded(cluster.slowdown, cluster.turn).shared(groups * members)

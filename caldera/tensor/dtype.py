@@ -6,6 +6,7 @@ package without conversion.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,9 @@ DType = np.dtype[Any]
 
 bool_ = np.dtype(np.bool_)
 uint8 = np.dtype(np.uint8)
+uint16 = np.dtype(np.uint16)
+uint32 = np.dtype(np.uint32)
+uint64 = np.dtype(np.uint64)
 int8 = np.dtype(np.int8)
 int16 = np.dtype(np.int16)
 int32 = np.dtype(np.int32)
@@ -29,15 +33,16 @@ complex64 = np.dtype(np.complex64)
 complex128 = np.dtype(np.complex128)
 
 ALL: tuple[DType, ...] = (
-    bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64,
-    complex128,
+    bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64, float16, bfloat16, float32,
+    float64, complex64, complex128,
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
-FLOATS = frozenset({float16, bfloat16, float32, float64})
+FLOATS: frozenset[DType] = frozenset({float16, bfloat16, float32, float64})
 HALVES = frozenset({float16, bfloat16})
-SIGNED = frozenset({int8, int16, int32, int64})
-INTEGERS = SIGNED | {uint8}
-COMPLEX = frozenset({complex64, complex128})
+SIGNED: frozenset[DType] = frozenset({int8, int16, int32, int64})
+UNSIGNED: frozenset[DType] = frozenset({uint8, uint16, uint32, uint64})
+INTEGERS = SIGNED | UNSIGNED
+COMPLEX: frozenset[DType] = frozenset({complex64, complex128})
 
 # NumPy has several dtype objects for one type; they are equal, and this gives back ours.
 _OURS = {dtype: dtype for dtype in ALL}
@@ -66,6 +71,15 @@ def canonical(dtype: object) -> DType:
             hint="convert the data to one of these first",
         )  # fmt: skip
     return found
+
+
+class _Names(dict[DType, str]):
+    def __missing__(self, dtype: DType) -> str:
+        return self.setdefault(dtype, dtype.name)
+
+
+NAMES: Mapping[DType, str] = _Names()
+"""The name of each dtype: NumPy makes it anew whenever it is asked, which takes some time."""
 
 
 def _of_type(dtype: object) -> DType | None:
@@ -112,9 +126,13 @@ def promote(first: DType, second: DType) -> DType:
     """The dtype two operands are computed in.
 
     Floats win over integers and integers over bool, without widening (int64 with float16 is
-    float16: an index must not turn a network into float64). float16 with bfloat16 is float32,
-    uint8 with int8 is int16. Complex numbers win over all, with parts that hold those of both
-    (complex64 with float64 is complex128).
+    float16: an index must not turn a network into float64). float16 with bfloat16 is float32. Two
+    integers meet in the smallest dtype that holds both, as in NumPy: uint8 with int8 is int16, and
+    uint64 with a signed one, for which there is none, is float64. Complex numbers win over all, and
+    their parts hold those of both: complex64 with float64 is complex128.
+
+    >>> promote(uint16, int16).name, promote(uint64, int8).name, promote(uint64, float16).name
+    ('int32', 'float64', 'float16')
     """
     if first == second:
         return first
@@ -122,9 +140,21 @@ def promote(first: DType, second: DType) -> DType:
         return complex_of(promote(part_of(first), part_of(second)))
     if {first, second} == HALVES:
         return float32
-    if {first, second} == {uint8, int8}:
-        return int16
+    if first in INTEGERS and second in INTEGERS:
+        return _OURS[np.promote_types(first, second)]
     return max(first, second, key=_RANK.__getitem__)
+
+
+def side_of_range(value: bool | int | float | complex, dtype: DType) -> int:
+    """-1 for a whole number below all that an integer dtype holds, 1 for one above, else 0.
+
+    >>> side_of_range(-1, uint8), side_of_range(255, uint8), side_of_range(256, uint8)
+    (-1, 0, 1)
+    """
+    if isinstance(value, float | complex) or dtype not in INTEGERS:
+        return 0
+    limits = np.iinfo(dtype)
+    return int(value > limits.max) - int(value < limits.min)
 
 
 def of_scalar(value: bool | int | float | complex, other: DType | None = None) -> DType:

@@ -235,6 +235,9 @@ def _index_array(item: object) -> NDArray[Any]:
             "index", expected="ints, slices, ..., None, or arrays of ints or bools",
             got=f"{type(item).__name__} {item!r}",
         )  # fmt: skip
+    if array.dtype == np.uint64:
+        # NumPy would count what int64 has not from the end.
+        array = np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)
     return array
 
 

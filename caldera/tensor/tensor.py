@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.arguments import checked, refusal
 from caldera.errors import DeviceError, DtypeError, ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
@@ -109,6 +110,11 @@ class Tensor(StridedArray):
         >>> a.tolist()
         [0.0, 5.0, 0.0]
         """
+        where = "Tensor.from_numpy"
+        if not isinstance(array, np.ndarray | np.generic):
+            raise refusal(where, "array", "a NumPy array (cd.tensor takes lists)", array)
+        if not isinstance(name, str) or not isinstance(copy, bool):
+            raise refusal(where, "name", "text, and copy= True or False", (name, copy))
         if not copy:
             flat, layout = dlpack.flattened(array)
             memory = MemoryManager.adopt(flat, kind, device, name)
@@ -184,6 +190,7 @@ class Tensor(StridedArray):
         layout = self._layout.reshaped(wanted)
         return self.copy().reshape(wanted) if layout is None else self._view(layout)
 
+    @checked
     def squeeze(self, axis: int | Sequence[int] | None = None) -> Tensor:
         """A view without the axes of size 1, or without those named, which must have size 1.
 
@@ -203,6 +210,7 @@ class Tensor(StridedArray):
         key = tuple(0 if axis in dropped else slice(None) for axis in range(self.ndim))
         return self._view(self._layout.indexed(key))
 
+    @checked
     def unsqueeze(self, axis: int) -> Tensor:
         """A view with a new axis of size 1 in this place.
 
@@ -300,6 +308,7 @@ class Tensor(StridedArray):
         )  # fmt: skip
 
     @classmethod
+    @checked
     def from_bytes(
         cls,
         raw: bytes,
@@ -317,6 +326,9 @@ class Tensor(StridedArray):
         [1, 2]
         """
         wanted, sizes = canonical(dtype), as_shape(shape, "Tensor.from_bytes")
+        if kind not in Kind.__members__:
+            kinds = ", ".join(Kind.__members__)
+            raise refusal("Tensor.from_bytes", "kind", f"one of {kinds}", kind)
         if len(raw) != size(sizes) * wanted.itemsize:
             raise ShapeError.build(
                 "Tensor.from_bytes", expected=f"{size(sizes) * wanted.itemsize} bytes for {sizes}",

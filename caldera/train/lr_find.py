@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.arguments import within
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, write_figure
@@ -98,7 +99,7 @@ def lr_find(
     >>> 1e-4 < found.suggestion < 1
     True
     """
-    steps = whole_number(steps, "steps", 2, "lr_find")
+    steps = within("lr_find", "steps", steps, 2, 10**6)
     first, last = (plain_number(each, "rates", 0, "lr_find") for each in (lowest, highest))
     if not 0 < first < last < math.inf:
         raise ConfigError.build(

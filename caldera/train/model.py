@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op, optim
-from caldera.arguments import guarded
+from caldera.arguments import checked, guarded
 from caldera.data import Schema
 from caldera.data.sources.base import SCALE, scaled
 from caldera.errors import ConfigError, DataError
@@ -298,6 +298,7 @@ class Model(ModelSettings):
         """The list of layers this model consists of; None if its class has its own `forward`."""
         return None
 
+    @checked
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the model to one file, to share or to load with `cd.load`.
 
@@ -313,6 +314,7 @@ class Model(ModelSettings):
         """
         return save_model(self, path)
 
+    @checked
     def load_weights(self, path: str | PathLike[str]) -> None:
         """Take the parameters of a file, by name; any that does not fit is named in the error."""
         load_weights(self, path)
@@ -321,6 +323,7 @@ class Model(ModelSettings):
         """Try learning rates and suggest one; the model stays as it was."""
         return lr_find(self, data, **settings)
 
+    @checked
     def summary(self, show: bool = True) -> Summary:
         """Every layer with its shape, parameters, FLOPs, memory, work and depth; printed too.
 

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from caldera.arguments import shown
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.train.callbacks import Callback
@@ -46,8 +49,8 @@ class Progress(Callback):
         console: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if verbose not in (None, 0, 1, 2):
-            raise ConfigError.build("verbose", expected="0, 1 or 2", got=repr(verbose))
+        if isinstance(verbose, np.ndarray) or verbose not in (None, 0, 1, 2):
+            raise ConfigError.build("verbose", expected="0, 1 or 2", got=shown(verbose))
         self.verbose = 1 if verbose is None else int(verbose)
         self._console = console
         self._clock = clock

@@ -101,12 +101,15 @@ class StepGraph:
         fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
         scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
         gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
-        updates = self._updates(gradients, fine, total)
-        updates += [_only_if(fine, update) for update in traced.updates]
-        updates += self._counters(fine)
-        updates += [op.assign(steps.tally, each) for each in tally]
-        updates += steps.training_totals.add(whole * total, total, sums)
-        return StepProgram(updates, self._values.share, traced, self._sums, scaled, gradients)
+
+        def assign() -> list[Expr]:
+            updates = self._updates(gradients, fine, total)
+            updates += [_only_if(fine, update) for update in traced.updates]
+            updates += self._counters(fine)
+            updates += [op.assign(steps.tally, each) for each in tally]
+            return updates + steps.training_totals.add(whole * total, total, sums)
+
+        return StepProgram(assign, self._values.share, traced, self._sums, scaled, gradients)
 
     def evaluation(self) -> StepProgram:
         """Adds the part of a batch to the totals of an evaluation."""
@@ -117,7 +120,7 @@ class StepGraph:
         loss, total = self.loss(outputs, {name: (losses[name], 1.0)})
         whole, sums, _ = self._batch_totals(loss, outputs, [])
         updates = self._steps.evaluation_totals.add(whole * total, total, sums)
-        return StepProgram(updates, self._values.share, traced, self._sums)
+        return StepProgram(lambda: updates, self._values.share, traced, self._sums)
 
     # --- parts of them
 

@@ -89,25 +89,29 @@ def used(value: Any) -> None:
     leaves = {
         node: node.attrs["symbol"].value.numpy()
         for node in order
-        if node.op.name in ("array", "variable")
+        if node.op.name in ("array", "tensor", "variable")
     }
     interpret(nodes, leaves)
 
 
 def _of_layer(layer: Layer) -> Any:
     """A layer on inputs of a shape that suits its kind, without memory for its parameters."""
-    name = type(layer).__name__
+    with nn.trace(allocate=False):
+        return layer(*inputs_of(type(layer).__name__))
+
+
+def inputs_of(name: str) -> list[Expr]:
+    """Inputs of a shape that suits this kind of layer."""
     shape = next((shape for kind, shape in SHAPES.items() if kind in name), (2, 4))
     dtype = "int64" if name in ("Embedding", "GPT") else "float32"
-    inputs = [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
-    with nn.trace(allocate=False):
-        return layer(*inputs)
+    return [op.input(f"x{i}", shape, dtype) for i in range(2 if name in PAIRS else 1)]
 
 
 PAIRS = ("Add", "Concat")
 SHAPES = {
     "2D": (2, 4, 8, 8), "Conv1D": (2, 4, 8), "RNN": (2, 3, 4), "GRU": (2, 3, 4), "LSTM": (2, 3, 4),
     "Attention": (2, 3, 4), "Transformer": (2, 3, 4), "Positional": (2, 3, 4),
-    "LocalResponse": (2, 4, 5, 5), "GlobalAverage": (2, 4, 5, 5), "Inception": (1, 3, 299, 299),
+    "LocalResponse": (2, 4, 5, 5), "InstanceNorm": (2, 4, 5), "GlobalAverage": (2, 4, 5, 5),
+    "Inception": (1, 3, 299, 299),
     "GoogLeNet": (1, 3, 224, 224), "PaddedShortcut": (2, 4, 8, 8), "Branches": (2, 4),
 }  # fmt: skip

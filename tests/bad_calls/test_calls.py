@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from caldera.errors import CalderaError
-from tests.bad_calls import calls_of_op, calls_of_rooms
+from tests.bad_calls import calls_of_methods, calls_of_op, calls_of_rooms
 from tests.bad_calls.damage import Given, damaged
 from tests.bad_calls.outcome import raw_exception, used
 
@@ -116,6 +116,31 @@ def test_valid_calls_are_valid() -> None:
     for name, given in CALLS.items():
         with suppress(CalderaError) if name in READ_A_FILE | NEED_MORE else nullcontext():
             used(given(calls_of_rooms.find(name)))
+
+
+def test_every_method_that_takes_arguments_has_a_valid_call() -> None:
+    assert not calls_of_methods.uncalled()
+    for name, (function, given) in calls_of_methods.CALLS.items():
+        with suppress(CalderaError) if name.endswith("load_weights") else nullcontext():
+            used(given(function))
+
+
+def test_bad_calls_of_methods_are_refused_in_words(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    raw: list[str] = []
+    count = 0
+    for name, (function, given) in calls_of_methods.CALLS.items():
+        # Each kind of value for each argument, where a call that is accepted takes no time.
+        some = draw if "NeuralNetwork" in name or name == "Plan.trace" else None
+        for bad in damaged(name, function, given, tmp_path, some, EACH):
+            if any(kind in ("1e12", "2**70") for _, kind in bad.bad) and some is not None:
+                continue  # so many epochs or runs may be wanted
+            count += 1
+            error = raw_exception(bad.call)
+            if error is not None:
+                raw.append(f"{bad}: {type(error).__name__}: {error}")
+    assert count >= 5000
+    assert not raw, "\n".join(raw)
 
 
 def test_bad_calls_are_refused_in_words(tmp_path: Path) -> None:

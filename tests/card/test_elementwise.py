@@ -47,7 +47,8 @@ def special(dtype: str, shape: tuple[int, ...] = (19,)) -> np.ndarray:
     else:
         limits = np.iinfo(wanted)
         values = [0, 1, 2, 3, 5, 7, 100, limits.min, limits.max]
-        values += [-1, -2, -7] if limits.min else []
+        values += [-1, -2, -7] if limits.min else [limits.max // 2, limits.max // 2 + 1]
+        return generator.choice(np.array(values, wanted), shape)
     return generator.choice(np.array(values), shape).astype(wanted)
 
 

@@ -10,7 +10,7 @@ from caldera import op
 from caldera.graph.ops.indexing import gather, take_along_axis
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
-from caldera.tensor.dtype import ALL, BY_NAME
+from caldera.tensor.dtype import ALL, BY_NAME, INTEGERS
 from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
 
@@ -35,7 +35,7 @@ def test_rows_of_any_width_and_dtype(card: Device, dtype: str) -> None:
         assert check(card, node, (x, positions), by=same_bits)
 
 
-@pytest.mark.parametrize("integer", ["uint8", "int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("integer", sorted(dtype.name for dtype in INTEGERS))
 def test_positions_of_any_dtype(card: Device, integer: str) -> None:
     x = np.arange(200.0 * 2).reshape(200, 2).astype("float32")
     positions = np.array([[0, 199], [7, 128]]).astype(integer if integer != "int8" else "int16")

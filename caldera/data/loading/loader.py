@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.arguments import checked, refusal, within
 from caldera.config import settings
 from caldera.data.loading.batch import Batch, DeviceStages, Share
 from caldera.data.loading.pipeline import Pipeline
@@ -109,13 +110,22 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
+    @checked
     def batches(self, splits: Sequence[int | None] = (None,)) -> Iterator[Batch]:
         """As iterating; `splits` are the numbers of stages that may be run before handing it out.
 
         A batch for which that is not all of them has a `rest`.
         """
+        if not len(splits):
+            raise refusal("data.Loader.batches", "splits", "at least one number of stages", splits)
+        for each in splits:
+            if each is not None:
+                within("data.Loader.batches", "splits", each, 0, len(self.data.stages))
+        return self._batches(tuple(splits))
+
+    def _batches(self, splits: tuple[int | None, ...]) -> Iterator[Batch]:
         jobs = self._read_jobs() if self.data.is_stream else self._numbered_jobs()
-        with closing(prefetched(self.data, jobs, self._tuned(tuple(splits)))) as made:
+        with closing(prefetched(self.data, jobs, self._tuned(splits))) as made:
             for ready in made:
                 self._position = ready.job.share.start + ready.job.share.count
                 yield _batch(ready)
@@ -193,6 +203,7 @@ class Loader:
             "samples": self._samples(),
         }
 
+    @checked
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to where `state` was taken: the rest of that epoch comes next."""
         names = ("epoch", "position", "seed", "samples")
@@ -233,6 +244,7 @@ class Loader:
             yield self.share(position, count, size)
             position += count
 
+    @checked
     def share(self, start: int, count: int, size: int) -> Share:
         """What this rank has of a batch that begins at `start` (see `Share`)."""
         return Share.of(start, count, size, self.rank, self.ranks, self.parts)

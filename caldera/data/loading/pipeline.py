@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import refusal
+from caldera.arguments import checked, refusal, within
 from caldera.data.loading.statistics import PipelineStatistics
 from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
-from caldera.data.sources.base import Array, Arrays, Data, StoredArrays
+from caldera.data.sources.base import Array, Arrays, Data, StoredArrays, checked_rows
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.transforms.normalise import Scale
 from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
@@ -143,6 +143,7 @@ class Pipeline(Data):
     def name_of(self, index: int) -> str:
         return f"sample {index}" if self.is_stream else self._numbered("name_of").name_of(index)
 
+    @checked
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         return self._numbered("order").order(seed, epoch)
 
@@ -214,8 +215,13 @@ class Pipeline(Data):
 
     def _with_following(self, indices: NDArray[np.integer] | Sequence[int]) -> NDArray[np.integer]:
         """These samples and those that are mixed with them: after the last comes the first."""
-        rows = np.asarray(indices, np.int64)
+        rows = self._rows(indices)
         return np.concatenate([rows, np.resize(rows, self.stages.following if len(rows) else 0)])
+
+    def _rows(self, indices: NDArray[np.integer] | Sequence[int]) -> NDArray[np.integer]:
+        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+            return indices
+        return checked_rows(indices, len(self), "data.Pipeline.batch")
 
     def _numbered(self, what: str) -> Data:
         if isinstance(self.source, IterableData):
@@ -224,8 +230,11 @@ class Pipeline(Data):
             )
         return self.source
 
+    @checked
     def example(self, end: int | None = None) -> Arrays:
         """What the first `end` stages make of one sample, with those the others mix it with."""
+        if end is not None:
+            within("data.Pipeline.example", "end", end, 0, len(self.stages))
         source, count = self.source, 1 + self.stages.following
         if not isinstance(source, IterableData) and len(source):
             return self.make(np.zeros(count, np.int64), Draw(), end).arrays

@@ -24,7 +24,7 @@ from caldera.data.sources.base import (
     checked_scale,
     scaled,
 )
-from caldera.errors import ConfigError, IndexingError, ShapeError
+from caldera.errors import ConfigError, ShapeError
 from caldera.tensor.convert import array_of
 from caldera.tensor.dtype import DType
 
@@ -78,12 +78,10 @@ class ArrayData(Data):
         try:
             rows = indices if self._rows is None else self._rows[indices]
             return tuple(_gather(array, rows) for array in self._arrays)
-        except IndexError:
-            raise IndexingError.build(
-                "data.ArrayData.batch",
-                expected=f"whole numbers from 0 to {len(self) - 1}",
-                got=f"{np.min(indices)} to {np.max(indices)}",
-            ) from None
+        except (IndexError, TypeError, ValueError, OverflowError):
+            rows = checked_rows(indices, len(self), "data.ArrayData.batch")
+            rows = rows if self._rows is None else self._rows[rows]
+            return tuple(_gather(array, rows) for array in self._arrays)
 
     def stored(self) -> StoredArrays | None:
         # A subclass may make its batches in any way.

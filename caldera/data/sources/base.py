@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.arguments import checked, within
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
 from caldera.errors import ConfigError, IndexingError
@@ -71,8 +72,10 @@ class Data(ABC):
         """What a message calls a sample: that of its file, where it has one."""
         return f"sample {index}"
 
+    @checked
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The numbers of all samples in the random order of an epoch."""
+        within(f"data.{type(self).__name__}.order", "epoch", epoch, 0, 2**63 - 1)
         return permutation(len(self), seed, epoch)
 
     def stored(self) -> StoredArrays | None:
@@ -143,7 +146,10 @@ def checked_rows(
     >>> checked_rows([0, -1], 5, "data.ArrayData.subset").tolist()
     [0, 4]
     """
-    rows = np.asarray(numbers)
+    try:
+        rows = np.asarray(numbers)
+    except ValueError:  # lists of different lengths
+        rows = np.empty((0, 0))
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
         raise ConfigError.build(where, expected="sample numbers", got=f"{rows.dtype} {rows.shape}")
     if rows.size and not -count <= rows.min() <= rows.max() < count:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.arguments import shown, within
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError
@@ -87,6 +88,13 @@ class IterableData:
         >>> [x.tolist() for x, in stream.read(batch_size=2, following=1)]
         [[1, 2, 3], [3, 4, 5], [5, 1]]
         """
+        where = "data.IterableData.read"
+        within(where, "batch_size", batch_size, 1, 2**31)
+        within(where, "skip", skip, 0, 2**63 - 1)
+        within(where, "following", following, 0, 2**20)
+        return self._read(batch_size, skip, following)
+
+    def _read(self, batch_size: int, skip: int, following: int) -> Iterator[Arrays]:
         held: list[Arrays] = []
         first: list[Arrays] = []
         seen = count = 0
@@ -152,7 +160,13 @@ class IterableData:
             self._spent = self._is_iterator()
             seen, self._seen = self._seen, []
             return chain(seen, self._source)
-        return iter(self._source())
+        found = self._source()
+        if not isinstance(found, Iterable):
+            raise DataError.build(
+                "data.IterableData", expected="a function that makes an iterator of samples",
+                got=f"one that makes {shown(found)}",
+            )  # fmt: skip
+        return iter(found)
 
     def _pieces(self, batch_size: int) -> Iterator[Arrays]:
         """The stream as batches of whatever size is convenient."""

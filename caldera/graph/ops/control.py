@@ -103,10 +103,18 @@ def _(
         gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
 
     # A constant's gradient is a sum over all steps. Where each term is a product of two matrices,
-    # the whole sum is one large product of the stacked factors, made after the loop.
+    # the whole sum is one large product of the stacked factors, made after the loop. So is a sum
+    # over rows of something that is stacked anyway (a bias).
     emitted = [i for i in gradients if carries <= i < first_constant]
     factored = [i for i in gradients if i >= first_constant and _is_plain_product(gradients[i])]
-    summed = [i for i in gradients if i >= first_constant and i not in factored]
+    factors = [factor for i in factored for factor in gradients[i].inputs]
+    stacked = {*factors, *[gradients[i] for i in emitted]}
+    reduced = [
+        i for i in gradients
+        if i >= first_constant and gradients[i].op.name == "sum"
+        and gradients[i].inputs[0] in stacked
+    ]  # fmt: skip
+    summed = [i for i in gradients if i >= first_constant and i not in (*factored, *reduced)]
     sums = [
         parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
         for i, k in enumerate(summed)
@@ -114,7 +122,8 @@ def _(
     outputs = [gradients[i] for i in carried]
     outputs += [add(total, gradients[k]) for total, k in zip(sums, summed, strict=True)]
     outputs += [gradients[i] for i in emitted]
-    outputs += [factor for i in factored for factor in gradients[i].inputs]
+    outputs += factors
+    outputs += [gradients[i].inputs[0] for i in reduced]
     if not outputs:
         return (None,) * len(inputs)
 
@@ -136,6 +145,8 @@ def _(
     gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
     for i in factored:
         gradient[i] = _product_over_steps(next(stacks), next(stacks), gradients[i])
+    for i in reduced:
+        gradient[i] = _sum_over_steps(next(stacks), gradients[i])
     return tuple(gradient.get(i) for i in range(len(inputs)))
 
 
@@ -159,6 +170,13 @@ def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
     ta, tb = step.attrs["ta"], step.attrs["tb"]
     node: Node = matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
     return node
+
+
+def _sum_over_steps(stack: Node, step: Node) -> Node:
+    """The sum over t of the sums `step` of stack[t], as one sum."""
+    axes = (0, *(axis + 1 for axis in step.attrs["axis"]))
+    total: Node = step.op.node(stack, axis=axes, keepdims=False)
+    return reshape(total, step.shape)
 
 
 def _joined(stack: Node, inner_first: bool) -> Node:

@@ -35,9 +35,12 @@ def broadcast(*specs: Spec) -> Shape:
 
 
 def _same(*specs: Spec) -> Spec:
-    if any(spec.dtype != specs[0].dtype for spec in specs):
+    first = specs[0]
+    if specs.count(first) == len(specs):
+        return first
+    if any(spec.dtype != first.dtype for spec in specs):
         refuse_dtype("operands of one dtype", hint="cast one of them with op.cast")
-    return Spec(broadcast(*specs), specs[0].dtype)
+    return Spec(broadcast(*specs), first.dtype)
 
 
 def _numbers(*specs: Spec) -> Spec:

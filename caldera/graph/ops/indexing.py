@@ -15,13 +15,15 @@ directions. The gradient follows the permutation.
 
 from __future__ import annotations
 
+import numpy as np
+
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import cast, full, reshape
-from caldera.graph.ops.elementwise import equal
-from caldera.graph.ops.leaf import iota
+from caldera.graph.ops.elementwise import equal, minimum
+from caldera.graph.ops.leaf import constant, iota
 from caldera.graph.ops.movement import narrow
-from caldera.tensor.dtype import DType, bool_, int64, is_integer
+from caldera.tensor.dtype import DType, bool_, int64, is_integer, uint64
 from caldera.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
@@ -35,6 +37,13 @@ def _check_axis(x: Spec, axis: int) -> None:
 def _check_indices(indices: Spec) -> None:
     if not is_integer(indices.dtype):
         refuse_dtype("integers as indices", hint="cast them with op.cast(indices, 'int64')")
+
+
+def as_signed(indices: Node) -> Node:
+    """Indices that can be cast to int64: what that has not stays beyond every end."""
+    if indices.dtype != uint64:
+        return indices
+    return cast(minimum(indices, constant(np.iinfo(np.int64).max, uint64)), int64)
 
 
 def _check_updates(x: Spec, updates: Spec, shape: Shape) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from caldera.graph.body import Body
 from caldera.graph.node import Node
+from caldera.tensor.dtype import NAMES
 from caldera.tensor.shape import Shape
 
 Reference = tuple[str, int] | tuple[str, bool | int | float, str]
@@ -65,13 +66,13 @@ class _Reader:
         if node.op.name == "parameter":
             self.known[node] = ("in", node.attrs["index"])
         elif node.op.name == "constant":
-            self.known[node] = ("number", node.attrs["value"], node.dtype.name)
+            self.known[node] = ("number", node.attrs["value"], NAMES[node.dtype])
         elif node.op.name == "broadcast_to":
             self.known[node] = self.known[node.inputs[0]]
         else:
-            sources = tuple(given.dtype.name for given in node.inputs)
+            sources = tuple(NAMES[given.dtype] for given in node.inputs)
             operands = tuple(self.known[given] for given in node.inputs)
-            self.steps.append((node.op.name, node.dtype.name, sources, operands))
+            self.steps.append((node.op.name, NAMES[node.dtype], sources, operands))
             self.known[node] = ("step", len(self.steps) - 1)
 
 
@@ -80,25 +81,25 @@ def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
 
     Of a fused node's reductions it has those outputs whose indices are in `reduced`.
     """
-    inputs = tuple(given.dtype.name for given in node.inputs)
+    inputs = tuple(NAMES[given.dtype] for given in node.inputs)
     if node.op.kind == "reduction":
         return LoopBody(inputs, (), (), ((node.op.name, inputs[0], ("in", 0)),))
     if node.op.name != "fused":
         operands = tuple(("in", index) for index in range(len(inputs)))
-        step = (node.op.name, node.dtype.name, inputs, operands)
-        return LoopBody(inputs, (step,), ((node.dtype.name, ("step", 0)),))
+        step = (node.op.name, NAMES[node.dtype], inputs, operands)
+        return LoopBody(inputs, (step,), ((NAMES[node.dtype], ("step", 0)),))
     reader = _Reader()
     body: Body = node.attrs["body"]
     for part in body.order():
         if part.op.kind != "reduction":
             reader.read(part)
     outputs = tuple(
-        (part.dtype.name, reader.known[part])
+        (NAMES[part.dtype], reader.known[part])
         for part in body.outputs
         if part.op.kind != "reduction"
     )
     reductions = tuple(
-        (part.op.name, part.inputs[0].dtype.name, reader.known[part.inputs[0]])
+        (part.op.name, NAMES[part.inputs[0].dtype], reader.known[part.inputs[0]])
         for part in (body.outputs[index] for index in reduced)
     )
     return LoopBody(inputs, tuple(reader.steps), outputs, reductions)
@@ -131,12 +132,12 @@ def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
     if node.op.kind == "reduction":
         return node.op.name in REDUCTIONS
     if node.op.name != "fused":
-        return all(can_apply(node.op.name, given.dtype.name) for given in node.inputs)
+        return all(can_apply(node.op.name, NAMES[given.dtype]) for given in node.inputs)
     shape = loop_shape(node)
     for part in node.attrs["body"].order():
         if part.op.kind == "elementwise":
             known = part.op.decompose is None and part.shape == shape
-            known = known and all(can_apply(part.op.name, x.dtype.name) for x in part.inputs)
+            known = known and all(can_apply(part.op.name, NAMES[x.dtype]) for x in part.inputs)
         elif part.op.kind == "reduction":
             known = part.op.name in REDUCTIONS and part.inputs[0].shape == shape
         else:

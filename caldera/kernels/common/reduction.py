@@ -69,9 +69,10 @@ def identity(op: str, dtype: str) -> bool | int | float:
         return 1 if op == "prod" else 0
     if dtype.startswith(("float", "bfloat")):
         return -inf if op == "max" else inf
-    bits = {"bool": 1, "uint8": 8, "int8": 7, "int16": 15, "int32": 31, "int64": 63}[dtype]
-    lowest = 0 if dtype in ("bool", "uint8") else -(1 << bits)
-    return lowest if op == "max" else (1 << bits) - 1
+    if dtype == "bool":
+        return op == "min"
+    limits = np.iinfo(dtype)
+    return int(limits.min if op == "max" else limits.max)
 
 
 def accumulator_dtype(op: str, dtype: str) -> str:

@@ -30,7 +30,7 @@ TILE = 2048
 THREADS = 512
 _FEW = 256
 """Items of a tile that holds several short rows, at least: enough work for a block."""
-_WIDE = ("float64", "int64")
+_WIDE = ("float64", "int64", "uint64")
 """Dtypes whose keys take 64 bits."""
 
 

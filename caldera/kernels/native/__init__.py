@@ -17,6 +17,6 @@ from caldera.kernels.native import (
 from caldera.kernels.native.convolution import fourier, winograd
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
-from caldera.kernels.native.product import gemm, small
+from caldera.kernels.native.product import amx, gemm, packed, small
 from caldera.kernels.native.reduction import argmax, reduce
 from caldera.kernels.native.softmax import cross_entropy, softmax

@@ -31,15 +31,17 @@ from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
 
-_INDICES = ("int8", "uint8", "int16", "int32", "int64")
 _WORTH_SPLITTING = 1 << 14
 """Elements moved from which on a second thread pays."""
 
 
 def _position(k: Emitter, indices: Pointer, i: Value, length: Value, *, unsigned: bool) -> Value:
-    """An index as a place from 0 on; negative ones count from the end."""
+    """An index as a place from 0 on; negative ones count from the end.
+
+    What is above 2^63 becomes negative here, and stays it: no axis is as long.
+    """
     index = k.convert(indices.load(i), I64, unsigned=unsigned)
-    return k.select(index < 0, index + length, index)
+    return index if unsigned else k.select(index < 0, index + length, index)
 
 
 @native_kernel
@@ -139,13 +141,11 @@ def _by_reference(call: Call) -> Runner:
 
 
 def _can_gather(node: Node) -> bool:
-    x, indices = node.inputs
-    return x.dtype.itemsize in INTEGERS and indices.dtype.name in _INDICES
+    return node.inputs[0].dtype.itemsize in INTEGERS
 
 
 def _can_add(node: Node) -> bool:
-    x, indices, _ = node.inputs
-    return x.dtype in (float32, float64) and indices.dtype.name in _INDICES
+    return node.inputs[0].dtype in (float32, float64)
 
 
 TABLE.add(Kernel("gather", "cpu", "native", _bind_gather, _can_gather, priority=10))

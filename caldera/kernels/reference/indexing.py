@@ -14,10 +14,13 @@ def check_range(name: str, indices: np.ndarray, length: int) -> None:
     """Refuse positions that an axis of this length does not have."""
     wrong = (indices < -length) | (indices >= length)
     if wrong.any():
+        first, lowest = int(indices[wrong][0]), -length if indices.dtype.kind == "i" else 0
+        # What was negative before it was made unsigned is what a user has given.
+        shown = f"{first - 2**64} ({first} without a sign)" if first >= 2**63 else f"{first}"
         raise DataError.build(
             f"op.{name}",
-            expected=f"indices from {-length} to {length - 1}" if length else "no indices",
-            got=f"{indices[wrong][0]} into an axis of length {length}",
+            expected=f"indices from {lowest} to {length - 1}" if length else "no indices",
+            got=f"{shown} into an axis of length {length}",
             hint="check the labels or indices, and the size of what they point into",
         )
 

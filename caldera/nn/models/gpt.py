@@ -19,6 +19,9 @@ from caldera.nn.normalisation import LayerNorm
 from caldera.plan.plan import Plan
 from caldera.tensor import normal
 
+MOST_READERS = 4
+"""Numbers and lengths of texts whose plans and memory a model keeps."""
+
 
 @register
 @dataclass(eq=False)
@@ -37,6 +40,8 @@ class GPT(Layer):
     (3, 5, 10)
     >>> model.generate([1, 2, 3], count=4, seed=0).shape
     (7,)
+    >>> model.generate([[1, 2, 3], [4, 5, 6]], count=20, temperature=0.0).shape
+    (2, 23)
     """
 
     vocabulary: int
@@ -64,48 +69,152 @@ class GPT(Layer):
             for _ in range(self.depth)
         ]
         self.norm = LayerNorm()
-        self._plan: Plan | None = None
+        self._readers: dict[tuple[Any, ...], Reader] = {}
 
     def forward(self, words: Expr) -> Expr:
-        x = self.drop(self.positions(self.words(words)))
+        x = self.embedded(words)
         for block in self.blocks:
             x = block(x)
+        return self.scores(x)
+
+    def embedded(self, words: Expr) -> Expr:
+        """What the first block is given."""
+        x: Expr = self.drop(self.positions(self.words(words)))
+        return x
+
+    def scores(self, x: Expr) -> Expr:
+        """What the last block gives (N, T, width), as scores for the words that follow."""
         return op.matmul(self.norm(x), self.words.weight, transpose_b=True)
 
     def generate(
-        self, prompt: Sequence[int], count: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompt: Sequence[int] | Sequence[Sequence[int]] | np.ndarray,
+        count: int,
+        *,
+        temperature: float = 1.0,
+        seed: int = 0,
     ) -> np.ndarray:
         """The prompt and `count` more words, each drawn from the model's own predictions.
 
-        A `temperature` below 1 prefers likely words; 0 always takes the likeliest. The same seed
-        writes the same text. The model sees the last `context` words.
+        Several prompts of one length, (N, T), are continued together. A `temperature` below 1
+        prefers likely words; 0 always takes the likeliest. The same seed writes the same text. The
+        model sees the last `context` words. As long as that is all of them, keys and values of the
+        words seen are kept, and a new word costs the work of one; then the work of `context`.
         """
-        text = [int(word) for word in prompt]
-        if not text or not all(0 <= word < self.vocabulary for word in text):
-            raise ConfigError.build(
-                f"{self.path}.generate", expected=f"words from 0 to {self.vocabulary - 1}",
-                got=f"{text}"[:100],
-            )  # fmt: skip
+        text = self._checked(prompt)
         if temperature < 0:
             raise ConfigError.build(
                 f"{self.path}.generate", expected="temperature >= 0", got=f"{temperature}"
             )
+        lines, given = text.reshape(-1, text.shape[-1]), text.shape[-1]
+        text = np.concatenate([lines, np.zeros((len(lines), count), np.int64)], axis=1)
+        reader = self._reader(len(lines), min(given + count, self.context))
         generator = np.random.default_rng(seed)
-        for _ in range(count):
-            text.append(self._next(text[-self.context :], temperature, generator))
-        return np.array(text)
+        for end in range(given, given + count):
+            scores = reader.read(text[:, :end], is_new=end == given).astype(np.float64)
+            text[:, end] = [_drawn(each, temperature, generator) for each in scores]
+        return text if np.ndim(prompt) == 2 else text[0]
 
-    def _next(self, seen: list[int], temperature: float, generator: np.random.Generator) -> int:
-        if self._plan is None:
-            self._plan = compile(self(op.input("words", (1, self.context), dtype="int64")))
-        # What stands after the last word has no influence on it, so one plan serves all lengths.
-        words = np.zeros((1, self.context), np.int64)
-        words[0, : len(seen)] = seen
-        scores = self._plan.run({"words": words})[0].numpy()[0, len(seen) - 1].astype(np.float64)
-        if temperature == 0:
-            return int(scores.argmax())
-        weights = np.exp((scores - scores.max()) / temperature)
-        return int(generator.choice(self.vocabulary, p=weights / weights.sum()))
+    def _checked(self, prompt: Any) -> np.ndarray:
+        expected = f"words from 0 to {self.vocabulary - 1}"
+        try:
+            text = np.asarray(prompt)
+        except ValueError:
+            text = np.zeros(0)
+            expected += ", as many in each prompt"
+        is_text = text.size and text.ndim in (1, 2) and text.dtype.kind in "iu"
+        if not is_text or text.min() < 0 or text.max() >= self.vocabulary:
+            raise ConfigError.build(
+                f"{self.path}.generate", expected=expected, got=f"{prompt}"[:100]
+            )
+        return text.astype(np.int64)
+
+    def _reader(self, count: int, length: int) -> Reader:
+        if not self.built:
+            self(op.input("words", (1, self.context), dtype="int64"))
+        device = self.words.weight.symbol.value.device
+        # Few lengths, so that few plans are made.
+        key = (device, count, min(2 ** (length - 1).bit_length(), self.context))
+        if key not in self._readers:
+            while len(self._readers) >= MOST_READERS:
+                del self._readers[next(iter(self._readers))]
+            self._readers[key] = Reader(self, *key)
+        return self._readers[key]
+
+
+def _drawn(scores: np.ndarray, temperature: float, generator: np.random.Generator) -> int:
+    if temperature == 0:
+        return int(scores.argmax())
+    weights = np.exp((scores - scores.max()) / temperature)
+    return int(generator.choice(len(scores), p=weights / weights.sum()))
+
+
+class Reader:
+    """Predicts the words that follow texts, of which it remembers keys and values.
+
+    There is room for those of `length` words. One plan serves every new word, others the beginnings
+    of texts, by their length; and one the last `context` words, once a text has more: then all
+    positions change with each word, and nothing that is kept is of use.
+    """
+
+    def __init__(self, model: GPT, device: Any, count: int, length: int) -> None:
+        self._model = model
+        self._count, self._length = count, length
+        self._plans: dict[str | int, Plan] = {}
+        dtype = model.words.weight.dtype
+        self._kept = [
+            tuple(
+                op.var(f"{what}{i}", (count, length, model.width), dtype=dtype, device=device)
+                for what in ("keys", "values")
+            )
+            for i in range(model.depth)
+        ]
+
+    def read(self, text: np.ndarray, is_new: bool) -> np.ndarray:
+        """The scores (N, vocabulary) after texts (N, T): others than before, or a word longer."""
+        end = text.shape[1]
+        if end > self._model.context:
+            return self._scores("last", text[:, -self._model.context :])
+        if not is_new:
+            return self._scores("next", text[:, -1:], end - 1)
+        padded = min(2 ** (end - 1).bit_length(), self._length)
+        words = np.zeros((self._count, padded), np.int64)
+        words[:, :end] = text
+        return self._scores(padded, words, end - 1)
+
+    def _scores(self, which: str | int, words: np.ndarray, position: int = 0) -> np.ndarray:
+        if which not in self._plans:
+            given = op.input("words", words.shape, dtype="int64")
+            at = op.input("position", (1,), dtype="int64")
+            make = {"last": self._last, "next": self._next}.get(str(which), self._first)
+            self._plans[which] = compile(make(given, at), remember=False)
+        feeds = {"words": words, "position": np.array([position])}
+        if which == "last":
+            del feeds["position"]
+        found: np.ndarray = self._plans[which].run(feeds)[0].numpy()
+        return found[:, 0]
+
+    def _first(self, words: Expr, position: Expr) -> list[Expr]:
+        x = self._model.embedded(words)
+        kept: list[Expr] = []
+        spare = ((0, 0), (0, self._length - words.shape[1]), (0, 0))
+        for block, variables in zip(self._model.blocks, self._kept, strict=True):
+            x, *new = block.remembered(x)
+            kept += [
+                op.assign(old, op.pad(own, spare)) for old, own in zip(variables, new, strict=True)
+            ]
+        # What stands after the last word has no influence on it, so one plan serves many lengths.
+        return [self._model.scores(op.gather(x, position, axis=1)), *kept]
+
+    def _next(self, words: Expr, position: Expr) -> list[Expr]:
+        model = self._model
+        x = model.words(words) + op.embedding(model.positions.weight, position)
+        for block, (keys, values) in zip(model.blocks, self._kept, strict=True):
+            x, _, _ = block.continued(x, keys, values, position)
+        return [model.scores(x)]
+
+    def _last(self, words: Expr, position: Expr) -> list[Expr]:
+        return [self._model(words)[:, -1:]]
 
 
 def gpt(vocabulary: int, context: int = 128, **settings: Any) -> list[Layer]:

@@ -21,9 +21,9 @@ def _binary(function: Any) -> Any:
     return translate
 
 
-operator("Add", numpy=np.add)(_binary(op.add))
-operator("Sub", numpy=np.subtract)(_binary(op.sub))
-operator("Mul", numpy=np.multiply)(_binary(op.mul))
+operator("Add")(_binary(op.add))
+operator("Sub")(_binary(op.sub))
+operator("Mul")(_binary(op.mul))
 
 
 def _quotient(a: Value, b: Value) -> Expr:
@@ -36,14 +36,10 @@ def _quotient(a: Value, b: Value) -> Expr:
     return op.where(op.logical_and(inexact, is_negative), op.add(down, 1), down)
 
 
-operator("Div", numpy=np.floor_divide)(_binary(_quotient))
+operator("Div")(_binary(_quotient))
 
 
-def _remainder(a: np.ndarray, b: np.ndarray, *, fmod: int = 0) -> np.ndarray:
-    return np.fmod(a, b) if fmod else np.mod(a, b)
-
-
-@operator("Mod", numpy=_remainder)
+@operator("Mod")
 def mod(a: Value, b: Value, *, fmod: int = 0) -> Expr:
     """The remainder, with the sign of the divisor, or with `fmod` that of the dividend."""
     if not fmod:
@@ -52,11 +48,7 @@ def mod(a: Value, b: Value, *, fmod: int = 0) -> Expr:
     return op.where(op.less(a, 0), op.neg(size), size)
 
 
-def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.power(a, b).astype(a.dtype)
-
-
-@operator("Pow", numpy=_power)
+@operator("Pow")
 def power(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
     """a to the power of b, in the dtype of a."""
     return op.cast(op.pow(a, laid_along(a, b, axis, broadcast)), a.dtype)
@@ -69,13 +61,9 @@ def _of_all(function: Any) -> Any:
     return translate
 
 
-def _numpy_of_all(function: Any) -> Any:
-    return lambda *values: reduce(function, values)
-
-
 operator("Sum")(_of_all(op.add))
-operator("Max", numpy=_numpy_of_all(np.maximum))(_of_all(op.maximum))
-operator("Min", numpy=_numpy_of_all(np.minimum))(_of_all(op.minimum))
+operator("Max")(_of_all(op.maximum))
+operator("Min")(_of_all(op.minimum))
 
 
 @operator("Mean")
@@ -84,11 +72,7 @@ def mean(*values: Value) -> Expr:
     return op.div(reduce(op.add, values), len(values))
 
 
-def _clipped(x: np.ndarray, low: Any = None, high: Any = None) -> np.ndarray:
-    return np.clip(x, low, high)
-
-
-@operator("Clip", numpy=_clipped)
+@operator("Clip")
 def clip(x: Value, min: Value = None, max: Value = None) -> Value:
     """x, but at least `min` and at most `max`, and that even where `min` is the larger."""
     if min is None and max is None:

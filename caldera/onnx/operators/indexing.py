@@ -65,17 +65,7 @@ def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> E
     return op.where(op.transpose(chosen, order), op.reshape(on, ()), op.reshape(off, ()))
 
 
-def _numpy_top_k(
-    x: np.ndarray, k: np.ndarray, *, axis: int = -1, largest: int = 1, sorted: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    # The largest first, but of equal ones the first: the order of those that are turned round.
-    turned = np.iinfo(x.dtype).max - x if largest else x
-    places = np.argsort(turned, axis, kind="stable")
-    places = np.take(places, np.arange(int(k.item())), axis)
-    return np.take_along_axis(x, places, axis), places
-
-
-@operator("TopK", numpy=_numpy_top_k)
+@operator("TopK")
 def top_k(
     x: Value, k: Value, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Expr, Expr]:

@@ -20,18 +20,18 @@ def _binary(function: Any) -> Any:
     return translate
 
 
-for _name, _function, _twin in (
-    ("And", op.logical_and, None),
-    ("Or", op.logical_or, None),
-    ("Xor", op.logical_xor, None),
-    ("Equal", op.equal, np.equal),
-    ("Less", op.less, np.less),
-    ("LessOrEqual", op.less_equal, np.less_equal),
-    ("Greater", op.greater, np.greater),
-    ("GreaterOrEqual", op.greater_equal, np.greater_equal),
+for _name, _function in (
+    ("And", op.logical_and),
+    ("Or", op.logical_or),
+    ("Xor", op.logical_xor),
+    ("Less", op.less),
+    ("LessOrEqual", op.less_equal),
+    ("Greater", op.greater),
+    ("GreaterOrEqual", op.greater_equal),
 ):
-    operator(_name, numpy=_twin)(_binary(_function))
+    operator(_name)(_binary(_function))
 
+operator("Equal", numpy=np.equal)(_binary(op.equal))
 operator("Not")(lambda x: op.logical_not(x))
 operator("IsNaN")(lambda x: op.isnan(x))
 

@@ -12,7 +12,7 @@ inside an attribute needs. A result is a value, or a tuple of them.
 `@evaluated` is for operators whose results Caldera has no op for, or whose shapes depend on values:
 they are NumPy functions, and all their inputs have to be known.
 
-Elements of dtypes that Caldera does not have (texts, uint16, float8, ...) stay NumPy arrays. A
+Elements of dtypes that Caldera does not have (texts, uint4, float8, ...) stay NumPy arrays. A
 translator that only moves elements (`moves=True`) is then asked where each one goes; others may
 name the NumPy function that does the same (`numpy=`), or see to such arrays themselves
 (`foreign=True`).

@@ -69,7 +69,7 @@ class AsynchronousStrategy(DataParallel):
         (part,) = parts
         # Nothing has no mean.
         still = set() if part.share.samples else {each.node for each in self._statistics}
-        return [each for each in part.assignments if not still.intersection(each.node.inputs[:1])]
+        return [each for each in part.assignments() if not still.intersection(each.node.inputs[:1])]
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         return super().compiled(make) if self.lockstep else make()

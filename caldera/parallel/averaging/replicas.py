@@ -81,12 +81,13 @@ class ReplicaStrategy(SingleProcessStrategy):
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         (part,) = parts
+        assignments = list(part.assignments())
         if len(part.share):
-            return list(part.assignments)
+            return assignments
         # There is nothing to learn from, and no mean of nothing. But it was a step.
         learned = [*self.model.parameters(), *self.model.states(), *self.optimizer.variables()]
         still = {each.node for each in learned} - {self.optimizer.step.node}
-        return [each for each in part.assignments if each.node.inputs[0] not in still]
+        return [each for each in assignments if each.node.inputs[0] not in still]
 
     # --- a run
 

@@ -146,7 +146,7 @@ class DataParallel(Strategy):
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         if self.shards is None:
             return super().program(parts)
-        programs = [part.assignments for part in parts]
+        programs = [part.assignments() for part in parts]
         return joined(programs, self.shards, self.communicator.rank, self.communicator.size)
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:

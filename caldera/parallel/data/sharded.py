@@ -108,11 +108,12 @@ class Sharded(DataParallel):
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         (part,) = parts
+        assignments = list(part.assignments())
         # Evaluation reads the whole model: it happens between epochs.
         if part.loss is None or part.gradients is None or part.gradients.sharding is None:
-            return list(part.assignments)
+            return assignments
         forward = set(topological([part.loss.node]))
-        return [Expr(node) for node in self._gathering([e.node for e in part.assignments], forward)]
+        return [Expr(node) for node in self._gathering([e.node for e in assignments], forward)]
 
     def _gathering(self, roots: Sequence[Node], forward: Collection[Node]) -> list[Node]:
         """The program over parameters that are gathered from their parts, for the nodes of the

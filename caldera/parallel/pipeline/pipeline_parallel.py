@@ -169,6 +169,8 @@ class PipelineParallel(Strategy):
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         first, found = parts[0], parts[0].gradients
         assert found is not None
+        # Of one part alone, and first of all: with them the optimizer makes what it keeps.
+        changes = [each.node for each in first.assignments()]
         micro_batches = [self._micro_batch(part) for part in parts]
         trained = [each.node for each in found.variables]
         program = StageProgram(micro_batches, self._starts, self.stage, trained)
@@ -182,7 +184,7 @@ class PipelineParallel(Strategy):
         program.run(SCHEDULES[self.schedule](self.stage, self.stages, len(parts)))
         new |= late_sums(micro_batches[0], program.totals, new, self._over_ranks)
         new |= self._gradients(program, found)
-        assignments, stages = self._update(program, first, found, new)
+        assignments, stages = self._update(program, first, changes, found, new)
         self._release()
         assert program.token is not None
         own = StageUpdate(stages, new, self.stage).run(assignments)
@@ -265,7 +267,12 @@ class PipelineParallel(Strategy):
         return new
 
     def _update(
-        self, program: StageProgram, first: StepProgram, found: Gradients, new: dict[Node, Node]
+        self,
+        program: StageProgram,
+        first: StepProgram,
+        changes: Sequence[Node],
+        found: Gradients,
+        new: dict[Node, Node],
     ) -> tuple[list[Node], dict[Node, int]]:
         """The assignments over leaves, and the stage of each leaf that belongs to one."""
         stages = {variable.node: stage for variable, stage in self._owners().items()}
@@ -279,7 +286,7 @@ class PipelineParallel(Strategy):
                 stages[leaf] = stages[state]
             if state in program.states:
                 new[leaf] = program.states[state]
-        return list(substitute([each.node for each in first.assignments], leaves)), stages
+        return list(substitute(changes, leaves)), stages
 
     def compiled(self, make: Callable[[], Plan]) -> Plan:
         plan = compile_alike(self.mesh.mates, make)

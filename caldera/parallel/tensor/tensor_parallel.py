@@ -162,7 +162,7 @@ class Hybrid(DataParallel):
         (part,) = parts
         found = part.gradients
         graph = found.graph if isinstance(found, _RewrittenGradients) else self._layers.graph()
-        return [Expr(node) for node in graph.written([each.node for each in part.assignments])]
+        return [Expr(node) for node in graph.written([each.node for each in part.assignments()])]
 
     # --- a run
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.amounts import table_lines
+from caldera.arguments import checked
 from caldera.draw.learning_curves import learning_curves
 from caldera.errors import ConfigError, DataError
 from caldera.plain_data import to_plain
@@ -84,6 +85,7 @@ class History(Mapping[str, list[Any]]):
         """Which data were looked at after each epoch, and what was chosen by them."""
         self._columns: dict[str, list[Any]] = {}
 
+    @checked
     def add(self, epoch: int, results: Mapping[str, Any]) -> None:
         """Write down the results of an epoch: numbers, or arrays of them."""
         for name in results:
@@ -94,6 +96,7 @@ class History(Mapping[str, list[Any]]):
 
     # --- reading
 
+    @checked
     def __getitem__(self, column: str) -> list[Any]:
         if column not in self._columns:
             raise ConfigError.build(
@@ -171,6 +174,7 @@ class History(Mapping[str, list[Any]]):
         return {"epochs": list(self.epochs), "columns": columns, "stopped": self.stopped}
 
     @classmethod
+    @checked
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
         """The history that `to_dict` wrote.
 
@@ -197,6 +201,7 @@ class History(Mapping[str, list[Any]]):
             made._columns[str(name)] = [_read(value, name) for value in column]
         return made
 
+    @checked
     def plot(self, path: str | PathLike[str], title: str = "") -> Path:
         """Write the learning curves to an .svg file, which every browser opens; its path.
 

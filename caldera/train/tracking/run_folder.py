@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caldera.arguments import guarded
+from caldera.arguments import checked, guarded
 from caldera.data import Dataset
 from caldera.errors import DataError
 from caldera.file_cache import write_file
@@ -82,6 +82,7 @@ class RunFolder:
             plan.draw(self.path / GRAPH)
         return record
 
+    @checked
     def model_file(self, name: str) -> Path:
         """Where the model that was trained on the data of this name is."""
         return self.path / f"{file_name(name)}.caldera"

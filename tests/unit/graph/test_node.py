@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import caldera as cd
 from caldera import op
 from caldera.errors import ShapeError
-from caldera.graph.body import Body
+from caldera.graph.body import Body, topological
 from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec, Symbol, describe, intern
-from caldera.graph.opdef import OPS, item
+from caldera.graph.opdef import OPS, Op, item
 from caldera.graph.ops.elementwise import add, exp, mul, sub
 from caldera.graph.ops.leaf import constant, input_
 from caldera.graph.ops.movement import arrange, split, transpose
@@ -240,3 +240,33 @@ def test_a_node_is_shown_as_it_would_be_written() -> None:
     assert describe((w * 2.0).node) == "mul(W, 2.0) (6, 5) float32"
     deep = op.exp(op.exp(op.exp(op.exp(w))))
     assert describe(deep.node) == "exp(exp(exp(…))) (6, 5) float32"
+
+
+def test_a_rule_is_not_asked_again_for_the_same_shapes() -> None:
+    asked: list[Spec] = []
+
+    def rule(x: Spec, *, power: int) -> Spec:
+        asked.append(x)
+        return x
+
+    made = Op("tested", rule, "other")
+    first, y = made(leaf("x", 3), power=2), leaf("y", 3)
+    other = made.rebuild(first, (y,))
+    assert len(asked) == 1
+    assert other is made(y, power=2)
+    assert made.rebuild(first, (leaf("z", 4),)).shape == (4,)
+    laid_out = intern(
+        made, (leaf("x", 1, 1, 1, 1),), {"power": 1}, (Spec((1,) * 4, float32, NHWC),)
+    )
+    assert made.rebuild(laid_out, (leaf("y", 1, 1, 1, 1),)).spec.order is None
+
+
+def test_an_order_is_that_of_a_walk_in_depth() -> None:
+    x, y = leaf("x"), leaf("y")
+    below = mul(x, y)
+    left, right = exp(below), sub(y, x)
+    top = add(left, right)
+    assert topological([right, top, x]) == [y, x, right, below, left, top]
+    seen = {below}
+    assert topological([top], seen) == [left, y, x, right, top]
+    assert seen == {x, y, below, left, right, top}

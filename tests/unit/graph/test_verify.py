@@ -8,7 +8,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.body import Body
+from caldera.graph.body import Body, topological
 from caldera.graph.node import Node, Spec, Symbol, intern
 from caldera.graph.opdef import ITEM, OPS, Op, item, parameter
 from caldera.graph.ops.control import fused
@@ -43,6 +43,7 @@ def raw_body(parameters: tuple[Spec, ...], *outputs: Node) -> Body:
     body = object.__new__(Body)
     body.parameters = parameters
     body.outputs = outputs
+    body._order = tuple(topological(outputs))
     return body
 
 

@@ -11,6 +11,7 @@ import mmap
 import numpy as np
 
 _NO_ACCESS = 0
+_protect = getattr(ctypes.CDLL(None), "mprotect", None)
 
 
 def guarded(nbytes: int) -> np.ndarray:
@@ -18,9 +19,8 @@ def guarded(nbytes: int) -> np.ndarray:
     page = mmap.PAGESIZE
     room = -(-max(nbytes, 1) // page) * page
     memory = mmap.mmap(-1, room + page)
-    protect = getattr(ctypes.CDLL(None), "mprotect", None)
-    if protect is not None:
+    if _protect is not None:
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        status = protect(ctypes.c_void_p(start + room), ctypes.c_size_t(page), _NO_ACCESS)
+        status = _protect(ctypes.c_void_p(start + room), ctypes.c_size_t(page), _NO_ACCESS)
         assert status == 0
     return np.frombuffer(memory, np.uint8, nbytes, room - nbytes)

@@ -104,6 +104,7 @@ def test_activations(name: str) -> None:
     ("layer", "formula"),
     [
         (nn.LeakyReLU(0.5), lambda x: np.where(x > 0, x, 0.5 * x)),
+        (nn.PReLU(), lambda x: np.where(x > 0, x, 0.25 * x)),
         (nn.ELU(2.0), lambda x: np.where(x > 0, x, 2 * np.expm1(x))),
         (nn.RBF(2.0), lambda x: np.exp(-((2 * x) ** 2))),
         (nn.Softmax(axis=0), lambda x: np.exp(x) / np.exp(x).sum(0)),

@@ -252,8 +252,50 @@ def test_generation_follows_its_seed_and_the_scores() -> None:
     assert set(model.generate([1], count=5, seed=3)[1:].tolist()) == {7}
 
 
-@pytest.mark.parametrize("prompt", [[], [11], [-1]])
-def test_generation_needs_words_it_knows(prompt: list[int]) -> None:
+def _written_word_by_word(
+    model: models.GPT, prompt: np.ndarray, count: int, temperature: float, seed: int
+) -> np.ndarray:
+    """What `generate` is to give: every word from the scores of all words before it."""
+    text, generator = prompt, np.random.default_rng(seed)
+    plan = cd.compile(model(op.input("words", (len(text), model.context), dtype="int64")))
+    for _ in range(count):
+        seen = text[:, -model.context :]
+        # Later words change nothing: one length is enough to compile for.
+        padded = np.pad(seen, ((0, 0), (0, model.context - seen.shape[1])))
+        scores = plan.run({"words": padded})[0].numpy()[:, seen.shape[1] - 1].astype(float)
+        weights = np.exp((scores - scores.max(-1, keepdims=True)) / max(temperature, 1e-9))
+        words = [
+            row.argmax() if temperature == 0 else generator.choice(len(row), p=row / row.sum())
+            for row in weights
+        ]
+        text = np.concatenate([text, np.array(words)[:, None]], axis=1)
+    return text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generation_with_kept_keys_and_values_writes_the_same_text(temperature: float) -> None:
+    model = _gpt()
+    model(np.zeros((1, 6), np.int64))
+    generator = np.random.default_rng(0)
+    for parameter in model.parameters():
+        parameter.assign(parameter.numpy() + generator.normal(0.0, 0.3, parameter.shape))
+    for prompt in ([[1]], [[1, 2, 3], [4, 5, 6], [9, 8, 7]], [[1, 2, 3, 4, 5, 6, 7]]):
+        given = np.array(prompt)
+        right = _written_word_by_word(model, given, 9, temperature, seed=3)
+        found = model.generate(given, 9, temperature=temperature, seed=3)
+        assert temperature == 0 or len(np.unique(right)) > 3
+        np.testing.assert_array_equal(found, right)
+
+
+def test_a_model_keeps_the_plans_of_few_kinds_of_text() -> None:
+    model = _gpt()
+    for count in range(1, 7):
+        model.generate(np.ones((count, 2), int), 1)
+    assert len(model._readers) == 4
+
+
+@pytest.mark.parametrize("prompt", [[], [11], [-1], [[1], [2, 3]], [0.5], [[[1]]]])
+def test_generation_needs_words_it_knows(prompt: list[Any]) -> None:
     with pytest.raises(ConfigError, match="expected words from 0 to 10"):
         _gpt().generate(prompt, count=1)
 

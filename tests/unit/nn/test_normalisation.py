@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import caldera as cd
 from caldera import nn, op, testing
+from caldera.errors import ShapeError
 
 
 def _x(*shape: int) -> np.ndarray:
@@ -101,6 +105,54 @@ def test_group_norm_normalises_groups_of_channels() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 4, 5)])
+def test_instance_norm_normalises_each_channel_of_each_sample(shape: tuple[int, ...]) -> None:
+    x, axes = _x(*shape), tuple(range(2, len(shape)))
+    expected = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+    with nn.trace(dtype="float64"):
+        plain, affine = nn.InstanceNorm(), nn.InstanceNorm(affine=True)
+        for layer in (plain, affine):
+            np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-9)
+        affine.weight.assign([1.0, 2.0, 3.0])
+        affine.bias.assign([0.5, 0.0, -1.0])
+        column = (3, *(1,) * len(axes))
+        expected = expected * affine.weight.numpy().reshape(column)
+        expected += affine.bias.numpy().reshape(column)
+        np.testing.assert_allclose(affine(x).numpy(), expected, rtol=1e-9)
+    assert plain.parameters() == []
+    with pytest.raises(ShapeError, match="at least one axis behind"):
+        nn.InstanceNorm()(_x(2, 3))
+
+
+@pytest.mark.parametrize("axis", [-1, (1, 2)])
+def test_rms_norm_divides_by_the_root_mean_square(axis: int | tuple[int, ...]) -> None:
+    x = _x(4, 3, 5)
+    with nn.trace(dtype="float64"):
+        layer = nn.RMSNorm(axis)
+        layer(x)
+        weight = 1.0 + np.arange(layer.weight.numpy().size).reshape(layer.weight.shape)
+        layer.weight.assign(weight)
+        found = layer(x).numpy()
+    expected = x / np.sqrt((x**2).mean(axis, keepdims=True) + 1e-6) * weight
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_new_layers_train_and_come_back_from_a_file(tmp_path: Path) -> None:
+    layers = [
+        nn.Input((3, 6)), nn.InstanceNorm(affine=True), nn.PReLU(per_channel=True), nn.RMSNorm(),
+        nn.PReLU(), nn.Flatten(), nn.Dense(2),
+    ]  # fmt: skip
+    model = cd.NeuralNetwork(layers, learning_rate=0.1, seed=1)
+    before = [each.numpy() for each in model.parameters()]
+    x = _x(8, 3, 6).astype("float32")
+    model.fit((x, np.arange(8) % 2), epochs=1, verbose=0)
+    assert all(
+        (old != new.numpy()).any() for old, new in zip(before, model.parameters(), strict=True)
+    )
+    again = cd.load(model.save(tmp_path / "m.caldera"))
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
 def test_local_response_norm_of_alexnets_paper() -> None:
     x = _x(1, 7, 2)
     with nn.trace(dtype="float64"):
@@ -113,6 +165,13 @@ def test_local_response_norm_of_alexnets_paper() -> None:
 
 def test_gradients() -> None:
     x = _x(3, 2, 2)
-    for layer in (nn.LayerNorm(), nn.GroupNorm(2), nn.LocalResponseNorm(3), nn.BatchNorm()):
+    layers = (
+        nn.LayerNorm(),
+        nn.GroupNorm(2),
+        nn.LocalResponseNorm(3),
+        nn.BatchNorm(),
+        nn.RMSNorm(),
+    )
+    for layer in (*layers, nn.InstanceNorm(affine=True), nn.PReLU(per_channel=True)):
         with nn.trace(training=True, dtype="float64"):
             testing.check_gradients(layer, [x])

@@ -62,6 +62,19 @@ def test_transposed_convolution_undoes_the_shape() -> None:
     assert back.shape == (1, 3, 8, 9)
 
 
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_output_padding_below_the_dilation(padding: int) -> None:
+    """What the padding cut off comes back first, then there are zeros."""
+    x, w = numbers(1, 2, 3, 3), numbers(2, 1, 2, 2)
+    whole = op.conv_transpose2d(x, w, stride=(3, 2), dilation=4).numpy()
+    longer = np.pad(whole, ((0, 0), (0, 0), (0, 2), (0, 3)))
+    found = op.conv_transpose2d(
+        x, w, stride=(3, 2), padding=padding, output_padding=(2, 3), dilation=4
+    )
+    right = longer[:, :, padding : longer.shape[2] - padding, padding : longer.shape[3] - padding]
+    np.testing.assert_allclose(found.numpy(), right, rtol=1e-12)
+
+
 def test_integers_become_floats() -> None:
     x, w = np.arange(9).reshape(1, 1, 3, 3), np.ones((1, 1, 2, 2), "int64")
     y = op.conv2d(x, w)
@@ -126,7 +139,7 @@ def test_nan_and_infinity_stay_where_they_reach() -> None:
         (lambda: op.conv_transpose2d(_image(1, 2, 4, 4), _image(3, 2, 2, 2, name="w")),
          ["op.conv_transpose2d", "(C, K / groups, h, w)", "x (1, 2, 4, 4)", "(3, 2, 2, 2)"]),
         (lambda: op.conv_transpose2d(_image(1, 1, 2, 2), _image(1, 1, 2, 2), output_padding=1),
-         ["op.conv_transpose2d", "smaller than the stride (1, 1)", "(1, 1)"]),
+         ["op.conv_transpose2d", "the stride (1, 1) or the dilation (1, 1)", "(1, 1)"]),
         (lambda: op.conv_transpose2d(_image(1, 1, 1, 1), _image(1, 1, 2, 2, name="w"), padding=1),
          ["op.conv_transpose2d", "at least one row and column", "0 x 0"]),
     ],

@@ -157,7 +157,6 @@ _REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: op.logsumexp(X, axis=2), "op.logsumexp of X "),
     (lambda: op.argmax(X, axis=2), "op.argmax of X "),
     (lambda: op.cumsum(X, axis=2), "op.cumsum of X "),
-    (lambda: op.cumsum(X[0, 0], axis=0), "op.cumsum .*this is a scalar"),
 )
 
 
@@ -177,3 +176,25 @@ def test_long_sums_along_outer_axes_are_right_to_the_last_digits() -> None:
     x = np.random.default_rng(0).uniform(0, 1, (200_000, 3)).astype("float32")
     (found,) = evaluate(sum_(parameter(0, Spec(x.shape, float32)), (0,)), (x,))
     np.testing.assert_allclose(found, x.sum(0, np.float64), rtol=1e-7)
+
+
+def test_a_scalar_is_taken_for_the_one_element_of_a_vector() -> None:
+    x = op.var("x", (), fill=3.0)
+    along: list[Callable[..., Any]] = [
+        op.sum, op.mean, op.max, op.min, op.prod, op.variance, op.logsumexp, op.norm, op.any,
+        op.all, op.argmax, op.argmin, op.cumsum, op.cumprod, op.cummax, op.cummin, op.softmax,
+        op.log_softmax, op.sort, op.argsort, op.median, op.std,
+    ]  # fmt: skip
+    for function in along:
+        ones = function(cd.tensor([3.0]), axis=0)
+        for axis in (0, -1):
+            found = function(x, axis=axis)
+            pairs = zip(found, ones, strict=True) if isinstance(found, tuple) else [(found, ones)]
+            for each, one in pairs:
+                assert each.shape == ()
+                assert each.item() == one.tolist() or each.item() == one.tolist()[0]
+        with pytest.raises(ShapeError, match="an axis from -1 to 0, got 1"):
+            function(x, axis=1)
+    assert op.grad(op.softmax(x, axis=0) + op.cumsum(x, axis=-1), x).item() == 1.0
+    assert [each.item() for each in op.top_k(x, 1)] == [3.0, 0]
+    assert op.swapaxes(x, 0, -1).item() == 3.0

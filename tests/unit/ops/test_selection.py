@@ -62,7 +62,7 @@ def test_nan_that_is_overwritten_or_loses_leaves_no_trace() -> None:
 # --- what may come out longer or shorter
 
 
-@pytest.mark.parametrize("size", [3, 12, 30])
+@pytest.mark.parametrize("size", [0, 3, 12, 30])
 def test_places_of_what_is_not_zero(size: int) -> None:
     x = GENERATOR.integers(0, 3, (2, 3, 2)) * 1.5
     right = np.argwhere(x)
@@ -73,7 +73,7 @@ def test_places_of_what_is_not_zero(size: int) -> None:
     assert (found[len(right) :] == -1).all()
 
 
-@pytest.mark.parametrize("size", [2, 4, 40])
+@pytest.mark.parametrize("size", [0, 2, 4, 40])
 def test_different_elements(size: int) -> None:
     x = GENERATOR.integers(-2, 2, (3, 5))
     values, inverse, counts, count = (each.numpy() for each in op.unique(x, size, fill=77))
@@ -120,7 +120,7 @@ def test_places_in_an_order(side: Any) -> None:
             ShapeError,
             "same axes before",
         ),
-        (lambda: op.nonzero([1.0], 0), ConfigError, "size= a whole number of at least 1"),
+        (lambda: op.nonzero([1.0], -1), ConfigError, "size= a whole number of at least 0"),
         (lambda: op.scatter([1.0], [0.5], 2.0), DtypeError, "integers as indices"),
         (lambda: op.put_along_axis([1.0], [[0]], 2.0, 0), ShapeError, "as many axes as x"),
         (

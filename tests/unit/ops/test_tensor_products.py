@@ -25,6 +25,16 @@ def test_tensordot(axes: Any) -> None:
     close(op.tensordot(A, B, axes), np.tensordot(A, B, axes))
 
 
+def test_tensordot_of_vectors_and_of_axes_of_one_element() -> None:
+    close(op.tensordot(A[0, 0], B, 1), np.tensordot(A[0, 0], B, 1))
+    close(op.tensordot(A, B[:, 0, 0], ((2,), (0,))), np.tensordot(A, B[:, 0, 0], ((2,), (0,))))
+    one, several = A[:, :1, :1], B[:2]
+    whole = np.broadcast_to(one, (2, 2, 3))
+    found = op.tensordot(one, several, ((1, 2), (0, 1)))
+    close(found, np.tensordot(whole, several, ((1, 2), (0, 1))))
+    check_gradients(lambda a, b: op.tensordot(a, b, ((1, 2), (0, 1))), [one, several])
+
+
 def test_products_have_the_derivatives_of_sums_of_products() -> None:
     check_gradients(lambda a, b: op.tensordot(a, b, ((1, 2), (1, 0))), [A, B])
     check_gradients(op.kron, [numbers(2, 2), numbers(3, seed=2)])

@@ -304,3 +304,27 @@ def test_devices_whose_kernels_do_not_care_get_no_orders() -> None:
     program = program_of([op.conv2d(images(), filters(4, 3)).node])
     done = optimise(program, has_kernel=lambda name: TABLE.has(name, "cpu"))
     assert {spec.order for node in done.order() for spec in node.outputs} == {None}
+
+
+# --- heads of attention
+
+
+def test_heads_are_split_and_joined_without_a_copy() -> None:
+    layer = nn.MultiHeadAttention(2, causal=True)
+    x = op.input("x", (2, 5, 8))
+    loss = op.sum(op.square(layer(x)))
+    program = optimised(loss, *op.grad(loss, layer.parameters()))
+    assert moves(program) == []
+    (forward,) = of_op(program, "scaled_dot_product_attention")
+    (backward,) = of_op(program, "scaled_dot_product_attention_grad")
+    assert [spec.order for spec in forward.outputs] == [(0, 2, 1, 3), None]
+    assert [spec.order for spec in backward.outputs] == [(0, 2, 1, 3)] * 3
+    assert layout(program).roots == program.roots
+
+
+def test_attention_that_is_a_result_lies_row_by_row() -> None:
+    q = op.input("q", (2, 3, 5, 4))
+    y = op.scaled_dot_product_attention(q, q, q)
+    program = optimised(y, op.transpose(y, (0, 2, 1, 3)) * 2.0)
+    (forward,) = of_op(program, "scaled_dot_product_attention")
+    assert forward.outputs[0].order is None

@@ -28,6 +28,7 @@ from caldera.planner.collective_cost import allgather, allreduce, reduce_scatter
 from caldera.planner.hybrid_cost import HybridConfig, stages_of
 from caldera.planner.overlap import gradient_buckets
 from caldera.planner.ranking import all_ways
+from caldera.train.fit import run_setup
 
 WIRE = Wire(1e-6, 1e9)
 BATCH = 24
@@ -95,13 +96,16 @@ def test_stages_begin_with_the_planned_layers(
     if name == "dense" and model > 1:
         model, data = 1, 2  # Nothing is large enough to be split.
     assert planned is not None
-    found = trained(
-        name, data * stages * model,
-        lambda comm: parallel.PipelineParallel(
+    models = [NETWORKS[name]() for _ in range(data * stages * model)]
+
+    def begun(comm: Communicator) -> list[str]:
+        strategy = parallel.PipelineParallel(
             stages, micro_batches=micro, data=data, model=model, communicator=comm
-        ),
-        lambda strategy: strategy.begins_with,
-    )  # fmt: skip
+        )
+        strategy.begin(run_setup(models[comm.rank], strategy))
+        return strategy.begins_with
+
+    found = run_virtual_ranks(len(models), begun)
     starts = [layer.path for stage in planned[1:] for layer in stage.layers[:1]]
     assert found == [starts] * len(found)
 

@@ -10,8 +10,9 @@ import math
 import struct
 
 STORED: dict[str, str] = {
-    "bool": "bool", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "float16": "half_t", "bfloat16": "bfloat_t", "float32": "float", "float64": "double",
+    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "float16": "half_t",
+    "bfloat16": "bfloat_t", "float32": "float", "float64": "double",
 }  # fmt: skip
 """The type of an element in memory."""
 HALVES = ("float16", "bfloat16")
@@ -37,9 +38,9 @@ def literal(value: bool | int | float, dtype: str) -> str:
         return "true" if value else "false"
     if kind in ("float", "double"):
         return _floating(float(value), kind)
-    if kind == "i64":
+    if kind in ("i64", "u64"):
         # The smallest number has no literal of its own.
-        return f"(i64){int(value) & (2**64 - 1)}ULL"
+        return f"({kind}){int(value) & (2**64 - 1)}ULL"
     return f"({kind}){int(value)}"
 
 

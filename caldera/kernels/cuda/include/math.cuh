@@ -10,6 +10,7 @@ template <typename T> struct Kind { enum { real = 0 }; typedef u32 word; };
 template <> struct Kind<float> { enum { real = 1 }; typedef u32 word; };
 template <> struct Kind<double> { enum { real = 1 }; typedef u64 word; };
 template <> struct Kind<i64> { enum { real = 0 }; typedef u64 word; };
+template <> struct Kind<u64> { enum { real = 0 }; typedef u64 word; };
 
 __device__ __forceinline__ float infinity_like(float) { return bits_to_float(0x7f800000u); }
 __device__ __forceinline__ double infinity_like(double) {
@@ -46,6 +47,9 @@ template <typename S> __device__ __forceinline__ float rounded(float x) {
     }
 #define INTEGER_TYPES(name, expression)                                                         \
     INTEGERS(u8, name, expression)                                                              \
+    INTEGERS(u16, name, expression)                                                             \
+    INTEGERS(u32, name, expression)                                                             \
+    INTEGERS(u64, name, expression)                                                             \
     INTEGERS(i8, name, expression)                                                              \
     INTEGERS(i16, name, expression)                                                             \
     INTEGERS(i32, name, expression)                                                             \
@@ -203,6 +207,19 @@ CAST_BY_WAY_OF(i32, i8, float)
 CAST_BY_WAY_OF(i32, i8, double)
 CAST_BY_WAY_OF(i32, i16, float)
 CAST_BY_WAY_OF(i32, i16, double)
+CAST_BY_WAY_OF(i32, u16, float)
+CAST_BY_WAY_OF(i32, u16, double)
+CAST_BY_WAY_OF(i64, u32, float)
+CAST_BY_WAY_OF(i64, u32, double)
+// From 2^63 on there is no signed integer.
+template <> struct Cast<u64, double> {
+    static __device__ __forceinline__ u64 from(double x) {
+        return x >= 9223372036854775808.0 ? (u64)x : (u64)(i64)x;
+    }
+};
+template <> struct Cast<u64, float> {
+    static __device__ __forceinline__ u64 from(float x) { return Cast<u64, double>::from(x); }
+};
 
 template <typename To, typename From> __device__ __forceinline__ To op_cast(From x) {
     return Cast<To, From>::from(x);

@@ -15,6 +15,9 @@ template <typename T> struct Limits;
     };
 LIMITS(bool, false, true)
 LIMITS(u8, 0, 255)
+LIMITS(u16, 0, 65535)
+LIMITS(u32, 0, 4294967295u)
+LIMITS(u64, 0, 18446744073709551615ull)
 LIMITS(i8, -128, 127)
 LIMITS(i16, -32768, 32767)
 LIMITS(i32, -2147483647 - 1, 2147483647)

@@ -49,6 +49,15 @@ template <bool DESCENDING> __device__ __forceinline__ u32 key_of(i32 x) {
     u32 key = (u32)x ^ 0x80000000u;
     return DESCENDING ? ~key : key;
 }
+template <bool DESCENDING> __device__ __forceinline__ u64 key_of(u64 x) {
+    return DESCENDING ? ~x : x;
+}
+template <bool DESCENDING> __device__ __forceinline__ u32 key_of(u32 x) {
+    return DESCENDING ? ~x : x;
+}
+template <bool DESCENDING> __device__ __forceinline__ u32 key_of(u16 x) {
+    return key_of<DESCENDING>((i32)x);
+}
 template <bool DESCENDING> __device__ __forceinline__ u32 key_of(i16 x) {
     return key_of<DESCENDING>((i32)x);
 }

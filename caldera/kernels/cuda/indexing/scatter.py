@@ -181,7 +181,7 @@ def in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
 
 
 def _sum_bytes(dtype: str) -> int:
-    return 8 if dtype in ("float64", "int64") else 4
+    return 8 if dtype in ("float64", "int64", "uint64") else 4
 
 
 def _chunk(additions: int) -> int:

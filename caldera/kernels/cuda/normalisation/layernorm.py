@@ -31,6 +31,7 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
@@ -38,9 +39,12 @@ from caldera.tensor.shape import Shape, size
 _HEADER = "layernorm.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
 """Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_MOST_BLOCKS = 264
-"""Blocks that share the rows of a gradient: 2 on each of 132 multiprocessors. More of them would
-leave more sums behind than the rows have numbers."""
+_FEW_BLOCKS_EACH, _MOST_BLOCKS_EACH = 2, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: few of them, and more where a block
+would else have many rows one after the other."""
+_ROWS_IN_TURN = 8
+"""Rows that a group has at least where there are more blocks: each leaves sums behind, which are
+read again."""
 
 Axes = tuple[int, ...]
 
@@ -133,7 +137,9 @@ def _bind_gradient(call: Call) -> Runner:
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    blocks = min(seen.group.blocks(mean.size), len(partial))
+    all_blocks = seen.group.blocks(mean.size)
+    fewest = _FEW_BLOCKS_EACH * driver().multiprocessors
+    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, fewest), len(partial))
     totals = parameter_gradients(
         partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
         for_shift, large=seen.large,
@@ -157,7 +163,8 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    return Spec((min(rows, _MOST_BLOCKS), 2 * length), compute_dtype(node.outputs[0].dtype))
+    blocks = min(rows, _MOST_BLOCKS_EACH * driver().multiprocessors)
+    return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
 def _in_place(node: Node) -> bool:
@@ -165,7 +172,8 @@ def _in_place(node: Node) -> bool:
     return node.outputs[1] not in (node.inputs[1].spec, node.outputs[0])
 
 
-TABLE.add(Kernel("layer_norm", "cuda", "rows", _bind, in_place=_in_place))
+for _op in ("layer_norm", "layer_norm_rounded"):
+    TABLE.add(Kernel(_op, "cuda", "rows", _bind, in_place=_in_place))
 TABLE.add(
     Kernel(
         "layer_norm_grad", "cuda", "rows", _bind_gradient,

@@ -21,6 +21,7 @@ from caldera.kernels.cuda.persistent.phases import meet
 from caldera.kernels.cuda.persistent.tasks import THREADS, Task, plain, units_of
 from caldera.kernels.table import Call
 from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import UNSIGNED
 from caldera.tensor.shape import size
 
 VECTOR = 16
@@ -53,16 +54,17 @@ class Gather:
         """Statements that find the row of the table for these coordinates."""
         if self.through is None:
             before: list[str] = []
-            value = places.load(self.numbers, names)
+            numbers, value = self.numbers, places.load(self.numbers, names)
         else:
             axes = self.through.numbers.ndim
             before = self.through.number(places, names[:axes], f"{name}_row")
-            value = places.element(self.through.table, [f"{name}_row", *names[axes:]])
+            numbers = self.through.table
+            value = places.element(numbers, [f"{name}_row", *names[axes:]])
         last = self.table.shape[0] - 1
         return [
             *before,
             f"i64 {name} = (i64){value};",
-            f"if ({name} < 0) {name} += {last + 1};",
+            *([] if numbers.dtype in UNSIGNED else [f"if ({name} < 0) {name} += {last + 1};"]),
             "// A number that is no row must not be read.",
             f"{name} = max((i64)0, min({name}, (i64){last}));",
         ]

@@ -24,7 +24,6 @@ from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
 
 _addresses: dict[str, int] = {}
-_engines: list[Any] = []
 _lock = threading.Lock()
 _OBJECTS = FileCache("native")
 
@@ -77,14 +76,9 @@ def _sources(module: str) -> str:
     pending = [module]
     while pending:
         name = pending.pop()
-        if name in found:
-            continue
-        source = _source(name)
-        found[name] = source
-        for line in _IMPORT.finditer(source.decode()):
-            package, names = line.group(1), line.group(2)
-            inside = [f"{package}.{each}" for each in re.findall(r"\w+", names)]
-            pending += [package, *(each for each in inside if each in sys.modules)]
+        if name not in found:
+            found[name], imported = _source(name)
+            pending += imported
     digest = hashlib.blake2b(digest_size=20)
     for name in sorted(found):
         digest.update(found[name])
@@ -96,32 +90,56 @@ _IMPORT = re.compile(
 )
 
 
-def _source(module: str) -> bytes:
+@cache
+def _source(module: str) -> tuple[bytes, list[str]]:
+    """The source of a module, and the kernels' modules that it imports."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return b"" if file is None else Path(file).read_bytes()
+    source = b"" if file is None else Path(file).read_bytes()
+    imported: list[str] = []
+    for line in _IMPORT.finditer(source.decode()):
+        package, names = line.group(1), line.group(2)
+        inside = [f"{package}.{each}" for each in re.findall(r"\w+", names)]
+        imported += [package, *(each for each in inside if each in sys.modules)]
+    return source, imported
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
     module = llvm.parse_assembly(str(kernel_module(symbol, build)))
     module.verify()
-    target = target_machine()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    # Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
-    # make no kernel faster, and take longer than all the rest.
+    _optimise(module)
+    return bytes(target_machine().emit_object(module))
+
+
+def _optimise(module: Any) -> None:
+    """Simplify the code, and move out of loops what stays the same in them.
+
+    Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
+    make no kernel faster, and take longer than all the rest. Nor do the passes over whole modules,
+    so they are for kernels of several functions alone, which have something to inline.
+    """
+    functions = [each for each in module.functions if not each.is_declaration]
+    options = llvm.create_pipeline_tuning_options(speed_level=1 if len(functions) == 1 else 2)
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False
-    passes = llvm.create_pass_builder(target, options)
-    passes.getModulePassManager().run(module, passes)
-    return bytes(target.emit_object(module))
+    passes = llvm.create_pass_builder(target_machine(), options)
+    if len(functions) == 1:
+        passes.getFunctionPassManager().run(functions[0], passes)
+    else:
+        passes.getModulePassManager().run(module, passes)
 
 
 def _address(code: bytes, symbol: str) -> int:
-    empty = llvm.parse_assembly("")
-    empty.triple = host_target().triple
-    engine = llvm.create_mcjit_compiler(empty, target_machine())
+    engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    # The engine owns the memory of the code: it must live as long as the process.
-    _engines.append(engine)
     return int(engine.get_function_address(symbol))
+
+
+@cache
+def _engine() -> Any:
+    """What loads kernels, and owns the memory of their code. One for all of them: it begins with a
+    module, and to compile even an empty one takes twenty times as long as to load a kernel."""
+    empty = llvm.parse_assembly("")
+    empty.triple = host_target().triple
+    return llvm.create_mcjit_compiler(empty, target_machine())

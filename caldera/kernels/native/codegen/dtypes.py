@@ -29,10 +29,10 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.half import HALF_NAMES, load_wide, narrow, store_narrow, widen
 
 MEMORY_TYPES: dict[str, ir.Type] = {
-    "bool": I8, "uint8": I8, "int8": I8, "int16": I16, "int32": I32, "int64": I64,
-    "float16": I16, "bfloat16": I16, "float32": F32, "float64": F64,
+    "bool": I8, "uint8": I8, "uint16": I16, "uint32": I32, "uint64": I64, "int8": I8, "int16": I16,
+    "int32": I32, "int64": I64, "float16": I16, "bfloat16": I16, "float32": F32, "float64": F64,
 }  # fmt: skip
-UNSIGNED = ("bool", "uint8")
+UNSIGNED = ("bool", "uint8", "uint16", "uint32", "uint64")
 
 
 def computed_type(name: str) -> ir.Type:
@@ -67,7 +67,9 @@ def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
     if target == "bool":
         return value if source == "bool" else value.differs(0)
     if is_floating(value.type) and not is_floating(wanted):
-        whole = k.convert(value, I64 if wanted == I64 else I32)
+        if target == "uint64":
+            return _to_uint64(k, value)
+        whole = k.convert(value, I64 if wanted == I64 or target == "uint32" else I32)
         return k.convert(whole, wanted)
     if target in HALF_NAMES:
         if not is_floating(value.type):
@@ -76,6 +78,15 @@ def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
             value = k.convert(value, exact, unsigned=source in UNSIGNED)
         return rounded(k, value, target)
     return k.convert(value, wanted, unsigned=source in UNSIGNED)
+
+
+def _to_uint64(k: Emitter, value: Value) -> Value:
+    """A float by way of a signed integer, as the narrower ones go; from 2^63 on, where there is
+    none, half the range is taken off first and put back as the highest bit."""
+    half = 2.0**63
+    is_large = value >= half
+    whole = k.convert(k.select(is_large, value - half, value), I64)
+    return k.select(is_large, whole ^ k.constant(-(1 << 63), whole.type), whole)
 
 
 def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> Value:

@@ -43,14 +43,13 @@ from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
-    I16,
-    I32,
     I64,
     POINTER,
     Emitter,
     Pointer,
     Value,
 )
+from caldera.tensor.dtype import NAMES
 
 Integer: TypeAlias = Value
 """An int64 that is given to a kernel."""
@@ -96,16 +95,6 @@ class _Kind(Protocol):
         """The value that the code is written with."""
 
 
-class _Names(dict[Any, str]):
-    """The names of dtypes, which NumPy puts together anew each time."""
-
-    def __missing__(self, dtype: np.dtype) -> str:
-        return self.setdefault(dtype, dtype.name)
-
-
-_NAMES = _Names()
-
-
 def address_of(array: np.ndarray) -> int:
     """Where an array begins, which `array.ctypes` takes several times as long to say."""
     try:
@@ -135,11 +124,11 @@ class _Array:
 
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
         slots.append(address_of(given))
-        form.append(_NAMES[given.dtype])
+        form.append(NAMES[given.dtype])
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
         name = next(form)
-        pointer = Pointer(k, k.argument(next(slots), POINTER), _TYPES[name])
+        pointer = Pointer(k, k.argument(next(slots), POINTER), MEMORY_TYPES[name])
         return ElementPointer(k, pointer, name) if self.floats else pointer
 
 
@@ -210,8 +199,6 @@ class _Group:
         return self.type(**{name: kind.unpack(k, slots, form) for name, kind in kinds})
 
 
-_TYPES = {**MEMORY_TYPES, "uint16": I16, "uint32": I32, "uint64": I64}
-"""How elements lie in memory: also those that no loop computes with, as labels may be."""
 _CONSTANT = _Constant()
 _SINGLE: dict[Any, _Kind] = {
     Pointer: _Array(floats=False), ElementPointer: _Array(floats=True), Value: _Integer(),
@@ -273,7 +260,7 @@ class NativeKernel:
         arrays = [given[name] for name in array_names]
         slots = [address_of(each) for each in arrays]
         slots += [given[name] for name in integer_names]
-        form: list[Any] = [_NAMES[each.dtype] for each in arrays]
+        form: list[Any] = [NAMES[each.dtype] for each in arrays]
         for name, kind in others:
             kind.pack(given[name], slots, form)
         return slots, tuple(form)

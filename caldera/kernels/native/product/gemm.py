@@ -9,6 +9,7 @@ second call adds what the parts found.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -169,7 +170,7 @@ class Binder:
 
     def multiply(self, *scales: Array) -> None:
         """The product in blocks of rows or columns; `scales` are alpha and beta."""
-        rows, columns, length = self.product.extent
+        length = self.product.extent[2]
         batch = self.product.batch
         table = np.stack(
             [
@@ -178,9 +179,9 @@ class Binder:
             ],
             axis=1,
         )
-        parts = parts_for(self.product.work)
-        shape = blocks(len(table), rows, columns, parts, finish=self.epilogue.changes)
-        self._add(table, self.place, shape, parts, scales, self.bias, self.epilogue)
+        self.add_products(
+            table, self.place, parts_for(self.product.work), scales, self.bias, self.epilogue
+        )
 
     def multiply_split_k(self) -> None:
         """The product of two matrices with its sum cut into pieces, one a thread."""
@@ -199,7 +200,7 @@ class Binder:
         )
         goal = as_matrices(found)
         assert goal is not None
-        self._add(table, goal, (rows, columns), pieces)
+        self.add_products(table, goal, pieces)
         self.calls.append(
             _add_up.call(
                 pieces=found, out=self.place.array, count=pieces, rows=rows, columns=columns,
@@ -208,12 +209,13 @@ class Binder:
             )
         )  # fmt: skip
 
-    def _add(
-        self, table: np.ndarray, goal: Matrices, shape: tuple[int, int], parts: int,
-        scales: tuple[Array, ...] = (), bias: Array = None, epilogue: Epilogue = NOTHING,
+    def add_products(
+        self, table: np.ndarray, goal: Matrices, parts: int, scales: tuple[Array, ...] = (),
+        bias: Array = None, epilogue: Epilogue = NOTHING,
     ) -> None:  # fmt: skip
+        """The call that computes every product of the table, on so many threads."""
         rows, columns, _ = self.product.extent
-        height, width = shape
+        height, width = blocks(len(table), rows, columns, parts, finish=epilogue.changes)
         known = blas()
         assert known is not None
         tasks = len(table) * -(-rows // height) * -(-columns // width)
@@ -230,26 +232,29 @@ class Binder:
         )  # fmt: skip
 
 
-def _bind(call: Call) -> Runner:
+def bind_product(call: Call, make: type[Binder]) -> Runner:
+    """A product in blocks."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
-    binder = Binder(call)
+    binder = make(call)
     binder.multiply()
     return binder.runner()
 
 
-def _bind_split_k(call: Call) -> Runner:
+def bind_split_k(call: Call, make: type[Binder]) -> Runner:
+    """A product with its sum cut into pieces."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
-    binder = Binder(call)
+    binder = make(call)
     binder.multiply_split_k()
     return binder.runner()
 
 
-def _bind_accumulate(call: Call) -> Runner:
+def bind_accumulate(call: Call, make: type[Binder]) -> Runner:
+    """A product that is added to a matrix, in its place if it may."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
-    binder = Binder(call, operands=1)
+    binder = make(call, operands=1)
     start, _, _, *scales = call.inputs
     place = binder.place.array
     if start.__array_interface__["data"] != place.__array_interface__["data"]:
@@ -259,15 +264,15 @@ def _bind_accumulate(call: Call) -> Runner:
     return binder.runner()
 
 
-def _accumulates_in_place(node: Node) -> bool:
+def accumulates_in_place(node: Node) -> bool:
     """A matrix that is also a factor must not change while the product is computed."""
     return node.inputs[0] not in node.inputs[1:3]
 
 
-def _has_long_sums(node: Node) -> bool:
+def has_long_sums(node: Node) -> bool:
     """Whether one product has a small result and long sums."""
     count, rows, columns, length = extent_of(node)
-    return blas() is not None and count == 1 and length >= 2 * max(rows, columns)
+    return count == 1 and length >= 2 * max(rows, columns)
 
 
 def result_workspace(node: Node) -> int:
@@ -277,12 +282,14 @@ def result_workspace(node: Node) -> int:
     )
 
 
-def _workspace(node: Node) -> int:
+def product_workspace(node: Node) -> int:
+    """The workspace for what cannot be read or written where it lies."""
     return copy_workspace(node) + result_workspace(node)
 
 
-def _split_k_workspace(node: Node) -> int:
-    return _workspace(node) + workspace_bytes(
+def split_k_workspace(node: Node) -> int:
+    """The same, with room for what the pieces of a sum come to."""
+    return product_workspace(node) + workspace_bytes(
         Spec((settings.threads, *node.shape[-2:]), compute_dtype(node.dtype))
     )
 
@@ -292,21 +299,21 @@ def _has_blas(node: Node) -> bool:
 
 
 for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "blas", _bind, _has_blas, _workspace, priority=10))
     TABLE.add(
         Kernel(
-            _op,
-            "cpu",
-            "blas, sums cut",
-            _bind_split_k,
-            _has_long_sums,
-            _split_k_workspace,
-            priority=9,
+            _op, "cpu", "blas", partial(bind_product, make=Binder), _has_blas, product_workspace,
+            priority=10,
         )
-    )
+    )  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op, "cpu", "blas, sums cut", partial(bind_split_k, make=Binder),
+            lambda node: _has_blas(node) and has_long_sums(node), split_k_workspace, priority=9,
+        )
+    )  # fmt: skip
 TABLE.add(
     Kernel(
-        "matmul_accumulate", "cpu", "blas", _bind_accumulate, _has_blas, _workspace, priority=10,
-        in_place=_accumulates_in_place,
+        "matmul_accumulate", "cpu", "blas", partial(bind_accumulate, make=Binder), _has_blas,
+        product_workspace, priority=10, in_place=accumulates_in_place,
     )
 )  # fmt: skip

@@ -40,7 +40,8 @@ _VIEWS = frozenset({"transpose", "slice", "flip", "broadcast_to"})
 def extent_of(node: Node) -> tuple[int, int, int, int]:
     """How many products a node computes, and rows, columns and length of each."""
     rows, columns = node.shape[-2:]
-    length = node.inputs[0].shape[-2 if node.attrs["ta"] else -1]
+    left = node.inputs[1 if node.op.name == "matmul_accumulate" else 0]
+    length = left.shape[-2 if node.attrs["ta"] else -1]
     return size(node.shape[:-2]), rows, columns, length
 
 

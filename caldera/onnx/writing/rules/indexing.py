@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from caldera.onnx.writing.rules.registry import inputs, writes
-from caldera.tensor.dtype import int32, int64
+from caldera.tensor.dtype import int32, int64, uint64
 
 
 def _as_index(write: Any, pair: Any) -> str:
@@ -13,6 +15,9 @@ def _as_index(write: Any, pair: Any) -> str:
     name = write.name(pair)
     if pair.spec.dtype in (int32, int64):
         return name
+    if pair.spec.dtype == uint64:
+        # What int64 has not must not be counted from the end.
+        name = write.add("Min", name, write.scalar(np.iinfo(np.int64).max, uint64))
     return write.add("Cast", name, to=write.element_type(int64))
 
 

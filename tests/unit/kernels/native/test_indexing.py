@@ -8,9 +8,10 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.errors import DataError
+from caldera.tensor.dtype import INTEGERS
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", sorted(dtype.name for dtype in INTEGERS))
 def test_positions_of_any_integer_dtype(dtype: str) -> None:
     table = np.random.default_rng(0).standard_normal((100, 7)).astype(np.float32)
     positions = np.array([[0, 99, 3], [3, 50, 98]], dtype)

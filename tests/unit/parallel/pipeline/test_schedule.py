@@ -21,6 +21,7 @@ from caldera.parallel.pipeline.schedule import (
 from caldera.plan.plan import Plan
 from caldera.strategy import NO_VOTES, VOTES
 from caldera.train.fit import make_steps, run_setup
+from tests.unit.parallel.ranks import network, samples, strategies_of, trained
 
 WIDE = 64
 ACTIVATIONS = 4 * WIDE
@@ -112,3 +113,23 @@ def test_stages_that_wait_for_each_other_are_told() -> None:
     orders = [SCHEDULES["1f1b"](stage, 2, 2) for stage in (1, 0)]
     with pytest.raises(ValueError, match="for ever"):
         timeline(orders)
+
+
+def test_updates_are_written_down_for_one_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    apply = optim.SGD.apply
+
+    def counted(self: optim.SGD, parameters: Any, *more: Any, **named: Any) -> Any:
+        written.append(len(parameters))
+        return apply(self, parameters, *more, **named)
+
+    monkeypatch.setattr(optim.SGD, "apply", counted)
+
+    def make() -> cd.NeuralNetwork:
+        return network(layers=[nn.Input((6,)), nn.Dense(4), nn.Dense(3)])
+
+    trained(
+        2, make, strategies_of(PipelineParallel)(micro_batches=4),
+        samples(10), watch=False,
+    )  # fmt: skip
+    assert written == [4, 4]

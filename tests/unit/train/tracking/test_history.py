@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera.errors import ConfigError, DataError
@@ -63,6 +63,7 @@ def test_what_is_no_number_is_refused() -> None:
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.fixed_dictionaries({"loss": numbers, "table": st.lists(numbers, min_size=1)}),

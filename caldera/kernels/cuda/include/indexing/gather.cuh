@@ -13,11 +13,12 @@ __device__ __forceinline__ void repeat(uint4& unit, u32 byte) {
     unit.y = unit.z = unit.w = unit.x;
 }
 
-// A position from 0 on; negative ones count from the end. -1 for one that is not there.
+// A position from 0 on; negative ones count from the end. -1 for one that is not there, as none
+// above 2^63 is.
 template <typename Position>
 __device__ __forceinline__ i64 place_of(Position position, i64 length) {
     i64 place = (i64)position;
-    if (place < 0) place += length;
+    if (place < 0 && position < (Position)1) place += length;
     return place >= 0 && place < length ? place : -1;
 }
 

@@ -14,6 +14,7 @@ template <> struct Sum<i64> {
     typedef u64 type;
     static __device__ __forceinline__ void spoil(type&) {}
 };
+template <> struct Sum<u64> : Sum<i64> {};
 template <> struct Sum<double> {
     typedef double type;
     static __device__ __forceinline__ void spoil(type& sum) { sum = __longlong_as_double(-1); }

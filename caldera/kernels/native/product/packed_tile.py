@@ -1,0 +1,158 @@
+"""The micro-kernel of packed products: a tile of the result, summed up in registers.
+
+It is compiled once for each dtype, and called by its address from the kernels that pack: their code
+differs with what follows a product, and this is most of what there is to compile.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.emitter import (
+    F64,
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    vector,
+)
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
+from caldera.kernels.native.product.blocking import Tile
+from caldera.tensor.dtype import DType
+
+
+@native_kernel
+def _tile(
+    k: Emitter, a: Pointer, panel: Pointer, goal: Pointer, at: Integer, down: Integer,
+    right: Integer, leading: Integer, terms: Integer, high: Integer, wide: Integer, alpha: Real,
+    keep: Real, shape: tuple[int, int, int], packed: bool,
+) -> None:  # fmt: skip
+    """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
+
+    The lines of `a` begin with number `at`; the distances between them and inside them are `down`
+    and `right`, known if they are `packed`. Whole tiles, and such of half the height, are written
+    as they are. Others are put on the stack first, with what is not there left out.
+    """
+    tile = Tile(*shape)
+    scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
+    distances = (k.constant(1, I64), k.constant(tile.height, I64)) if packed else (down, right)
+    half = max(1, tile.height // 2)
+
+    def sum_up(height: int, vectors: int, *, whole: bool) -> None:
+        rows = _rows(k, a, at, distances[0], height, None if whole else high)
+        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors)
+        if whole:
+            _write(k, sums, goal, leading, *scales)
+        else:
+            _write_some(k, sums, goal, leading, *scales, high, wide)
+
+    is_wide, is_high = wide.equals(tile.width), high.equals(tile.height)
+    with k.if_else(is_wide & (is_high | high.equals(half))) as (whole, some):
+        with whole, k.if_else(is_high) as (full, low):
+            with full:
+                sum_up(tile.height, tile.vectors, whole=True)
+            with low:
+                sum_up(half, tile.vectors, whole=True)
+        with some:
+            for count in range(1, tile.vectors + 1):
+                above, below = wide > (count - 1) * tile.lanes, wide <= count * tile.lanes
+                with k.if_then(above & below):
+                    sum_up(tile.height, count, whole=False)
+
+
+def _rows(
+    k: Emitter, a: Pointer, at: Value, down: Value, height: int, count: Value | None
+) -> list[Pointer]:
+    """Where rows of the left matrix begin; those from `count` on are the last one there is."""
+    numbers = [k.constant(i, I64) for i in range(height)]
+    if count is not None:
+        numbers = [k.minimum(i, count - 1) for i in numbers]
+    return [a.at((at + i) * down) for i in numbers]
+
+
+def _sums(
+    k: Emitter, tile: Tile, rows: list[Pointer], right: Value, panel: Pointer, terms: Value,
+    vectors: int,
+) -> list[list[Value]]:  # fmt: skip
+    lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
+    sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
+    with k.loop(0, terms) as term:
+        across = panel.at(term * tile.width)
+        factors = [across.load(j * lanes, lanes) for j in range(vectors)]
+        for row, totals in zip(rows, sums, strict=True):
+            one = row.load(term * right)
+            for total, factor in zip(totals, factors, strict=True):
+                total.value = k.fma(one, factor, total.value)
+    return [[total.value for total in totals] for totals in sums]
+
+
+def _write(
+    k: Emitter, sums: list[list[Value]], goal: Pointer, leading: Value, alpha: Value, keep: Value
+) -> None:
+    places = [
+        (goal.at(leading * i + j * total.lanes), total * alpha)
+        for i, totals in enumerate(sums)
+        for j, total in enumerate(totals)
+    ]
+    with k.if_else(keep.equals(0.0)) as (fresh, added):
+        with fresh:
+            for place, total in places:
+                place.store(0, total)
+        with added:
+            for place, total in places:
+                place.store(0, k.fma(place.load(0, total.lanes), keep, total))
+
+
+def _write_some(
+    k: Emitter, sums: list[list[Value]], goal: Pointer, leading: Value, alpha: Value, keep: Value,
+    high: Value, wide: Value,
+) -> None:  # fmt: skip
+    vectors, lanes = len(sums[0]), sums[0][0].lanes
+    aside = k.alloca(goal.type, len(sums) * vectors * lanes)
+    for i, totals in enumerate(sums):
+        for j, total in enumerate(totals):
+            aside.store((i * vectors + j) * lanes, total * alpha)
+    with k.loop(0, high) as line:
+        row, found = goal.at(line * leading), aside.at(line * (vectors * lanes))
+
+        def store(j: Value, count: int) -> None:
+            row.store(j, found.load(j, count))
+
+        def add(j: Value, count: int) -> None:
+            row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
+
+        with k.if_else(keep.equals(0.0)) as (fresh, added):
+            with fresh:
+                k.vector_loop(0, wide, lanes, store)
+            with added:
+                k.vector_loop(0, wide, lanes, add)
+
+
+def tile_address(dtype: DType, tile: Tile, *, packed: bool) -> int:
+    """Where the micro-kernel is."""
+    nothing = np.empty(1, dtype)
+    arrays = dict.fromkeys(("a", "panel", "goal"), nothing)
+    numbers = dict.fromkeys(("at", "down", "right", "leading", "terms", "high", "wide"), 1)
+    shape = (tile.height, tile.vectors, tile.lanes)
+    _, form = _tile.packed(
+        {**arrays, **numbers, "alpha": 1.0, "keep": 0.0, "shape": shape, "packed": packed}
+    )
+    return _tile.address(form)
+
+
+def call_tile(
+    k: Emitter, address: Value, a: Pointer, panel: Pointer, goal: Pointer, *, at: Number,
+    down: Number, right: Number, leading: Number, terms: Number, high: Number, wide: Number,
+    alpha: Value, keep: Value,
+) -> None:  # fmt: skip
+    """Call the micro-kernel from another kernel: its arguments lie in slots, as for all others."""
+    slots = k.alloca(I64, 12)
+    words = [k.pointer_to_int(each) for each in (a, panel, goal)]
+    words += [k.constant(each, I64) for each in (at, down, right, leading, terms, high, wide)]
+    words += [k.bitcast(k.convert(each, F64), I64) for each in (alpha, keep)]
+    for i, word in enumerate(words):
+        slots.store(i, word)
+    zero, one = k.constant(0, I64), k.constant(1, I64)
+    k.call_address(address, ir.VoidType(), slots, zero, one)

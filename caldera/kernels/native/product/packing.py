@@ -1,0 +1,101 @@
+"""Parts of matrices in the order in which a micro-kernel reads them.
+
+The right matrix becomes panels: as many columns as a tile is wide, row after row. The left matrix
+becomes strips: as many rows as a tile is high, column after column. Every element is then read
+from the cache line after the last one, however far apart the rows of the matrix lie.
+"""
+
+from __future__ import annotations
+
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    natural_lanes,
+)
+from caldera.kernels.native.movement import transposed
+
+
+def pack_panels(
+    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, columns: Value,
+    width: int, *, flipped: bool,
+) -> None:  # fmt: skip
+    """`columns` columns of a matrix, `length` rows of it, in panels of `width` columns.
+
+    `flipped` says that the columns are dense, not the rows. The last panel is filled up with
+    zeros, or with columns that are there already: nobody reads what comes of them, but numbers
+    left from something else may take very long to multiply.
+    """
+    whole = columns // width * width
+    with k.loop(0, whole, width) as column:
+        panel = target.at(column * length)
+        if flipped:
+            _pack_flipped(k, panel, source.at(column * leading), leading, length, width, width)
+        else:
+            _pack_rows(k, panel, source.at(column), leading, length, width)
+    rest = columns - whole
+    with k.if_then(rest > 0):
+        panel = target.at(whole * length)
+        if flipped:
+            _pack_flipped(k, panel, source.at(whole * leading), leading, length, width, rest)
+        else:
+            _pack_some(k, panel, source.at(whole), leading, length, width, rest)
+
+
+def pack_strips(
+    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, rows: Value,
+    height: int, *, flipped: bool,
+) -> None:  # fmt: skip
+    """`rows` rows of a matrix, `length` columns of it, in strips of `height` rows.
+
+    That is what `pack_panels` does with the matrix transposed.
+    """
+    pack_panels(k, target, source, leading, length, rows, height, flipped=not flipped)
+
+
+def _pack_rows(
+    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int
+) -> None:
+    """A panel whose rows lie in the matrix as they do here."""
+    lanes = min(natural_lanes(panel.type), width)
+    with k.loop(0, length) as row:
+        for i in range(0, width, lanes):
+            panel.store(row * width + i, source.load(row * leading + i, lanes))
+
+
+def _pack_some(
+    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int,
+    columns: Value,
+) -> None:  # fmt: skip
+    """The same for fewer columns than a panel has."""
+    lanes = min(natural_lanes(panel.type), width)
+    end = (columns + (lanes - 1)) // lanes * lanes
+    with k.loop(0, length) as row:
+        line, start = panel.at(row * width), source.at(row * leading)
+        k.vector_loop(0, columns, lanes, lambda i, n: line.store(i, start.load(i, n)))
+        with k.loop(columns, end) as i:
+            line.store(i, k.constant(0.0, panel.type))
+
+
+def _pack_flipped(
+    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int,
+    columns: Number,
+) -> None:  # fmt: skip
+    """A panel whose columns are dense in the matrix: square blocks change sides in registers.
+
+    Blocks at the end repeat the last column.
+    """
+    lanes = min(natural_lanes(panel.type), width)
+    last = k.constant(columns, I64) - 1
+    whole = length // lanes * lanes
+    with k.loop(0, columns, lanes) as column:
+        lines = [source.at(k.minimum(column + i, last) * leading) for i in range(lanes)]
+        with k.loop(0, whole, lanes) as row:
+            block = [line.load(row, lanes) for line in lines]
+            goal = panel.at(row * width + column)
+            for i, line in enumerate(transposed(k, block)):
+                goal.store(i * width, line)
+        with k.loop(whole, length) as row:
+            panel.store(row * width + column, k.vector_of([line.load(row) for line in lines]))
