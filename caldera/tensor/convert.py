@@ -44,6 +44,23 @@ def array_of(data: object, where: str) -> Array:
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
 
 
+def real_array_of(data: object, where: str) -> Array:
+    """The same for data that networks are given: complex numbers are refused.
+
+    >>> real_array_of([1j], "data.ArrayData")
+    Traceback (most recent call last):
+    caldera.errors.DtypeError: data.ArrayData: expected real numbers, got complex128;
+    give the parts, np.stack([z.real, z.imag], -1)
+    """
+    array = array_of(data, where)
+    if is_complex(array.dtype):
+        raise DtypeError.build(
+            where, expected="real numbers", got=str(array.dtype),
+            hint="give the parts, np.stack([z.real, z.imag], -1)",
+        )  # fmt: skip
+    return array
+
+
 def little_endian(array: Array) -> Array:
     """An array whose bytes are those of a file, lowest first, whatever the machine; and back.
 

@@ -345,6 +345,19 @@ def test_optimizers_precision_and_fillers_refuse_them() -> None:
             cd.Tensor((2,), fill=fill, dtype="complex64")
 
 
+def test_data_for_networks_are_real() -> None:
+    z = np.ones((4, 2), "complex64")
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)])
+    for refused in (
+        lambda: cd.data.ArrayData(z),
+        lambda: cd.data.SubtractMean(mean=[1j]),
+        lambda: model.fit((z, np.zeros(4, int))),
+        lambda: model.predict(z),
+    ):
+        with pytest.raises(DtypeError, match=r"expected .*got complex"):
+            refused()
+
+
 def test_a_layer_may_compute_with_them_inside() -> None:
     class Filter(nn.Layer):
         """A convolution over all positions, by frequencies."""
