@@ -22,7 +22,7 @@ from caldera.graph.ops.base import full, reshape
 from caldera.graph.ops.elementwise import add
 from caldera.graph.ops.movement import transpose
 from caldera.graph.ops.product import matmul
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import is_inexact
 
 
 @op("fused", kind="control")
@@ -93,11 +93,11 @@ def _(
     parameters = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
     seeds = [parameter(len(parameters) + i, node.spec) for i, node in enumerate(body.outputs)]
     live = [
-        seed if is_float(seed.dtype) and (i < carries or given[i] is not None) else None
+        seed if is_inexact(seed.dtype) and (i < carries or given[i] is not None) else None
         for i, seed in enumerate(seeds)
     ]
     found = accumulate(body.outputs, live, parameters)
-    carried = [i for i in range(carries) if is_float(parameters[i].dtype)]
+    carried = [i for i in range(carries) if is_inexact(parameters[i].dtype)]
     gradients: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
     for i in carried:
         gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
