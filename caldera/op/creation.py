@@ -68,7 +68,7 @@ def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
     if not is_inexact(wanted):
         whole = math.isfinite(number) and number == math.floor(number)
         whole = whole and (wanted != bool_ or number in (0, 1))
-        if not whole or side_of_range(int(number), wanted):
+        if not whole or side_of_range(int(value.real), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )

@@ -106,7 +106,7 @@ def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
         around = complex(value)
     else:
         # As a float it would lose the digits of large integers.
-        around = int(value) if is_integer(x.dtype) else float(value)  # type: ignore[arg-type]
+        around = int(value.real) if is_integer(x.dtype) else float(value.real)
     node: Node = _pad(x, widths=widths, value=around)
     return node
 
