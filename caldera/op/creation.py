@@ -26,6 +26,7 @@ from caldera.tensor.dtype import (
     int64,
     is_complex,
     is_inexact,
+    side_of_range,
 )
 from caldera.tensor.shape import as_shape
 
@@ -65,8 +66,9 @@ def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
         return Expr(base.full(as_shape(shape, "op.full"), value, wanted))
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
     if not is_inexact(wanted):
-        whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
-        if not whole:
+        whole = math.isfinite(number) and number == math.floor(number)
+        whole = whole and (wanted != bool_ or number in (0, 1))
+        if not whole or side_of_range(int(value.real), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )
@@ -94,6 +96,12 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
                    for each in (first, last, step))  # fmt: skip
     wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
     count = max(math.ceil((last - first) / step), 0)
+    ends = (first, first + (count - 1) * step) if count else ()
+    if any(side_of_range(math.trunc(each), wanted) for each in ends):
+        raise ConfigError.build(
+            "op.arange", expected=f"numbers that {wanted} can hold",
+            got=" to ".join(map(str, ends)),
+        )  # fmt: skip
     # Positions are exact: added up in few digits, many steps would drift.
     exact = int64 if is_whole else float64
     steps = e.mul(_positions(count, exact), base.full((), step, exact))

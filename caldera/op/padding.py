@@ -13,7 +13,7 @@ from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift
 from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, is_complex, is_float
+from caldera.tensor.dtype import bool_, is_complex, is_float, side_of_range
 from caldera.tensor.shape import as_shape
 
 
@@ -52,7 +52,8 @@ def pad(
             )  # fmt: skip
         return Expr(moves.pad(node, _widths(widths, node), value))
     whole = math.isfinite(value) and value == int(value)
-    if not (is_float(node.dtype) or (whole and (node.dtype != bool_ or value in (0, 1)))):
+    held = whole and (value in (0, 1) or node.dtype != bool_)
+    if not is_float(node.dtype) and (not held or side_of_range(int(value), node.dtype)):
         raise DtypeError.build(
             place("pad", node), expected=f"a value that {node.dtype.name} can hold", got=str(value)
         )

@@ -14,7 +14,7 @@ from caldera.graph.ops.base import (
     full,
     reshape,
 )
-from caldera.tensor.dtype import complex_of, is_complex, part_of
+from caldera.tensor.dtype import complex_of, is_complex, is_integer, part_of
 from caldera.tensor.shape import Shape
 
 Bounds = tuple[tuple[int, int, int], ...]
@@ -101,8 +101,13 @@ def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
     """`x` with `value` around it."""
     if all(pair == (0, 0) for pair in widths):
         return x
-    number = complex(value) if is_complex(x.dtype) else float(value)  # type: ignore[arg-type]
-    node: Node = _pad(x, widths=widths, value=number)
+    around: complex
+    if is_complex(x.dtype):
+        around = complex(value)
+    else:
+        # As a float it would lose the digits of large integers.
+        around = int(value.real) if is_integer(x.dtype) else float(value.real)
+    node: Node = _pad(x, widths=widths, value=around)
     return node
 
 

@@ -7,7 +7,7 @@ it computes the gradient of x, and a second kernel adds up the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -37,11 +37,11 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
 _HEADER = "layernorm.cuh"
-_MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
-"""Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_FEW_BLOCKS_EACH, _MOST_BLOCKS_EACH = 2, 8
-"""Blocks of a multiprocessor that share the rows of a gradient: few of them, and more where a block
-would else have many rows one after the other."""
+_MOST_KEPT = 32
+"""Elements of a row that a thread keeps."""
+_FEW_BLOCKS, _MOST_BLOCKS = 3, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: three, and more where a block would
+else have many rows one after the other."""
 _ROWS_IN_TURN = 8
 """Rows that a group has at least where there are more blocks: each leaves sums behind, which are
 read again."""
@@ -130,16 +130,16 @@ def _bind_gradient(call: Call) -> Runner:
         return CudaRunner([])
     axes, length = call.node.attrs["axis"], scale.size
     seen = _rows(
-        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift],
-        _MOST_KEPT_OF_GRADIENT,
-    )  # fmt: skip
+        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift], _MOST_KEPT
+    )
+    seen = replace(seen, group=seen.group.exactly(length))
     *own, scale_steps, first, second = seen.row.strides
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     all_blocks = seen.group.blocks(mean.size)
-    fewest = _FEW_BLOCKS_EACH * driver().multiprocessors
-    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, fewest), len(partial))
+    few = _FEW_BLOCKS * driver().multiprocessors
+    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
     totals = parameter_gradients(
         partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
         for_shift, large=seen.large,
@@ -163,7 +163,7 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    blocks = min(rows, _MOST_BLOCKS_EACH * driver().multiprocessors)
+    blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)
     return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 

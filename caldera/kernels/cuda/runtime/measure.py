@@ -209,8 +209,9 @@ class _Course:
                 runner = self._checked(kernel)
                 once = _seconds(self._place, (partial(self._place.stream.launch, runner), 1), 1)
                 replayed = self._replayed(kernel, runner, once)
-                clocks[kernel.name] = partial(_seconds, self._place, replayed)
-                outcome.times[kernel.name] = once
+                clock = clocks[kernel.name] = partial(_seconds, self._place, replayed)
+                # A library may keep the host busy for longer than the card.
+                outcome.times[kernel.name] = min(once, clock(1))
             except MemoryError:
                 raise
             except Exception as problem:
