@@ -365,6 +365,8 @@ FORMS: dict[str, Form] = {
 }  # fmt: skip
 
 SYMMETRIC = {
+    "cholesky": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
+    "linalg.cholesky": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
     "linalg.eigh": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
     "linalg.eigvalsh": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
 }
