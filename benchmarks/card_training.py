@@ -62,7 +62,7 @@ def cases(names: list[str]) -> Iterator[TrainingCase]:
         yield known[name].on("cuda")
 
 
-def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
+def entered(case: TrainingCase, contestant: Any, batches: Any, steps: int) -> Entry:
     """Build a contestant, and make its first steps."""
     framework = FRAMEWORKS[contestant.framework](contestant.options, os.cpu_count() or 1)
     framework.batches = lambda *_: batches  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
     first_call(task)
     first = time.perf_counter() - begin
     task.restart()
-    losses = task.losses(STEPS)
+    losses = task.losses(steps)
     framework.reset_card_peak()
     for _ in range(2):
         first_call(task)
@@ -85,18 +85,25 @@ def entered(case: TrainingCase, contestant: Any, batches: Any) -> Entry:
     return Entry(contestant.label, framework, task, first, losses, peak, samples)
 
 
-def measure(case: TrainingCase, precision: str, words: list[str]) -> None:
-    """All contestants on one network, one line for each."""
+def measure(
+    case: TrainingCase, precision: str, words: list[str], steps: int = STEPS, *, whole: bool = False
+) -> None:
+    """All contestants on one network, one line for each.
+
+    Losses of so many `steps` are compared with those of the first contestant; the first few are
+    printed. `whole` says that `words` are whole settings.
+    """
     batches = case.data("float32", None)
     entries: list[Entry] = []
     peers = ["torch", "jax"]
     for contestant in card_contestants(
         case, peers, [precision], compiler=True, words=words, device="cuda"
     ):
-        if not contestant.is_measured:
+        setting = f"{contestant.framework} {contestant.setting}"
+        if not contestant.is_measured or (whole and setting not in words):
             continue
         try:
-            entries.append(entered(case, contestant, batches))
+            entries.append(entered(case, contestant, batches, steps))
             print(f"  {contestant.label}: {entries[-1].first_s:.1f} s", flush=True)
         except Exception as error:
             # One that cannot take part must not cost the others their turn.
@@ -109,15 +116,18 @@ def measure(case: TrainingCase, precision: str, words: list[str]) -> None:
     samples = len(batches[0][0])
     print(f"\n{case.name}, batch {samples}, {precision}")
     print("| setting | time a step | samples/s | to Caldera | first step "
-          "| memory | of it samples | losses |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|")
+          f"| memory | of it samples | losses | farthest apart in {steps} steps |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
     for entry in entries:
         best = min(entry.times)
-        losses = " ".join(f"{loss:.4f}" for loss in entry.losses)
+        losses = " ".join(f"{loss:.4f}" for loss in entry.losses[:STEPS])
+        apart = max(
+            abs(one - other) for one, other in zip(entry.losses, entries[0].losses, strict=True)
+        )
         print(
             f"| {entry.label} | {best * 1e6:,.1f} us | {samples / best:,.0f} | {best / ours:.2f} "
             f"| {entry.first_s:.1f} s | {entry.peak / 2**20:,.0f} MiB "
-            f"| {entry.samples / 2**20:,.0f} MiB | {losses} |",
+            f"| {entry.samples / 2**20:,.0f} MiB | {losses} | {apart:.2g} |",
             flush=True,
         )
 

@@ -16,7 +16,18 @@ from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.leaf import iota
 from caldera.lazy import Expr
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import DType, bool_, canonical, float32, float64, int64, is_float
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    complex64,
+    float32,
+    float64,
+    int64,
+    is_complex,
+    is_inexact,
+    side_of_range,
+)
 from caldera.tensor.shape import as_shape
 
 Sizes = int | Sequence[int]
@@ -42,22 +53,26 @@ def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
     return Expr(base.full(as_shape(shape, "op.ones"), 1, canonical(dtype)))
 
 
-def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
-    """One number everywhere.
+def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
+    """One number everywhere: float32 if no dtype is given, complex64 if the number is complex.
 
     >>> from caldera import op
     >>> op.full((2,), 2.5).tolist()
     [2.5, 2.5]
     """
-    wanted = canonical(dtype)
+    is_number = isinstance(value, complex)
+    wanted = canonical(dtype) if dtype is not None else complex64 if is_number else float32
+    if is_number and is_complex(wanted):
+        return Expr(base.full(as_shape(shape, "op.full"), value, wanted))
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
-    if not is_float(wanted):
-        whole = number in (0, 1) if wanted == bool_ else number == math.floor(number)
-        if not whole:
+    if not is_inexact(wanted):
+        whole = math.isfinite(number) and number == math.floor(number)
+        whole = whole and (wanted != bool_ or number in (0, 1))
+        if not whole or side_of_range(int(value.real), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )
-        number = int(value)
+        number = int(value.real)
     return Expr(base.full(as_shape(shape, "op.full"), number, wanted))
 
 
@@ -81,6 +96,12 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
                    for each in (first, last, step))  # fmt: skip
     wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
     count = max(math.ceil((last - first) / step), 0)
+    ends = (first, first + (count - 1) * step) if count else ()
+    if any(side_of_range(math.trunc(each), wanted) for each in ends):
+        raise ConfigError.build(
+            "op.arange", expected=f"numbers that {wanted} can hold",
+            got=" to ".join(map(str, ends)),
+        )  # fmt: skip
     # Positions are exact: added up in few digits, many steps would drift.
     exact = int64 if is_whole else float64
     steps = e.mul(_positions(count, exact), base.full((), step, exact))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, DtypeError
 from caldera.graph.body import Body, rewrite
 from caldera.graph.node import Node
 from caldera.graph.opdef import parameter
@@ -13,7 +13,8 @@ from caldera.graph.ops.attention import attention_backward_packed
 from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
-from caldera.passes import cse, fold, simplify, stable_losses
+from caldera.passes import cse, fold, reshapes, simplify, stable_losses
+from caldera.passes.complex_parts import complex_parts, has_complex
 from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
@@ -25,11 +26,12 @@ from caldera.passes.packed_attention import packed_attention
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
+from caldera.passes.rounded_results import rounded_results
 from caldera.passes.update_product import update_product
 
 NAMES = (
-    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "merge", "hoist",
-    "dead", "update_product", "packed_attention", "fuse", "layout", "in_place",
+    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "rounded_results",
+    "merge", "hoist", "dead", "update_product", "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -51,6 +53,12 @@ def optimise(
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
+    if precision is not None and any(map(has_complex, program.order())):
+        raise DtypeError.build(
+            "precision", expected="real numbers alone for a precision of their own",
+            got=f"complex numbers, and precision={precision!r}",
+            hint="leave precision out, or compile the complex part by itself",
+        )  # fmt: skip
     for _, run in passes(has_kernel, frozenset(without), precision, channels_last=channels_last):
         program = run(program)
     return program
@@ -77,6 +85,7 @@ def passes(
 
     algebra = _algebra(without, in_loop)
     steps: list[tuple[str, Pass]] = [
+        ("complex", complex_parts),
         ("losses", stable_losses.RULES),
         ("precision", lambda program: lower_precision(program, precision)),
         ("algebra", algebra),
@@ -84,6 +93,7 @@ def passes(
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("norm_epilogue", norm_epilogue),
+        ("rounded_results", rounded_results),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", cse.merge_loops),
         ("hoist", hoist),
@@ -100,6 +110,8 @@ def passes(
         missing.add("update_product")
     if not has_kernel("batch_norm_relu"):
         missing.add("norm_epilogue")
+    if not has_kernel("layer_norm_rounded"):
+        missing.add("rounded_results")
     if not has_kernel(attention_backward_packed.name):
         missing.add("packed_attention")
     if in_loop or not channels_last:
@@ -115,7 +127,7 @@ def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
     if "fold" not in without:
         rules += fold.NUMBERS if in_loop else fold.ARRAYS
     if "simplify" not in without:
-        rules += simplify.RULES
+        rules += simplify.RULES + reshapes.RULES
     if "merge" not in without:
         rules += cse.RULES
     return rules

@@ -30,8 +30,8 @@ BATCH = {
     "batch_norm_grad", "batch_norm_relu_grad",
 }  # fmt: skip
 OTHERS = {
-    "layer_norm", "layer_norm_grad", "group_norm", "group_norm_grad", "local_response_norm",
-    "local_response_norm_grad",
+    "layer_norm", "layer_norm_rounded", "layer_norm_grad", "group_norm", "group_norm_grad",
+    "local_response_norm", "local_response_norm_grad",
 }  # fmt: skip
 EPS = 1e-3
 RESPONSE = {"alpha": 0.8, "beta": 0.75, "k": 1.5}
@@ -151,7 +151,7 @@ def test_groups_in_both_orders(
 @pytest.mark.parametrize(
     ("rows", "length", "dtype"),
     [
-        (3, 8, "float32"), (5, 130, "float32"), (2, 1000, "float32"), (1100, 12, "float32"),
+        (3, 8, "float32"), (5, 130, "float32"), (2, 1000, "float32"), (1700, 12, "float32"),
         (3, 2052, "bfloat16"), (2, 260, "float64"), (2, 33000, "float32"), (3, 520, "float16"),
     ],
 )  # fmt: skip
@@ -166,6 +166,10 @@ def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str
     given = (g, x, scale, mean, variance)
     backward = node_of(normalisation.layer_norm_grad, given, **attrs)
     check(card, backward, given, layouts=["dense"])
+    if dtype == "float32":
+        rounded = {**attrs, "dtype": BY_NAME["bfloat16"]}
+        node = node_of(epilogue.layer_norm_rounded, (x, scale, shift), **rounded)
+        check(card, node, (x, scale, shift), layouts=["dense"])
 
 
 @pytest.mark.parametrize("window", [1, 4, 5, 30])

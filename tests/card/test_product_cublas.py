@@ -18,12 +18,14 @@ from caldera.graph.ops import epilogue, product
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.cublas import WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory.gpus import card_count
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel
+from tests.card.emulated import EmulatedDriver
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.test_product import LARGER, SMALL, Shape, numbers, products
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, compare
@@ -114,6 +116,14 @@ def test_the_workspace_is_what_the_algorithms_ask_for(card: Device, lt: FakeCubl
         assert _kernels(node)[0].workspace(node) == 4096 + 16 + WORKSPACE_ALIGNMENT
 
 
+def test_algorithms_are_those_whose_workspace_was_asked_for(card: Device, lt: FakeCublasLt) -> None:
+    node = products((20, 30), (30, 40), dtype="float32")
+    _check(card, node, numbers((20, 30), (30, 40)))
+    # Within another limit the library names other algorithms, and in another order.
+    assert lt.limits == {cublas.MOST_WORKSPACE}
+    assert set(lt.ranks) == {0, 1, 2}
+
+
 def test_a_library_without_an_algorithm(
     card: Device,
     monkeypatch: pytest.MonkeyPatch,
@@ -166,6 +176,11 @@ def test_endings(
     _check(card, node, inputs)
     is_theirs = bias and activation in (None, "relu") and dtype != "float64"
     assert set(lt.epilogues) == {"BIAS" if is_theirs else "DEFAULT"}
+    using = driver()
+    if activation == "relu" and isinstance(using, EmulatedDriver):
+        # What is left is a loop that takes several elements at once.
+        assert "loop" in using.launches
+        assert "split_k_reduce" not in using.launches
     # A bias with gaps is added by our own kernel.
     if bias:
         arrays = (*inputs[:2], LAYOUTS["with gaps"](inputs[2]))

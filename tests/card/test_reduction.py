@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from caldera.graph.body import Body
-from caldera.graph.node import Node
-from caldera.graph.opdef import OPS
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops import elementwise, reduction
-from caldera.graph.ops.base import sum_
+from caldera.graph.ops.base import cast, sum_
 from caldera.graph.ops.control import fused
+from caldera.kernels.common.loop_body import loop_body_of
+from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.product.problem import described
 from caldera.kernels.cuda.reduction import reduce as cuda_reduction
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.memory import Device
@@ -67,6 +70,23 @@ def test_narrow_blocks_do_without_parts(card: Device, monkeypatch: pytest.Monkey
     using = driver()
     if isinstance(using, EmulatedDriver):
         assert set(using.launches) == {"reduce"}
+
+
+@pytest.mark.parametrize("columns", [768, 2304, 3072, 4096])
+def test_blocks_of_a_tall_matrix_read_whole_lines(columns: int) -> None:
+    spec = Spec((8192, columns), BY_NAME["bfloat16"])
+    node = sum_(cast(parameter(0, spec), BY_NAME["float32"]), (0,))
+    body = loop_body_of(fused.node(parameter(0, spec), body=Body([parameter(0, spec)], [node])))
+    result = with_axes(described(node.spec), (0,), 2)
+    plan = cuda_reduction.planned(
+        ReductionTask(body, spec.shape, (0,), [described(spec)], [], [result])
+    )
+    assert plan.cut.lanes == 8
+    assert plan.block[0] == 32
+    # Several for each of 132 multiprocessors, and their totals fit into the workspace.
+    assert plan.cut.blocks * plan.cut.parts >= 132
+    totals = plan.cut.parts * plan.totals * 8
+    assert totals <= cuda_reduction.workspace_of(spec.shape, (0,), ["sum"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

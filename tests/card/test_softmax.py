@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.ops import activation, loss
+from caldera.graph.ops import activation, epilogue, loss
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases
@@ -17,6 +17,7 @@ from tests.unit.kernels.checking import DTYPES
 OPS = {
     "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
     "cross_entropy_grad", "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
+    "cross_entropy_with_gradient",
 }  # fmt: skip
 Given = list[tuple[Any, tuple[np.ndarray, ...]]]
 
@@ -34,6 +35,7 @@ def every_op(x: np.ndarray, axis: int) -> Given:
     slope = numbers(*samples, dtype=x.dtype, seed=7)
     g = numbers(*x.shape, dtype=x.dtype, seed=8)
     shares = np.maximum(numbers(*x.shape, dtype=x.dtype, seed=9), x.dtype.type(0))
+    wide = slope.astype("float64" if x.dtype == "float64" else "float32")
     return [
         (activation.softmax, (x,)),
         (activation.log_softmax, (x,)),
@@ -43,6 +45,7 @@ def every_op(x: np.ndarray, axis: int) -> Given:
         (loss.cross_entropy_grad, (slope, x, labels.astype("uint8"))),
         (loss.cross_entropy_probabilities, (x, shares)),
         (loss.cross_entropy_probabilities_grad, (slope, x, shares)),
+        (epilogue.cross_entropy_with_gradient, (wide, x, labels)),
     ]
 
 
@@ -51,7 +54,7 @@ def every_op(x: np.ndarray, axis: int) -> Given:
     [
         ((6, 10), 1, "float32"), ((3, 100), 1, "bfloat16"), ((2, 1500), 1, "float32"),
         ((2, 1030), 1, "float64"), ((1, 70001), 1, "float32"), ((2, 5, 3, 9), 1, "float32"),
-        ((2, 80, 3), 1, "float16"), ((100, 3), 0, "float32"),
+        ((2, 80, 3), 1, "float16"), ((100, 3), 0, "float32"), ((1, 40008), 1, "bfloat16"),
     ],
 )  # fmt: skip
 def test_many_lengths(card: Device, shape: tuple[int, ...], axis: int, dtype: str) -> None:
@@ -86,6 +89,7 @@ def test_a_label_that_is_no_class_gives_nan(card: Device, dtype: str) -> None:
     for op, arrays in (
         (loss.cross_entropy, (x, labels)),
         (loss.cross_entropy_grad, (numbers(4), x, labels)),
+        (epilogue.cross_entropy_with_gradient, (numbers(4), x, labels)),
     ):
         check(card, node_of(op, arrays, axis=1), arrays, layouts=["dense", "backwards"])
 
@@ -96,8 +100,8 @@ def test_results_may_be_written_over_inputs(card: Device) -> None:
             check_in_place(card, node_of(op, arrays, axis=axis), arrays)
             for op, arrays in every_op(numbers(*shape), axis)
         )
-        # softmax and log_softmax, twice each gradient, and those of the losses
-        assert count == 9
+        # softmax and log_softmax, twice each gradient, those of the losses, and twice the last one
+        assert count == 11
 
 
 def test_no_samples(card: Device) -> None:

@@ -1,4 +1,4 @@
-"""Products, convolutions, poolings and batch normalisation with what is done to their results on
+"""Products, convolutions, poolings, normalisation and losses with what is done to their results on
 the way out. Made by passes."""
 
 from __future__ import annotations
@@ -8,13 +8,20 @@ from typing import Any
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, Nodes, composite, refuse_shape
 from caldera.graph.ops import activation
-from caldera.graph.ops.base import full
+from caldera.graph.ops.base import Axes, cast, full
 from caldera.graph.ops.elementwise import add, equal, greater, mul, relu, where
 from caldera.graph.ops.leaf import constant
-from caldera.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
+from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
+from caldera.graph.ops.normalisation import (
+    batch_norm,
+    batch_norm_grad,
+    batch_norm_inference,
+    layer_norm,
+)
 from caldera.graph.ops.pooling import max_pool2d
 from caldera.graph.ops.product import conv2d, matmul
-from caldera.graph.ops.widening import widened
+from caldera.graph.ops.widening import widen, widened
+from caldera.tensor.dtype import DType
 
 ACTIVATIONS = frozenset(
     op.name
@@ -170,3 +177,24 @@ def batch_norm_relu_grad(
     masked = where(greater(y, constant(0, y.dtype)), g, full(g.shape, 0, g.dtype))
     gradients: Nodes = batch_norm_grad(masked, x, scale, mean, variance, axis=axis, eps=eps)
     return gradients
+
+
+@composite("layer_norm_rounded")
+def layer_norm_rounded(
+    x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float, dtype: DType
+) -> Nodes:
+    """layer_norm(x) in `dtype`, with the mean and the variance."""
+    y, mean, variance = layer_norm(x, scale, shift, axis=axis, eps=eps)
+    return cast(y, dtype), mean, variance
+
+
+@composite("cross_entropy_with_gradient")
+def cross_entropy_with_gradient(g: Node, logits: Node, labels: Node, *, axis: int) -> Nodes:
+    """The losses, and g times their gradients in the dtype of the logits.
+
+    In half precision all is computed in float32, in which g and the losses are.
+    """
+    wide = widen(logits)
+    losses = cross_entropy(wide, labels, axis=axis)
+    gradients = cross_entropy_grad(g, wide, labels, axis=axis)
+    return losses, cast(gradients, logits.dtype)

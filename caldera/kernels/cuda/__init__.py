@@ -26,6 +26,7 @@ such a thing, or because it serves where the library is absent:
   the two.
 - `linalg/batched`: for many small matrices in one launch, inside captured graphs; there it takes a
   tenth to a thousandth of cuSOLVER's time, which serves large ones.
+- `recurrent`: all steps of a recurrent layer in one launch; no library takes any cell.
 - `fourier/stockham`: behind cuFFT wherever that is there, and what runs elsewhere.
 """
 
@@ -58,5 +59,6 @@ from caldera.kernels.cuda.normalisation import (
     local_response,
 )
 from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.recurrent import persistent as recurrent
 from caldera.kernels.cuda.reduction import cumsum, reduce
 from caldera.kernels.cuda.runtime import measure

@@ -150,7 +150,23 @@ def _bind_loss(call: Call) -> Runner:
     return _over_samples(function, call.node.attrs["axis"], [*given, result], kept)
 
 
+def _bind_loss_and_gradient(call: Call) -> Runner:
+    g, logits, labels = call.inputs
+    losses, gradients = call.outputs
+    operands = [
+        _Operand(g, has_classes=False), _Operand(logits), _Operand(labels, has_classes=False),
+        _Operand(losses, has_classes=False, is_written=True), _Operand(gradients, is_written=True),
+    ]  # fmt: skip
+    return _over_samples("cross_entropy_with_gradient", call.node.attrs["axis"], operands, 1)
+
+
 for _op in _FUNCTIONS:
     TABLE.add(Kernel(_op, "cuda", "rows", _bind_softmax, in_place=lambda node: True))
 for _op in _LOSSES:
     TABLE.add(Kernel(_op, "cuda", "rows", _bind_loss, in_place=lambda node: True))
+TABLE.add(
+    Kernel(
+        "cross_entropy_with_gradient", "cuda", "rows", _bind_loss_and_gradient,
+        in_place=lambda node: True,
+    )
+)  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.errors import DataError, DtypeError, IndexingError
+from caldera.errors import CalderaError, DataError, DtypeError, IndexingError
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.graph.ops.base import cast
@@ -126,6 +127,34 @@ def test_the_passes_keep_what_wraps() -> None:
     found = cd.compile([-given * (2**64 - 1), op.abs(-given), -(given * 3)]).run()
     for each, wanted in zip(found, (x, -x, -(x * np.uint64(3))), strict=True):
         np.testing.assert_array_equal(each.numpy(), wanted)
+
+
+def test_padding_keeps_every_digit_and_refuses_what_does_not_fit() -> None:
+    for dtype, value in (("uint64", 2**64 - 1), ("int64", 2**62 + 1)):
+        x = cd.tensor(np.array([1], dtype))
+        assert op.pad(x, ((1, 0),), value=value).tolist() == [value, 1]
+        for beyond in (2**64, -(2**63) - 1):
+            with pytest.raises(DtypeError, match=f"a value that {dtype} can hold, got {beyond}"):
+                op.pad(x, ((1, 0),), value=beyond)
+
+
+def test_what_is_made_of_numbers_that_do_not_fit_is_refused() -> None:
+    bytes_ = cd.tensor(np.array([1], "uint8"))
+    assert op.full((1,), 2**64 - 1, "uint64").tolist() == [2**64 - 1]
+    assert op.arange(253, 256, dtype="uint8").tolist() == [253, 254, 255]
+    for write in (
+        lambda: op.full((1,), 300, "uint8"),
+        lambda: op.full((1,), -1, "uint64"),
+        lambda: op.arange(257, dtype="uint8"),
+        lambda: op.arange(3, -2, -1, dtype="uint16"),
+        lambda: op.unique(bytes_, 2, fill=300),
+        lambda: op.unique(bytes_, 2, fill=math.inf),
+        lambda: op.full((1,), math.inf, "int8"),
+        lambda: op.full((1,), math.nan, "int8"),
+        lambda: op.clip(bytes_, 0, 300),
+    ):
+        with pytest.raises(CalderaError, match="can hold"):
+            write()
 
 
 # --- reductions, order, positions

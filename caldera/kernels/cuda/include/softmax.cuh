@@ -65,16 +65,20 @@ __device__ __forceinline__ Level<A> level_of(
     } else {
         each<Group>(length, [&](int, int index) {
             x.template load<Group::V>(index, kept.at);
+            A top = largest;
+#pragma unroll
+            for (int v = 0; v < Group::V; v++) top = kept.at[v] > top ? kept.at[v] : top;
+            if (top > largest) {
+                total = moved(total, largest, top);
+                largest = top;
+            }
+            // Numbers of -inf add nothing; if there is no other, `below` makes all nan. A nan does.
+            bool is_plain = op_abs(largest) < infinity_like(largest);
 #pragma unroll
             for (int v = 0; v < Group::V; v++) {
                 A value = kept.at[v];
-                // Numbers of -inf add nothing; if there is no other, `below` makes all nan.
-                if (value == -infinity_like(value)) continue;
-                if (value > largest) {
-                    total = moved(total, largest, value);
-                    largest = value;
-                }
-                total += value == largest ? (S)1 : (S)op_exp(value - largest);
+                if (is_plain) total += (S)op_exp(value - largest);
+                else if (value != -infinity_like(value)) total += (S)op_exp(below(value, largest));
             }
         });
         A highest = Group::max(largest);
@@ -200,6 +204,37 @@ __device__ __forceinline__ void cross_entropy_gradients(
             values[v] = (values[v] / level.total - (named == index + v ? (A)1 : (A)0)) * gradient;
         dx.template store<Group::V>(index, values);
     });
+}
+
+// Both: the losses, and the gradients in the dtype of the logits, over which they may be written.
+template <typename Group, typename A, typename T, typename L, typename I>
+__device__ __forceinline__ void cross_entropy_with_gradient(
+    const A* g, Classes<const T, I> logits, const L* label, A* loss, Classes<T, I> dx, int length) {
+    i64 named = (i64)*label;
+    bool known = named >= 0 && named < length;
+    // What is written over has been read before the group's threads meet.
+    A gradient = *g, own[1] = {(A)0};
+    if (known) logits.template load<1>((int)named, own);
+    Kept<Group, A> kept;
+    Level<A> level = level_of<Group, A>(logits, length, kept);
+    A share = (A)1 / level.total;
+    each<Group>(length, [&](int k, int index) {
+        A values[Group::V];
+        weights<Group>(logits, level, k, index, kept, values);
+        // The place of the label among these, of which few threads have one.
+        i64 place = named - index;
+        bool is_here = place >= 0 && place < Group::V;
+#pragma unroll
+        for (int v = 0; v < Group::V; v++) {
+            values[v] *= share;
+            if (is_here && place == v) values[v] -= (A)1;
+            values[v] *= gradient;
+        }
+        dx.template store<Group::V>(index, values);
+    });
+    if (Group::lane()) return;
+    A nothing = infinity_like((A)0) - infinity_like((A)0);
+    *loss = known ? op_log(level.total) - below(own[0], level.largest) : nothing;
 }
 
 // With probabilities as targets: a target of 0 adds nothing, whatever its logit.

@@ -7,7 +7,7 @@ it computes the gradient of x, and a second kernel adds up the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -31,16 +31,20 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
 _HEADER = "layernorm.cuh"
-_MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
-"""Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_MOST_BLOCKS = 264
-"""Blocks that share the rows of a gradient: 2 on each of 132 multiprocessors. More of them would
-leave more sums behind than the rows have numbers."""
+_MOST_KEPT = 32
+"""Elements of a row that a thread keeps."""
+_FEW_BLOCKS, _MOST_BLOCKS = 3, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: three, and more where a block would
+else have many rows one after the other."""
+_ROWS_IN_TURN = 8
+"""Rows that a group has at least where there are more blocks: each leaves sums behind, which are
+read again."""
 
 Axes = tuple[int, ...]
 
@@ -126,14 +130,16 @@ def _bind_gradient(call: Call) -> Runner:
         return CudaRunner([])
     axes, length = call.node.attrs["axis"], scale.size
     seen = _rows(
-        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift],
-        _MOST_KEPT_OF_GRADIENT,
-    )  # fmt: skip
+        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift], _MOST_KEPT
+    )
+    seen = replace(seen, group=seen.group.exactly(length))
     *own, scale_steps, first, second = seen.row.strides
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    blocks = min(seen.group.blocks(mean.size), len(partial))
+    all_blocks = seen.group.blocks(mean.size)
+    few = _FEW_BLOCKS * driver().multiprocessors
+    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
     totals = parameter_gradients(
         partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
         for_shift, large=seen.large,
@@ -157,7 +163,8 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    return Spec((min(rows, _MOST_BLOCKS), 2 * length), compute_dtype(node.outputs[0].dtype))
+    blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)
+    return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
 def _in_place(node: Node) -> bool:
@@ -165,7 +172,8 @@ def _in_place(node: Node) -> bool:
     return node.outputs[1] not in (node.inputs[1].spec, node.outputs[0])
 
 
-TABLE.add(Kernel("layer_norm", "cuda", "rows", _bind, in_place=_in_place))
+for _op in ("layer_norm", "layer_norm_rounded"):
+    TABLE.add(Kernel(_op, "cuda", "rows", _bind, in_place=_in_place))
 TABLE.add(
     Kernel(
         "layer_norm_grad", "cuda", "rows", _bind_gradient,

@@ -16,7 +16,9 @@ from caldera.graph.opdef import detached
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product import tiled
+from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
 from caldera.kernels.cuda.product.problem import (
     Multiplication,
     described,
@@ -122,16 +124,30 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
         return None
     calls: list[Any] = []
     spare = _aligned_part(scratch.rest)
+    # Asked for what just fits, the library would name others than when the workspace was measured.
+    limit = _limit(0 if plan.terms is None else workspace_bytes(Spec(terms.shape, plan.terms)))
     for part in parts:
-        problem = problem_of(part, plan.epilogue, spare.nbytes)
-        found = None if problem is None else algorithms(problem, libraries.current_card())
-        if problem is None or found is None or not len(found):
+        problem = problem_of(part, plan.epilogue, limit)
+        if problem is None:
+            return None
+        found = algorithms(problem, libraries.current_card())
+        found = found[found["workspace"] <= spare.nbytes]
+        if not len(found):
             return None
         last = min(rank + 1, len(found))
         calls.append(LtCall(part, problem, found[last - 1 : last], spare))
     if plan.rest is not None:
-        calls.append(tiled.epilogue_launch(plan.rest, terms.reshape(1, -1)))
+        calls += _rest_calls(plan.rest, terms)
     return calls
+
+
+def _rest_calls(rest: Multiplication, terms: Array) -> list[Any]:
+    """What ends a product whose terms are there."""
+    if rest.accumulation is not None or terms.dtype != rest.dtype:
+        return [tiled.epilogue_launch(rest, terms.reshape(1, -1))]
+    biases = [] if rest.bias is None else [rest.bias]
+    body = epilogue_loop_body(rest.dtype, rest.epilogue)
+    return list(loop_calls(body, rest.out.shape, [rest.out, *biases], [rest.out]))
 
 
 # --- kernels

@@ -40,22 +40,23 @@ LONGEST_ROW, SHORTEST_PART = 1 << 16, 1 << 14
 """Elements of a row that one block reduces, and the least that are worth a part."""
 MOST_ROWS, FEWEST_ROWS = 512, 128
 """The same for rows that are taken together column by column."""
-COLUMNS = 32
-"""Columns that a block takes."""
+COLUMNS, MOST_LANES = 32, 16
+"""Items side by side that a block takes, and the most elements of one of them."""
 NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
 """Items side by side in blocks that have so many rows at most to themselves, and how many of these
 blocks are as good as more blocks and a second launch."""
 
 
-def _parts(kept: int, reduced: int, *, along: bool) -> int:
-    """How many parts reduced elements are cut into, at most."""
+def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool) -> int:
+    """How many parts reduced elements are cut into, at most, in items of so many elements."""
     if along:
         if reduced <= LONGEST_ROW:
             return 1
         return min(-(-reduced // SHORTEST_PART), max(ENOUGH_BLOCKS // kept, 1))
     if reduced <= MOST_ROWS:
         return 1
-    return min(-(-reduced // FEWEST_ROWS), max(ENOUGH_BLOCKS // -(-kept // COLUMNS), 1))
+    columns = -(-kept // (lanes * COLUMNS))
+    return min(-(-reduced // FEWEST_ROWS), max(ENOUGH_BLOCKS // columns, 1))
 
 
 def _is_narrow(kept: int, reduced: int) -> bool:
@@ -73,7 +74,7 @@ def workspace_of(shape: Shape, axes: Sequence[int], ops: Sequence[str]) -> int:
     kept = prod(n for axis, n in enumerate(shape) if axis not in axes)
     if not kept or not reduced:
         return 0
-    parts = max(_parts(kept, reduced, along=True), _parts(kept, reduced, along=False))
+    parts = max(_parts(kept, reduced, MOST_LANES, along=along) for along in (True, False))
     return parts * kept * sum(map(_total_bytes, ops)) if parts > 1 else 0
 
 
@@ -117,7 +118,7 @@ def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray])
     loop, cut = plan.loop, plan.cut
     numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
     arrays = [*task.inputs, *task.outputs]
-    source, signature = reduce_source(loop, cut, arrays, places, numbers)
+    source, signature = reduce_source(loop, cut, plan.block, arrays, places, numbers)
     return Launch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
 
 
@@ -151,7 +152,7 @@ def _cut(loop: Loop, lanes: int) -> Cut:
     reduced = prod(loop.axes(loop.reduced, lanes))
     all_kept = prod(loop.lengths[axis] for axis in loop.kept)
     all_reduced = prod(loop.lengths[axis] for axis in loop.reduced)
-    parts = _parts(all_kept, all_reduced, along=loop.along)
+    parts = _parts(all_kept, all_reduced, lanes, along=loop.along)
     if not loop.along and _is_narrow(kept, reduced):
         parts = 1
     unroll = 1
@@ -174,7 +175,7 @@ def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
-    if _is_narrow(cut.kept, cut.chunk):
+    if cut.parts == 1 and _is_narrow(cut.kept, cut.chunk):
         return NARROW, MOST_THREADS // NARROW
     width = min(COLUMNS, next_power_of_two(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
@@ -196,9 +197,9 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
     lengths = [loop.lengths[axis] for axis in loop.kept]
     numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
     pairs = list(zip(places, task.results, strict=True))
-    source, signature = join_source(loop, parts, totals, pairs, numbers)
     width = min(COLUMNS, next_power_of_two(totals))
     height = max(min(next_power_of_two(parts), MOST_THREADS // width), 32 // width)
+    source, signature = join_source(loop, parts, totals, (width, height), pairs, numbers)
     return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 

@@ -14,9 +14,10 @@ __device__ __forceinline__ void inside(const StridedLayout<R, A, I>& row, I inde
 }
 
 // `rows` leads to rows of x and y, mean and variance; `row` to elements of x, y, scale and shift.
-template <typename Group, bool DENSE, typename T, typename P, typename A, int R, int N, typename I>
+template <typename Group, bool DENSE, typename T, typename Y, typename P, typename A, int R, int N,
+          typename I>
 __device__ __forceinline__ void layer_norm(
-    const T* x, T* y, const P* scale, const P* shift, A* mean, A* variance,
+    const T* x, Y* y, const P* scale, const P* shift, A* mean, A* variance,
     const StridedLayout<R, 4, I>& rows, const StridedLayout<N, 4, I>& row, I count, int length,
     double eps) {
     I which = blockIdx.x * Group::count() + Group::index(), at[4];

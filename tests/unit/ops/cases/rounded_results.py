@@ -1,0 +1,44 @@
+"""Cases for norms and losses that round what they write, which a pass makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.ops.epilogue import cross_entropy_with_gradient, layer_norm_rounded
+from caldera.graph.ops.widening import widen
+from caldera.lazy import Expr, wrap
+from tests.unit.ops.case import Case, numbers
+
+EPS = 0.01
+_LABELS = np.array([2, 0, 1, 2])
+
+
+def _norm(*given: Expr) -> Any:
+    nodes = [each.node for each in given]
+    return wrap(layer_norm_rounded(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
+
+
+def _normalised(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
+    mean, variance = x.mean(1), x.var(1)
+    unit = (x - mean[:, None]) / np.sqrt(variance + EPS)[:, None]
+    return unit * scale + shift, mean, variance
+
+
+def _loss(g: Expr, x: Expr, labels: Expr) -> Any:
+    return wrap(cross_entropy_with_gradient(widen(g.node), x.node, labels.node, axis=1))
+
+
+def _losses(g: np.ndarray, x: np.ndarray, labels: np.ndarray) -> Any:
+    shares = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    own = np.eye(x.shape[1])[labels]
+    return -np.log((shares * own).sum(1)), g[:, None] * (shares - own)
+
+
+CASES = [
+    Case("layer_norm_rounded", _norm, (numbers(2, 5), numbers(5, seed=1), numbers(5, seed=2)),
+         _normalised),
+    Case("cross_entropy_with_gradient", _loss, (numbers(4, seed=1), numbers(4, 3), _LABELS),
+         _losses),
+]  # fmt: skip
