@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera import NeuralNetwork, nn, optim
+from caldera.lazy import Expr
 
 ACTIVATIONS = tuple(nn.activations)
 OPTIMIZERS = tuple(optim.optimizers)
@@ -85,10 +86,15 @@ class RandomNetwork:
             return x, draw.integers(0, self.results, count)
         return x, draw.standard_normal((count, self.results), np.float32)
 
-    def model(self, device: Any) -> NeuralNetwork:
-        """A new model."""
+    def model(
+        self, device: Any, after: Callable[[int], nn.Layer] | None = None
+    ) -> NeuralNetwork:  # fmt: skip
+        """A new model; `after` gives what follows the layer of this number."""
+        layers = []
+        for index, layer in enumerate(self.layers):
+            layers += [layer.build()] if after is None else [layer.build(), after(index)]
         return NeuralNetwork(
-            [layer.build() for layer in self.layers], loss=self.loss, optimizer=self.optimizer,
+            layers, loss=self.loss, optimizer=self.optimizer,
             batch_size=self.batch, precision=self.precision, seed=self.seed % 1000, device=device,
         )  # fmt: skip
 
@@ -112,6 +118,19 @@ class RandomNetwork:
             f"    precision={self.precision!r}, seed={self.seed % 1000}, device={device!r})\n"
             f"print(model.fit((x, y), epochs={EPOCHS}, shuffle=False, verbose=0)['loss'])\n"
         )
+
+
+class LayerRounding(nn.Layer):
+    """Changes each number of a sample by a rounding, up or down; its gradient is changed alike."""
+
+    def __init__(self, step: float, seed: Sequence[int]) -> None:
+        super().__init__()
+        self.step, self.seed = step, tuple(seed)
+
+    def forward(self, x: Expr) -> Expr:
+        """x with changes that are the same for all samples."""
+        signs = np.random.default_rng(self.seed).integers(0, 2, x.shape[1:]) * 2 - 1
+        return x * (1 + self.step * signs).astype(np.float32)
 
 
 class _Drawn:

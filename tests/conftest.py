@@ -30,12 +30,15 @@ import pytest  # noqa: E402
 
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
+from caldera.planner import compression_cost  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
 from tests.reporting import *  # noqa: E402, F403 - hooks
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("caldera")
+# A planner measures what a dozen codecs take, for every link: here on shorter gradients.
+compression_cost._LONG = 1 << 16
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

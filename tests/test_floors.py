@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import caldera
 
@@ -41,39 +42,43 @@ FLOORS = {
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+class Import(NamedTuple):
+    """What a file imports, whether it does so when it is loaded, and whether only for its types."""
+
+    name: str
+    at_load: bool
+    for_types: bool
 
 
 @cache
-def _imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported when the file is loaded) for each import of Caldera."""
-    tree = _tree(path)
-    checked_only = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for child in ast.walk(node)
-    }
-    inside = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(node)
-    }
-    found: list[tuple[str, bool]] = []
-    for node in ast.walk(tree):
-        if id(node) in checked_only:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found += [(n, id(node) not in inside) for n in names if n.startswith("caldera.")]
+def _imports(path: Path) -> list[Import]:
+    found: list[Import] = []
+    _read(ast.parse(path.read_text()).body, True, False, found)
     return found
+
+
+def _read(statements: list[ast.stmt], at_load: bool, for_types: bool, found: list[Import]) -> None:
+    """Add what these statements import; only statements are looked at, which are few."""
+    for node in statements:
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names if node.module]
+            found += [Import(name, at_load, for_types) for name in names]
+        elif isinstance(node, ast.Import):
+            found += [Import(alias.name, at_load, for_types) for alias in node.names]
+        else:
+            loaded = at_load and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            test = getattr(node, "test", None)
+            types = for_types or (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING")
+            for part in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                for name in ("body", "orelse", "finalbody"):
+                    _read(getattr(part, name, []), loaded, types, found)
+
+
+def _own(path: Path) -> list[Import]:
+    """What a file imports of Caldera and not only for its types."""
+    return [
+        each for each in _imports(path) if each.name.startswith("caldera.") and not each.for_types
+    ]
 
 
 def _files() -> list[Path]:
@@ -89,28 +94,27 @@ def test_training_and_strategies_meet_in_their_protocols_alone() -> None:
     """Neither names the other, not even for its types: `strategy.py` is below both."""
     for room, other in (("train", "parallel"), ("parallel", "train")):
         for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(_tree(path)):
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    assert not node.module.startswith(f"caldera.{other}"), path
+            for each in _imports(path):
+                assert not each.name.startswith(f"caldera.{other}."), path
 
 
 def test_no_floor_imports_a_higher_one() -> None:
     wrong = []
     for path in _files():
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        for module, _ in _imports(path):
-            other = module.split(".")[1]
+        for each in _own(path):
+            other = each.name.split(".")[1]
             if FLOOR_OF[other] > FLOOR_OF[room]:
-                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+                wrong.append(f"{path.relative_to(ROOT)} imports {each.name}")
     assert not wrong
 
 
 def test_no_import_of_our_own_hides_in_a_function() -> None:
     hidden = [
-        f"{path.relative_to(ROOT)} imports {module}"
+        f"{path.relative_to(ROOT)} imports {each.name}"
         for path in _files()
-        for module, at_load in _imports(path)
-        if not at_load
+        for each in _own(path)
+        if not each.at_load
     ]
     assert not hidden
 
@@ -126,9 +130,8 @@ def test_only_some_rooms_know_the_optional_libraries() -> None:
     }
     for path in _files():
         name = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(_tree(path)):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            modules += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            for library, rooms in allowed.items():
-                if any(module.split(".")[0] == library for module in modules):
-                    assert name.startswith(rooms), f"{name} imports {library}"
+        for each in _imports(path):
+            library = each.name.split(".")[0]
+            assert library not in allowed or name.startswith(allowed[library]), (
+                f"{name} imports {library}"
+            )

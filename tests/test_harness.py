@@ -10,6 +10,7 @@ import pytest
 
 from caldera.errors import DeviceError
 from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime.driver import headers
 from tests import object_cache
 from tests.card import accepted
 from tests.object_cache import cached_file
@@ -60,6 +61,7 @@ def test_what_was_not_used_for_long_is_evicted(
 
 # --- sources that NVIDIA's compiler has accepted
 
+CARDS = (accepted.ARCHITECTURE, *accepted.OTHERS)
 SOURCE = '#include "types.cuh"\nextern "C" __global__ void twice(float* x) { x[0] *= 2.0f; }\n'
 
 
@@ -81,6 +83,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setattr(accepted, "needed", set())
     accepted.listed.cache_clear()
     monkeypatch.setattr(accepted, "strict", False)
+    monkeypatch.setattr(accepted, "anew", False)
     yield asked
     accepted.listed.cache_clear()
 
@@ -89,12 +92,15 @@ def test_a_new_source_is_compiled_once_and_a_listed_one_is_not(compiled: list[st
     accepted.check_for_a_card(SOURCE)
     accepted.needed.clear()
     accepted.check_for_a_card(SOURCE)
-    assert compiled == [SOURCE]
-    accepted.write_list({accepted.digest_of(SOURCE)})
+    assert compiled == [SOURCE] * len(CARDS)
+    accepted.write_list({accepted.digest_of(SOURCE), accepted.kind_of(SOURCE)})
     accepted.listed.cache_clear()
     accepted.check_for_a_card("// Other words.\n" + SOURCE)
+    # One card is enough for another number, all are asked about another function.
     accepted.check_for_a_card(SOURCE.replace("2.0f", "3.0f"))
-    assert len(compiled) == 2
+    assert len(compiled) == len(CARDS) + 1
+    accepted.check_for_a_card(SOURCE.replace("2.0f", "wide(x[1])"))
+    assert len(compiled) == 2 * len(CARDS) + 1
 
 
 def test_a_source_that_nvidia_refuses_is_refused_each_time(compiled: list[str]) -> None:
@@ -106,20 +112,52 @@ def test_a_source_that_nvidia_refuses_is_refused_each_time(compiled: list[str]) 
 
 
 def test_another_compiler_is_asked_again_when_the_list_is_written(compiled: list[str]) -> None:
-    accepted.LIST.write_text(f"NVRTC-1.0-sm_10\n{accepted.digest_of(SOURCE)}\n")
+    known = f"{accepted.digest_of(SOURCE)}\n{accepted.kind_of(SOURCE)}\n"
+    accepted.LIST.write_text(f"NVRTC-1.0-sm_10\n{known}")
     accepted.check_for_a_card(SOURCE)
     assert compiled == []
     accepted.strict = True
     accepted.listed.cache_clear()
     accepted.needed.clear()
     accepted.check_for_a_card(SOURCE)
-    assert compiled == [SOURCE]
+    assert compiled == [SOURCE] * len(CARDS)
+    accepted.anew = True
+    accepted.listed.cache_clear()
+    accepted.needed.clear()
+    accepted.check_for_a_card(SOURCE)
+    assert compiled == [SOURCE] * (2 * len(CARDS))
 
 
 def test_a_digest_depends_on_headers_but_not_on_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     before = accepted.digest_of(SOURCE)
     assert accepted.digest_of("  // A comment.\n" + SOURCE) == before
     assert accepted.digest_of(SOURCE.replace("types.cuh", "math.cuh")) != before
+
+
+def test_a_digest_depends_on_what_a_source_uses_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, kind = accepted.digest_of(SOURCE), accepted.kind_of(SOURCE)
+    machine = headers()["machine.cuh"]
+
+    def digest(text: str) -> str:
+        accepted.included.cache_clear()
+        accepted.digest_of.cache_clear()
+        monkeypatch.setattr(accepted, "headers", lambda: {**headers(), "machine.cuh": text})
+        return accepted.digest_of(SOURCE)
+
+    try:
+        # `types.cuh` rounds to halves, and nothing of it is a product.
+        assert digest(machine.replace("cvt.rn.f16.f32", "cvt.rz.f16.f32")) != before
+        assert digest(machine.replace("mma.sync", "mma.async")) == before
+        assert digest(machine + "__device__ __forceinline__ void none() {}\n") == before
+        assert digest(machine + "#define none 0\n") != before
+    finally:
+        accepted.included.cache_clear()
+        accepted.digest_of.cache_clear()
+    other = SOURCE.replace("2.0f", "3.0f")
+    assert accepted.digest_of(other) != before
+    assert accepted.kind_of(other) == kind
 
 
 # --- the table of skips

@@ -316,6 +316,8 @@ def searched(
 
 def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
     """As many rows as PyTorch finds: Caldera's shapes do not depend on values."""
+    if as_tuple and not x.shape:
+        x = op.reshape(x, (1,))
     places = op.nonzero(x, int(np.count_nonzero(np.asarray(x))))[0]
     return unbind(places, 1) if as_tuple else places
 

@@ -110,16 +110,21 @@ class Choices:
 
     # --- choosing
 
-    def kernel(self, node: Node, family: str, *, measure: bool = True) -> Kernel:
-        """The kernel that runs this node on devices of this family."""
-        return self.verdict(node, family, measure=measure).kernel
+    def kernel(
+        self, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool = True
+    ) -> Kernel:
+        """The kernel that runs this node on devices of this family: one of the table, or of those
+        made for this very node."""
+        return self.verdict(node, family, others, measure=measure).kernel
 
-    def verdict(self, node: Node, family: str, *, measure: bool = True) -> Verdict:
+    def verdict(
+        self, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool = True
+    ) -> Verdict:
         """The kernel for this node, with the reason for it.
 
         Without `measure` it is one remembered or guessed.
         """
-        able = self._table.candidates(node, family)
+        able = self._table.candidates(node, family, others=others)
         if len(able) == 1:
             return Verdict(able[0], None, "only")
         limit = settings.workspace_limit

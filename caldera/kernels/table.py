@@ -122,12 +122,19 @@ class KernelTable:
         return bool(self._kernels.get((op, family)))
 
     def candidates(
-        self, node: Node, family: str, workspace_limit: int | None = None
+        self,
+        node: Node,
+        family: str,
+        workspace_limit: int | None = None,
+        others: Sequence[Kernel] = (),
     ) -> list[Kernel]:
-        """The kernels that can run this node within the workspace allowed, best guess first."""
+        """The kernels that can run this node within the workspace allowed, best guess first.
+
+        `others` were made for this very node, and stand beside those of the table.
+        """
         able = [
             kernel
-            for kernel in self._kernels.get((node.op.name, family), ())
+            for kernel in (*self._kernels.get((node.op.name, family), ()), *others)
             if kernel.supports(node)
             and (workspace_limit is None or kernel.workspace(node) <= workspace_limit)
         ]
@@ -152,3 +159,7 @@ class KernelTable:
 
 TABLE = KernelTable()
 """The one table; `kernels.reference` and the other rooms fill it when they are imported."""
+
+PRECISION_CHECKS: dict[str, Callable[[str], None]] = {}
+"""What refuses a precision that devices of a family cannot compute in; a room of kernels puts its
+own here when it is loaded."""

@@ -13,7 +13,7 @@ from caldera.graph.program import Program, program_of
 from caldera.kernels import native, reference  # noqa: F401 - these register kernels
 from caldera.kernels.choose import choices
 from caldera.kernels.memory_format import wants_channels_last
-from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.passes.collectives import collectives
@@ -59,6 +59,8 @@ def compile_nodes(
     known = _plans.get(key)
     if known is not None:
         return known
+    if precision is not None and place.kernels in PRECISION_CHECKS:
+        PRECISION_CHECKS[place.kernels](precision)
     several = communicator is not None and communicator.size > 1
     run_passes = partial(
         optimise,
@@ -74,8 +76,8 @@ def compile_nodes(
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
-    def choose(node: Node, measure: bool) -> Kernel:
-        return choices.kernel(node, place.kernels, measure=measure)
+    def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
+        return choices.kernel(node, place.kernels, others, measure=measure)
 
     plan = Plan(
         program, optimised, place, partial(choose, measure=not soon),

@@ -11,7 +11,7 @@ from typing import Any
 from caldera.errors import ShapeError
 from caldera.graph.node import Node
 from caldera.graph.ops import indexing
-from caldera.graph.ops.base import broadcast_to
+from caldera.graph.ops.base import broadcast_to, reshape
 from caldera.lazy import Expr, lift, lift_all, wrap
 from caldera.op.arguments import along_an_axis
 from caldera.tensor.dtype import canonical
@@ -27,7 +27,7 @@ def gather(x: Any, indices: Any, axis: int = 0) -> Expr:
     >>> op.gather(table, [2, 0, -1]).tolist()
     [[5.0, 6.0], [1.0, 2.0], [5.0, 6.0]]
     """
-    node = lift(x)
+    node = as_vector(lift(x))
     return Expr(indexing.gather(node, lift(indices), axis=axis_of(node, axis, "gather")))
 
 
@@ -41,12 +41,13 @@ def scatter_add(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
     >>> op.scatter_add(cd.tensor([1.0, 1.0, 1.0]), [0, 2, 0], [5.0, 6.0, 7.0]).tolist()
     [13.0, 1.0, 7.0]
     """
-    node, added = lift_all(x, updates)
-    places = lift(indices)
+    given, added = lift_all(x, updates)
+    node, places = as_vector(given), lift(indices)
     position = axis_of(node, axis, "scatter_add")
     shape = (*node.shape[:position], *places.shape, *node.shape[position + 1 :])
     added = stretched(added, shape, "scatter_add")
-    return Expr(indexing.scatter_add(node, places, added, axis=position))
+    total = indexing.scatter_add(node, places, added, axis=position)
+    return Expr(reshape(total, given.shape))
 
 
 def take_along_axis(x: Any, indices: Any, axis: int) -> Expr:
@@ -60,8 +61,10 @@ def take_along_axis(x: Any, indices: Any, axis: int) -> Expr:
     >>> op.take_along_axis(x, [[2, 0], [1, 1]], axis=1).tolist()
     [[30.0, 10.0], [50.0, 50.0]]
     """
-    node, places, position = aligned(lift(x), lift(indices), axis, "take_along_axis")
-    return Expr(indexing.take_along_axis(node, places, axis=position))
+    given = lift(indices)
+    node, places, position = aligned(lift(x), given, axis, "take_along_axis")
+    taken = indexing.take_along_axis(node, places, axis=position)
+    return Expr(taken if given.shape else reshape(taken, ()))
 
 
 def put_along_axis_add(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
@@ -75,10 +78,11 @@ def put_along_axis_add(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
     >>> op.put_along_axis_add(x, [[2, 0], [1, 1]], 1.0, axis=1).tolist()
     [[1.0, 0.0, 1.0], [0.0, 2.0, 0.0]]
     """
-    node, added = lift_all(x, updates)
-    _, places, position = aligned(node, lift(indices), axis, "put_along_axis_add")
+    given, added = lift_all(x, updates)
+    _, places, position = aligned(given, lift(indices), axis, "put_along_axis_add")
     added = stretched(added, places.shape, "put_along_axis_add")
-    return Expr(indexing.put_along_axis_add(node, places, added, axis=position))
+    total = indexing.put_along_axis_add(as_vector(given), places, added, axis=position)
+    return Expr(reshape(total, given.shape))
 
 
 def one_hot(indices: Any, classes: int, dtype: Any = "float32") -> Expr:
@@ -137,6 +141,11 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
     return Expr(values), Expr(indices)
 
 
+def as_vector(node: Node) -> Node:
+    """The node; a scalar as the one element of a vector."""
+    return node if node.shape else reshape(node, (1,))
+
+
 def axis_of(node: Node, axis: int, name: str) -> int:
     """An axis of a node, counted from the front."""
     return normalise_axis(axis, len(node.shape), f"op.{name}")
@@ -151,6 +160,7 @@ def stretched(updates: Node, shape: tuple[int, ...], name: str) -> Node:
 
 def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, int]:
     """Both with the same sizes outside `axis`, which is then counted from the front."""
+    x, indices = as_vector(x), as_vector(indices)
     position = axis_of(x, axis, name)
     if len(x.shape) != len(indices.shape):
         raise ShapeError.build(

@@ -19,7 +19,7 @@ from caldera.graph.ops.reduction import cumsum
 from caldera.lazy import Expr, lift, lift_all
 from caldera.lazy.updating import set_at
 from caldera.op.arguments import as_count, place
-from caldera.op.indexing import aligned, axis_of, stretched
+from caldera.op.indexing import aligned, as_vector, axis_of, stretched
 from caldera.tensor.dtype import bool_, int8, int64, is_integer
 
 
@@ -54,13 +54,14 @@ def scatter(x: Any, indices: Any, updates: Any, axis: int = 0) -> Expr:
     >>> op.scatter(cd.tensor([1.0, 1.0, 1.0]), [0, 2, 0], [5.0, 6.0, 7.0]).tolist()
     [7.0, 1.0, 6.0]
     """
-    node, given = lift_all(x, updates)
-    places = lift(indices)
+    whole, given = lift_all(x, updates)
+    node, places = as_vector(whole), lift(indices)
     _expect_indices(places, "scatter")
     which = axis_of(node, axis, "scatter")
     before, after = node.shape[:which], node.shape[which + 1 :]
     given = stretched(given, (*before, *places.shape, *after), "scatter")
-    return Expr(set_at(node, (*(slice(None),) * which, places), given))
+    written = set_at(node, (*(slice(None),) * which, places), given)
+    return Expr(reshape(written, whole.shape))
 
 
 def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
@@ -80,6 +81,9 @@ def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
     if node.dtype == bool_:
         whole, part = (Expr(cast(each, int8)) for each in (node, given))
         return Expr(cast(put_along_axis(whole, indices, part, axis).node, bool_))
+    if not node.shape:
+        vector = put_along_axis(Expr(as_vector(node)), indices, updates, axis)
+        return Expr(reshape(vector.node, ()))
     _, places, which = aligned(node, lift(indices), axis, "put_along_axis")
     given = stretched(given, places.shape, "put_along_axis")
     flat = _counted(places, node.shape[which])

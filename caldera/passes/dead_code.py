@@ -2,7 +2,8 @@
 
 Nodes that no root depends on are not part of a program at all. What can still be dead is a part of
 a node: what a loop hands out or carries along, an output of a fused body, and inputs that are
-needed for nothing else.
+needed for nothing else. A loop need not hand out either what it was given, or anything twice (the
+derivative of one does).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def eliminate_dead_code(program: Program) -> Program:
         if node.op is not scan and node.op is not fused:
             return None
         wanted = read.get(node, {0})
-        smaller, kept = (_trim_loop if node.op is scan else _trim_fused)(node, inputs, wanted)
-        found = dict(zip(kept, items(smaller), strict=True))
-        return [found.get(index) for index in range(len(node.outputs))]
+        if node.op is fused:
+            smaller, kept = _trim_fused(node, inputs, wanted)
+            found = dict(zip(kept, items(smaller), strict=True))
+            return [found.get(index) for index in range(len(node.outputs))]
+        return _trim_loop(node, inputs, wanted)
 
     return rebuild(program, trim)
 
@@ -47,28 +50,40 @@ def _trim_fused(node: Node, inputs: Sequence[Node], read: set[int]) -> tuple[Nod
     return fused.node(*[inputs[i] for i in wanted], body=_trimmed(body, wanted, outputs)), outputs
 
 
-def _trim_loop(node: Node, inputs: Sequence[Node], read: set[int]) -> tuple[Node, list[int]]:
+def _trim_loop(node: Node, inputs: Sequence[Node], read: set[int]) -> Outputs:
     body: Body = node.attrs["body"]
     carries, sequences = node.attrs["carries"], node.attrs["sequences"]
+    found: dict[int, Node] = {}
+    first: dict[Node, int] = {}
+    for index in sorted(read):
+        part = body.outputs[index]
+        number = part.attrs["index"] if part.op.name == "parameter" else -1
+        if index >= carries and carries <= number < carries + sequences:
+            found[index] = inputs[number]
+        elif index >= carries:
+            first.setdefault(part, index)
     # A carry is needed if its last value is, or if a step that computes something needed reads it.
-    outputs = set(read)
+    outputs = {index for index in read if index < carries} | set(first.values())
     while True:
         wanted = _reached(body, sorted(outputs))
         more = outputs | {i for i in wanted if i < carries}
         if more == outputs:
             break
         outputs = more
-    # The first value of a carry is an input, also where no step reads it.
-    parameters = sorted(wanted | {i for i in outputs if i < carries})
-    new = scan.node(
-        *[inputs[i] for i in parameters],
-        body=_trimmed(body, parameters, sorted(outputs)),
-        carries=sum(i < carries for i in parameters),
-        sequences=sum(carries <= i < carries + sequences for i in parameters),
-        length=node.attrs["length"],
-        reverse=node.attrs["reverse"],
-    )  # fmt: skip
-    return new, sorted(outputs)
+    if outputs:
+        # The first value of a carry is an input, also where no step reads it.
+        parameters = sorted(wanted | {i for i in outputs if i < carries})
+        smaller = scan.node(
+            *[inputs[i] for i in parameters],
+            body=_trimmed(body, parameters, sorted(outputs)),
+            carries=sum(i < carries for i in parameters),
+            sequences=sum(carries <= i < carries + sequences for i in parameters),
+            length=node.attrs["length"],
+            reverse=node.attrs["reverse"],
+        )  # fmt: skip
+        found |= dict(zip(sorted(outputs), items(smaller), strict=True))
+        found |= {i: found[first[body.outputs[i]]] for i in read if i not in found}
+    return [found.get(index) for index in range(len(node.outputs))]
 
 
 def _trimmed(body: Body, parameters: Sequence[int], outputs: Sequence[int]) -> Body:

@@ -20,6 +20,7 @@ from caldera.graph.body import Body
 from caldera.graph.memory_format import NHWC, Order, same_memory
 from caldera.graph.node import Node, Spec, intern_like
 from caldera.graph.opdef import ITEM, Nodes, item
+from caldera.graph.ops.attention import HEADS_INSIDE
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.movement import arrange
 from caldera.graph.program import Program
@@ -60,7 +61,6 @@ ATTENTION = frozenset({
     "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
     "scaled_dot_product_attention_grad",
 })  # fmt: skip
-HEADS_INSIDE: Order = (0, 2, 1, 3)
 
 FOLLOWING = frozenset({"concat", "split", "slice", "unslice", "pad", "flip", "dropout"})
 """Ops beside the element-wise ones whose images all lie alike."""

@@ -9,6 +9,7 @@ from caldera.errors import ConfigError
 from caldera.graph.body import Body, rewrite
 from caldera.graph.node import Node
 from caldera.graph.opdef import parameter
+from caldera.graph.ops.attention import attention_backward_packed
 from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
@@ -20,6 +21,7 @@ from caldera.passes.hoist import hoist
 from caldera.passes.layout import layout
 from caldera.passes.lower import HasKernel, lower
 from caldera.passes.norm_epilogue import norm_epilogue
+from caldera.passes.packed_attention import packed_attention
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
@@ -28,7 +30,7 @@ from caldera.passes.update_product import update_product
 
 NAMES = (
     "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "rounded_results",
-    "merge", "hoist", "dead", "update_product", "fuse", "layout", "in_place",
+    "merge", "hoist", "dead", "update_product", "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -90,6 +92,7 @@ def passes(
         ("dead", eliminate_dead_code),
         ("update_product", update_product),
         ("algebra again", algebra),
+        ("packed_attention", packed_attention),
         ("bodies of loops", lambda program: _in_bodies(program, inside)),
         ("fuse", fuse),
         ("layout", layout),
@@ -101,6 +104,8 @@ def passes(
         missing.add("norm_epilogue")
     if not has_kernel("layer_norm_rounded"):
         missing.add("rounded_results")
+    if not has_kernel(attention_backward_packed.name):
+        missing.add("packed_attention")
     if in_loop or not channels_last:
         # What a loop hands from step to step lies row major, and so does all that is inside.
         missing.add("layout")

@@ -37,7 +37,9 @@ PRODUCTS: dict[str, int] = {
     "conv2d_input": ALL,
     "conv2d_weight": ALL,
     "scaled_dot_product_attention": ALL,
-    "scaled_dot_product_attention_grad": 4,  # g, q, k, v; the rows' sums stay float32
+    # g, q, k, v and perhaps the result; the rows' sums stay float32.
+    "scaled_dot_product_attention_backward": 5,
+    "scaled_dot_product_attention_grad": 4,
 }
 """Always in half precision: how many of the first inputs are cast."""
 
@@ -71,7 +73,10 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
 NAMES = (*HALF_NAMES, "tf32")
 """What can be asked for."""
-ROUNDED = frozenset({"matmul", "conv2d", "conv2d_input", "conv2d_weight"})
+ROUNDED = frozenset({
+    "matmul", "conv2d", "conv2d_input", "conv2d_weight", "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward", "scaled_dot_product_attention_grad",
+})  # fmt: skip
 """Products that tensor cores may round; those made of them later on are marked as they are."""
 
 
@@ -98,7 +103,7 @@ def _marked(program: Program) -> Program:
             arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
             inside = Body(arguments, _marked(Program(body.outputs)).outputs)
             return scan.node(*node.inputs, **{**node.attrs, "body": inside})
-        if node.op.name in ROUNDED and node.dtype == float32:
+        if node.op.name in ROUNDED and node.outputs[0].dtype == float32:
             return node.op.node(*node.inputs, **{**node.attrs, "compute": "tf32"})
         return None
 

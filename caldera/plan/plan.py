@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,9 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
+from caldera.kernels.choose import ORACLE
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
-from caldera.kernels.table import Kernel, Runner
+from caldera.kernels.table import TABLE, Kernel, Runner
 from caldera.memory import Block, Device
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.arena import SharedArena, Tenant, block_to_keep
@@ -31,7 +32,7 @@ from caldera.plan.outputs import Outputs
 from caldera.plan.profile import seconds_of_calls
 from caldera.plan.relocation import Patch, bind_movable
 from caldera.plan.roofline import Peaks, cpu_peaks_at_least
-from caldera.plan.schedule import Buffer, Chooser, Lookup, Root, Schedule
+from caldera.plan.schedule import Buffer, Lookup, Root, Schedule
 from caldera.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
 from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
@@ -55,8 +56,9 @@ class _Bound(Tenant):
 class Plan:
     """Kernel calls over planned memory. Made by `cd.compile`; `run()` gives the outputs.
 
-    `choose` says which kernel runs a node. With `choose_well`, which takes its time, this is asked
-    before the second run: what runs only once is not worth it, and a first result comes soon.
+    `choose` says which kernel runs a node; it is also given those that were made for this node, if
+    any. With `choose_well`, which takes its time, this is asked before the second run: what runs
+    only once is not worth it, and a first result comes soon.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -73,9 +75,9 @@ class Plan:
         original: Program,
         optimised: Program,
         device: Device,
-        choose: Chooser,
+        choose: Callable[..., Kernel],
         *,
-        choose_well: Chooser | None = None,
+        choose_well: Callable[..., Kernel] | None = None,
         in_place: bool = True,
         communicator: Any = None,
     ) -> None:
@@ -390,12 +392,16 @@ class Plan:
         return lookup
 
     def _choose(self, node: Node) -> Kernel:
-        if node.op.name == "scan":
-            return loop_kernel(
-                node, self._choose, lambda each: self._operands.constant(each), self.device.kernels,
-                in_place=self._in_place,
-            )  # fmt: skip
-        return self._choose_simple(node)
+        if node.op.name != "scan":
+            return self._choose_simple(node)
+        loop = loop_kernel(
+            node, self._choose, lambda each: self._operands.constant(each), self.device.kernels,
+            in_place=self._in_place,
+        )  # fmt: skip
+        others = TABLE.kernels(node.op.name, self.device.kernels)
+        if any(kernel.name != ORACLE and kernel.supports(node) for kernel in others):
+            return self._choose_simple(node, loop)
+        return loop
 
 
 def _turn_of(device: Device, schedule: Schedule) -> AbstractContextManager[Any]:

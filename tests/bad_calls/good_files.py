@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,6 @@ def write_formats(root: Path) -> dict[str, Format]:
         "metadata": lambda at: cd.io.load_safetensors_metadata(at / "a.safetensors"),
         "model": lambda at: cd.load(at / "model.caldera"),
         "weights": _weights_of,
-        "onnx": lambda at: cd.onnx.load(at / "model.onnx"),
         "checkpoints": lambda at: CheckpointFolder(at).latest(),
         "run": _read_run,
         "recipe": lambda at: read_recipe(at / "recipe.toml"),
@@ -74,6 +74,8 @@ def write_formats(root: Path) -> dict[str, Format]:
         ),
         "shards": lambda at: _all_samples(data.Shards(at)),
     }
+    if find_spec("onnx") is not None:
+        readers["onnx"] = lambda at: cd.onnx.load(at / "model.onnx")
     made = {name: Format(root / name, read) for name, read in readers.items()}
     for each in made.values():
         each.folder.mkdir()
@@ -89,7 +91,8 @@ def write_formats(root: Path) -> dict[str, Format]:
         cd.io.save_safetensors(made[name].folder / "a.safetensors", {"x": x, "y": y}, {"by": "me"})
     for name in ("model", "weights"):
         model().save(made[name].folder / "model.caldera")
-    cd.onnx.export(model(), made["onnx"].folder / "model.onnx")
+    if "onnx" in made:
+        cd.onnx.export(model(), made["onnx"].folder / "model.onnx")
     saved = CheckpointFolder(made["checkpoints"].folder)
     saved.save(3, {"x": x}, {"step": 3})
     saved.wait()

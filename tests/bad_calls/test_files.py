@@ -81,7 +81,7 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Format]:
     return write_formats(tmp_path_factory.mktemp("formats"))
 
 
-def _damaged_files(form: Format, others: list[Path], folder: Path, draw: random.Random) -> str:
+def damaged_files(form: Format, others: list[Path], folder: Path, draw: random.Random) -> str:
     """A copy in `folder` of which one file is damaged; says how."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(form.folder, folder)
@@ -109,7 +109,7 @@ def test_valid_files_are_read(formats: dict[str, Format]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:checkpoint")
-def test_damaged_files_are_refused_in_words(formats: dict[str, Format], tmp_path: Path) -> None:
+def testdamaged_files_are_refused_in_words(formats: dict[str, Format], tmp_path: Path) -> None:
     draw = random.Random(7)
     others = [path for form in formats.values() for path in form.files]
     raw: list[str] = []
@@ -117,7 +117,7 @@ def test_damaged_files_are_refused_in_words(formats: dict[str, Format], tmp_path
     count = 0
     for name, form in formats.items():
         for _ in range(EACH):
-            how = _damaged_files(form, others, tmp_path / "damaged", draw)
+            how = damaged_files(form, others, tmp_path / "damaged", draw)
             error = raw_exception(lambda form=form: form.read(tmp_path / "damaged"))
             count += 1
             if error is not None:

@@ -4,13 +4,19 @@ Compiling a source with NVRTC takes longer than all the rest of its test, and gi
 as yesterday unless the source, a header of it or the architecture has changed. So accepted.txt
 holds digests of what was accepted; what is not listed is compiled at once, wherever NVRTC is
 installed, and a test whose source it refuses fails. `make accept-card-sources` writes the list
-anew; if another version of NVRTC is installed by then, it compiles all of them.
+anew; if another version of NVRTC is installed by then, it compiles all of them, and so it does with
+`--compile-card-sources`.
+
+What a card might lack is an instruction. Which instructions a source has does not depend on the
+numbers in it, so of sources that differ in nothing else one is compiled for all cards, and the
+others for one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,12 +26,21 @@ from tests.object_cache import CACHE, cached_file
 
 LIST = Path(__file__).parent / "accepted.txt"
 ARCHITECTURE = "sm_90"
+OTHERS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120")
+"""Cards on which nothing was run: sources have to compile for them."""
+QUICKLY = ("-Xptxas=-O0", "-Ofc=max")
+"""Nobody runs what is made: it takes a third of the time if it need not be fast."""
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"^(?:template [^\n]*\s)?__device__ __forceinline__ [^(]*?(\w+)\(")
+_NUMBER = re.compile(r"(?<!\w)(?:0x[0-9a-fp.+-]+f?|\d+)")
 _INCLUDE = re.compile(r'#include "([^"]+)"')
 
 needed: set[str] = set()
 """The digests of all sources that this process has asked for."""
 strict = False
 """Whether only what this very compiler has accepted counts."""
+anew = False
+"""Whether nothing that was accepted before counts."""
 
 
 @cache
@@ -51,32 +66,85 @@ def _code(text: str) -> str:
 @cache
 def digest_of(source: str) -> str:
     """What a source is, comments and margins apart."""
-    texts = [source, *included(source).values(), ARCHITECTURE]
-    code = "\n".join(map(_code, texts))
+    return _digest(source, included(source), ARCHITECTURE)
+
+
+@cache
+def kind_of(source: str) -> str:
+    """The same of all sources that differ in numbers alone."""
+    return _digest(_NUMBER.sub("0", source), included(source), *OTHERS)
+
+
+def _digest(source: str, headers: Mapping[str, str], *architectures: str) -> str:
+    # A source uses little of the headers: what else is there does not matter.
+    functions = tuple(each for text in headers.values() for each in _functions(text))
+    used = _used(functions, frozenset(_WORD.findall(source)))
+    code = "\n".join([_code(source), *used, *architectures])
     return hashlib.blake2b(code.encode(), digest_size=6).hexdigest()
 
 
+Function = tuple[str, str, frozenset[str]]
+"""Its name, its text, and the words in it."""
+
+
+@cache
+def _functions(text: str) -> tuple[Function, ...]:
+    """The functions of a header, and what is none without a name, in their order."""
+    found, lines, depth = [], list[str](), 0
+    for line in [*_code(text.replace("\\\n", " ")).split("\n"), ""]:
+        lines.append(line)
+        depth += line.count("{") - line.count("}")
+        if not line or (depth == 0 and (line[-1] in "};" or line[0] == "#")):
+            whole = "\n".join(lines)
+            name = _NAME.search(whole)
+            found.append((name[1] if name else "", whole, frozenset(_WORD.findall(whole))))
+            lines = []
+    return tuple(found)
+
+
+def _used(functions: Sequence[Function], words: frozenset[str]) -> list[str]:
+    """The texts that words name of these, and what those name in turn."""
+    while True:
+        used = [each for each in functions if not each[0] or each[0] in words]
+        more = words.union(*(each[2] for each in used))
+        if more == words:
+            return [text for _, text, _ in used]
+        words = more
+
+
 def check_for_a_card(source: str) -> None:
-    """Compile a source for a real card, unless it is known that it compiles."""
-    digest = digest_of(source)
+    """Compile a source for real cards, unless it is known that it compiles."""
+    _check(digest_of(source), lambda: _compile(source, ARCHITECTURE))
+    _check(kind_of(source), lambda: [_compile(source, each) for each in OTHERS])
+
+
+def _check(digest: str, compile_: Callable[[], object]) -> None:
     if digest in needed:
         return
     if digest not in listed() and nvrtc.library() is not None:
         folder = CACHE / "accepted" / ".".join(map(str, nvrtc.version()))
         folder.mkdir(parents=True, exist_ok=True)
-        cached_file(folder / digest, lambda file: file.write_bytes(_compiled(source)[:0]))
+        if anew:
+            (folder / digest).unlink(missing_ok=True)
+
+        def make(file: Path) -> None:
+            compile_()
+            file.touch()
+
+        cached_file(folder / digest, make)
     needed.add(digest)
 
 
-def _compiled(source: str) -> bytes:
-    return nvrtc.compile_source(source, included(source), ARCHITECTURE)
+def _compile(source: str, architecture: str) -> None:
+    options = QUICKLY if nvrtc.version() >= (13, 4) else QUICKLY[:1]
+    nvrtc.compile_source(source, included(source), architecture, options)
 
 
 @cache
 def listed() -> frozenset[str]:
     """The digests of what was accepted."""
     heading, *digests = LIST.read_text().split() if LIST.exists() else [""]
-    return frozenset() if strict and heading != _heading() else frozenset(digests)
+    return frozenset() if anew or (strict and heading != _heading()) else frozenset(digests)
 
 
 def write_list(digests: set[str]) -> None:
@@ -85,4 +153,4 @@ def write_list(digests: set[str]) -> None:
 
 
 def _heading() -> str:
-    return f"NVRTC-{'.'.join(map(str, nvrtc.version()))}-{ARCHITECTURE}"
+    return f"NVRTC-{'.'.join(map(str, nvrtc.version()))}-{'-'.join((ARCHITECTURE, *OTHERS))}"

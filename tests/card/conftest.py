@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.memory.gpus import card_count
 from tests.card import accepted
-from tests.card.emulated import EmulatedDriver, compiler, emulated_card
+from tests.card.emulated import PLAYED, EmulatedDriver, compiler, emulated_card
 
 HERE = Path(__file__).parent
 
@@ -25,7 +26,9 @@ EVERY_TYPE = ("test_elementwise.py", "test_every_op.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "played(**properties): what a played card has")
     accepted.strict = config.getoption("accept_card_sources")
+    accepted.anew = config.getoption("compile_card_sources")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,14 +45,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def card() -> Iterator[Device]:
-    """A device whose kernels are those of a card."""
+def card(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A device whose kernels are those of a card.
+
+    `@pytest.mark.played(multiprocessors=132)` says what a played card has.
+    """
     if card_count():
         yield find_device("cuda")
         return
     if compiler() is None:
         pytest.skip("neither a card nor a C++ compiler is here")
-    driver.use(EmulatedDriver())
+    marks = [mark.kwargs for mark in request.node.iter_markers("played")]
+    driver.use(EmulatedDriver(replace(PLAYED, **marks[0]) if marks else PLAYED))
     try:
         yield emulated_card()
     finally:

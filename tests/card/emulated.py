@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.kernels.cuda.runtime.driver import Driver, Size
+from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.memory import device as find_device
 from caldera.memory.loopback import LoopbackDevice
 from caldera.memory.pool import Pool
@@ -34,7 +35,7 @@ from tests.object_cache import CACHE, cached_file
 
 HERE = Path(__file__).parent
 _RUN = """
-extern "C" __attribute__((visibility("default")))
+extern "C" __attribute__((visibility("default"), externally_visible))
 int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
     return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
                          arguments, meeting);
@@ -53,12 +54,26 @@ def compiler() -> str | None:
     return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
-class EmulatedDriver(Driver):
-    """Runs kernels on the host."""
+PLAYED = CardProperties((9, 0), 4, 227 << 10, 2048)
+"""An H200 of few multiprocessors: some kernels have a block on each, and playing these is slow."""
+CARDS = (
+    CardProperties((7, 5), 46, 64 << 10, 1024),
+    CardProperties((8, 0), 108, 163 << 10, 2048),
+    CardProperties((8, 6), 84, 99 << 10, 1536),
+    CardProperties((8, 9), 20, 99 << 10, 1536),
+    CardProperties((9, 0), 132, 227 << 10, 2048),
+    CardProperties((10, 0), 148, 227 << 10, 2048),
+    CardProperties((12, 0), 170, 99 << 10, 1536),
+)
+"""One card of each kind, large and small."""
 
-    def __init__(self, multiprocessors: int = 4) -> None:
-        self._multiprocessors = multiprocessors
-        self._loaded: dict[tuple[str, str], tuple[Any, int, frozenset[str]]] = {}
+
+class EmulatedDriver(Driver):
+    """Runs kernels on the host, which plays a card of these properties."""
+
+    def __init__(self, card: CardProperties = PLAYED) -> None:
+        self._card = card
+        self._loaded: dict[tuple[str, str], tuple[Any, int, int, frozenset[str]]] = {}
         self.launches: list[str] = []
         """The names of what was launched, for tests that count."""
 
@@ -69,12 +84,14 @@ class EmulatedDriver(Driver):
             meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
             library = ctypes.CDLL(str(_built(source, name)))
             library.run.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int]
-            self._loaded[key] = library, meeting, globals_of(source)
+            bounds = bounds_of(source, name)
+            self._loaded[key] = library, meeting, bounds, globals_of(source)
         return name, *self._loaded[key]
 
     def launch(self, function: Any, grid: Size, block: Size, shared: int, parameters: Any) -> None:
-        name, library, meeting, _ = function
-        assert 0 < block[0] * block[1] * block[2] <= 1024, f"{name}: {block} threads"
+        name, library, meeting, bounds, _ = function
+        threads = block[0] * block[1] * block[2]
+        assert 0 < threads <= bounds, f"{name}: {block} threads"
         assert all(n > 0 for n in grid), f"{name}: {grid} blocks"
         assert grid[0] < 2**31, f"{name}: {grid} blocks"
         assert max(grid[1:]) < 65536, f"{name}: {grid} blocks"
@@ -88,20 +105,40 @@ class EmulatedDriver(Driver):
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
     ) -> None:
+        # All blocks must be there at once, and one for each multiprocessor surely is.
+        assert grid[0] * grid[1] * grid[2] <= self.multiprocessors, f"{function[0]}: {grid} blocks"
         self.launch(function, grid, block, shared, parameters)
 
     @property
-    def multiprocessors(self) -> int:
-        return self._multiprocessors
-
-    @property
-    def shared_bytes(self) -> int:
-        return 227 << 10
+    def card(self) -> CardProperties:
+        return self._card
 
     @property
     def lonely_bytes(self) -> int:
         # A kernel has what it asked for and not a byte more, so that we see what it wanted.
         return 0
+
+
+class UndrivenDriver(EmulatedDriver):
+    """A card on which nothing runs."""
+
+    def function(self, source: str, name: str) -> Any:
+        return name
+
+    def launch(self, *given: Any) -> None:
+        pass
+
+    launch_cooperative = launch
+
+
+def bounds_of(source: str, name: str) -> int:
+    """The most threads that a block of a function surely finds registers for."""
+    found = re.search(rf"__launch_bounds__\((\S+?)[,)][^\n]*\b{name}\(", source)
+    if found is None:
+        # Each may have 255 of the registers of a multiprocessor.
+        return 256
+    constant = re.search(rf"\b{found[1].removeprefix('S::')} = (\d+)", source)
+    return int(constant[1] if constant else found[1])
 
 
 def globals_of(source: str) -> frozenset[str]:
@@ -114,7 +151,10 @@ def globals_of(source: str) -> frozenset[str]:
 
 
 _OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
-            "-U_FORTIFY_SOURCE", "-nostdinc++")  # fmt: skip
+            "-U_FORTIFY_SOURCE", "-nostdinc++", "-fno-exceptions",
+            "-fno-asynchronous-unwind-tables")  # fmt: skip
+_WHOLE = "-fwhole-program"
+"""Nobody but `run` calls a kernel: where it is inlined there, it is not compiled a second time."""
 
 
 def _built(source: str, name: str) -> Path:
@@ -126,7 +166,7 @@ def _built(source: str, name: str) -> Path:
     return cached_file(
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
-            f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
+            _WHOLE, f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
             "-x", "none", str(machine), "-lgcc", text=text,
         ),
     )  # fmt: skip
@@ -147,7 +187,7 @@ def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
     cached_file(
         folder / "headers.cuh.gch",
         lambda file: _compile(
-            f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
+            _WHOLE, f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
         ),
     )  # fmt: skip
     return folder
@@ -160,7 +200,7 @@ def _machine() -> Path:
     ctypes.CDLL(ctypes.util.find_library("m"), mode=ctypes.RTLD_GLOBAL)
     header, code = HERE / "machine.cuh", HERE / "machine.cpp"
     version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=True)
-    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _RUN, version.stdout)
+    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _WHOLE, _RUN, version.stdout)
     folder = CACHE / "card" / digest
     folder.mkdir(parents=True, exist_ok=True)
     cached_file(folder / "machine.cuh", lambda file: file.write_text(header.read_text()))

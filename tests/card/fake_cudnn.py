@@ -1,5 +1,5 @@
-"""What cudnn-frontend does, on the host: a graph of one convolution and of what follows it, run by
-the oracle on the memory that its tensors describe."""
+"""What cudnn-frontend does, on the host: a graph of one convolution and of what follows it, or of
+one attention, run by the oracle on the memory that its tensors describe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.reference.registry import FUNCTIONS
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.attention import attention, attention_backward
+from caldera.kernels.reference.registry import FUNCTIONS, evaluate
 from caldera.tensor.dtype import BY_NAME
 
 
@@ -89,7 +92,7 @@ class FakeTensor:
 
 
 class FakeGraph:
-    """A graph of one convolution."""
+    """A graph of one convolution or attention."""
 
     def __init__(self, library: FakeCudnn, handle: str, **kinds: data_type) -> None:
         assert handle in library.handles
@@ -99,6 +102,7 @@ class FakeGraph:
         self.refused: set[numerical_note] = set()
         self.built: set[int] = set()
         self.following: list[tuple[str, FakeTensor | None, dict[str, Any]]] = []
+        self.results: list[FakeTensor] = []
 
     def tensor(
         self, *, name: str, dim: list[int], stride: list[int], data_type: data_type
@@ -114,6 +118,7 @@ class FakeGraph:
 
     def _result(self) -> FakeTensor:
         self.result = FakeTensor()
+        self.results = [self.result]
         return self.result
 
     def _follows(
@@ -144,10 +149,40 @@ class FakeGraph:
     def conv_wgrad(self, *, image: FakeTensor, loss: FakeTensor, **how: Any) -> FakeTensor:
         return self._operation("conv2d_weight", image, loss, how)
 
+    def sdpa(
+        self, *, q: FakeTensor, k: FakeTensor, v: FakeTensor, is_inference: bool, **how: Any
+    ) -> list[FakeTensor]:
+        assert not is_inference
+        return self._attention("sdpa", [q, k, v], 2, how)
+
+    def sdpa_backward(
+        self, *, q: FakeTensor, k: FakeTensor, v: FakeTensor, o: FakeTensor, dO: FakeTensor,
+        stats: FakeTensor, **how: Any,
+    ) -> list[FakeTensor]:  # fmt: skip
+        self.library.ordered.append(how.pop("use_deterministic_algorithm"))
+        return self._attention("sdpa_backward", [dO, q, k, v, o, stats], 3, how)
+
+    def _attention(
+        self, name: str, inputs: list[FakeTensor], results: int, how: dict[str, Any]
+    ) -> list[FakeTensor]:
+        first = 0 if name == "sdpa" else 1
+        queries, keys = (each.dim[2] for each in inputs[first : first + 2])
+        square = how.pop("use_causal_mask", False)
+        corner = how.pop("use_causal_mask_bottom_right", False)
+        assert not (square and corner)
+        assert not square or queries == keys, "causality begins at the first key"
+        self.operation = (name, *inputs, {"causal": square or corner, "scale": how["attn_scale"]})
+        self.results = [FakeTensor() for _ in range(results)]
+        return self.results
+
     def validate(self) -> None:
-        self.tensors.append(self.result)
+        self.tensors += self.results
         assert all(each.dim and each.stride and each.uid > 0 for each in self.tensors)
-        assert self.result.is_output
+        assert all(each.is_output for each in self.results)
+        if self.operation[0].startswith("sdpa") and any(
+            n % 8 for each in self.operation[1:4] for n in each.dim[3:]
+        ):
+            raise cudnnGraphNotSupportedError("rows of 16 bytes")
         if any(
             map(self.library.refuses, (self.operation[0], *(each[0] for each in self.following)))
         ):
@@ -178,6 +213,7 @@ class FakeGraph:
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         assert index in self.built
         images = [each for each in self.tensors if each.uid == 1]
+        assert images[0].dim is not None
         return PLANS[index][1] * images[0].dim[0]
 
     def execute_plan_at_index(
@@ -189,6 +225,10 @@ class FakeGraph:
         if room:
             assert workspace % 256 == 0
             np.frombuffer((ctypes.c_char * room).from_address(workspace), np.uint8)[:] = 0xEE
+        self.library.executed.append(index)
+        if self.operation[0].startswith("sdpa"):
+            self._attend(pack)
+            return
         name, first, second, how = self.operation
         inputs = [each.at(pack[each.uid]) for each in (first, second)]
         image, filters = (
@@ -211,7 +251,22 @@ class FakeGraph:
             else:
                 values = FUNCTIONS[then](values)
         self.result.at(pack[self.result.uid])[...] = values
-        self.library.executed.append(index)
+
+    def _attend(self, pack: dict[int, int]) -> None:
+        name, *given, how = self.operation
+        arrays = [each.at(pack[each.uid]).astype("float32") for each in given]
+        if name == "sdpa":
+            node = attention.node(*stand_ins(arrays), **how)
+        else:
+            arrays[-1] = arrays[-1][..., 0]
+            node = attention_backward.node(*stand_ins(arrays), **how)
+        for tensor, value in zip(self.results, evaluate(node, arrays), strict=True):
+            tensor.at(pack[tensor.uid])[...] = value.reshape(tensor.dim)
+
+
+def stand_ins(arrays: list[np.ndarray]) -> list[Node]:
+    """Nodes with the shapes and dtypes of arrays."""
+    return [parameter(i, Spec(each.shape, each.dtype)) for i, each in enumerate(arrays)]
 
 
 class FakeCudnn:
@@ -225,6 +280,8 @@ class FakeCudnn:
         self.handles: list[str] = []
         self.streams: list[int] = []
         self.executed: list[int] = []
+        self.ordered: list[bool] = []
+        """Of each backward attention, whether it was asked to be deterministic."""
 
     def refuses(self, op: str) -> bool:
         """Whether it has no engine for an op."""

@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caldera.graph.node import Spec, intern
 from caldera.graph.ops import attention
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
-from tests.card.candidates import check, check_cases
+from tests.card.candidates import check, check_cases, run_kernel
 from tests.card.variants import node_of, numbers
-from tests.unit.kernels.checking import DTYPES
+from tests.unit.kernels.checking import DTYPES, compare
 
-OPS = {"scaled_dot_product_attention", "scaled_dot_product_attention_grad"}
+OPS = {
+    "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_backward_packed", "scaled_dot_product_attention_grad",
+}  # fmt: skip
 Shape = tuple[int, ...]
 
 
@@ -32,13 +38,19 @@ def check_attention(
     dtype: str = "float32",
     *,
     causal: bool = False,
-) -> None:
-    """Forward and backward on random numbers."""
+    compute: str | None = None,
+    names: tuple[str, ...] | None = None,
+) -> set[str]:
+    """Forward and backward on random numbers, the latter from the rows' sums and without."""
     wanted = BY_NAME[dtype]
     given = [numbers(*shape, dtype=wanted, seed=i) for i, shape in enumerate((q, key, v))]
-    attrs: Any = {"causal": causal, "scale": 0.3}
+    attrs: Any = {"causal": causal, "scale": 0.3} | ({"compute": compute} if compute else {})
+    how: Any = {
+        "names": names, "layouts": ["dense"],
+        "by": compare if compute is None else _compare_rounded,
+    }  # fmt: skip
     forward = node_of(attention.attention, (*given, *masks), **attrs)
-    check(card, forward, (*given, *masks), layouts=["dense"])
+    check(card, forward, (*given, *masks), **how)
     result, logarithm = forward.outputs
     wide = "float64" if dtype == "float64" else "float32"
     g = numbers(*result.shape, dtype=wanted, seed=5)
@@ -46,7 +58,15 @@ def check_attention(
     level = numbers(*logarithm.shape, dtype=wide, seed=7) + np.dtype(wide).type(2)
     inputs = (g, *given, common, level, *masks)
     backward = node_of(attention.attention_grad, inputs, **attrs)
-    check(card, backward, inputs, layouts=["dense"])
+    check(card, backward, inputs, **how)
+    inputs = (g, *given, numbers(*result.shape, dtype=wanted, seed=8), level, *masks)
+    backward = node_of(attention.attention_backward, inputs, **attrs)
+    return check(card, backward, inputs, **how)
+
+
+def _compare_rounded(output: np.ndarray, right: np.ndarray) -> None:
+    """As far as tf32 goes."""
+    np.testing.assert_allclose(output, right, rtol=0, atol=3e-3 * np.abs(right).max())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -87,6 +107,45 @@ def test_masks(card: Device, shape: Shape) -> None:
     heads = ((2, 3, 70, 4), (2, 3, 66, 4), (2, 3, 66, 5))
     check_attention(card, *heads, masks=(np.array(allowed),))
     check_attention(card, *heads, masks=(added, np.array(allowed)), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("q", "key", "v", "causal", "is_masked", "dtype"),
+    [
+        ((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 16), True, False, "bfloat16"),
+        ((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 24), True, False, "float32"),
+        ((2, 3, 33, 20), (2, 1, 70, 20), (2, 1, 70, 12), True, True, "bfloat16"),
+        ((66, 136), (40, 136), (40, 200), False, False, "bfloat16"),
+    ],
+)  # fmt: skip
+def test_tensor_cores(
+    card: Device, q: Shape, key: Shape, v: Shape, causal: bool, is_masked: bool, dtype: str
+) -> None:
+    """Several tiles; heads that share, masks and rows that are no whole pieces; parts of rows."""
+    pairs = (q[-2], key[-2])
+    masks: tuple[np.ndarray, ...] = ()
+    if is_masked:
+        allowed = np.random.default_rng(1).random((2, 1, 1, pairs[1])) < 0.7
+        masks = (allowed, numbers(*pairs, dtype=BY_NAME[dtype], seed=9))
+    compute = "tf32" if dtype == "float32" else None
+    names = ("tensor cores",)
+    found = check_attention(
+        card, q, key, v, masks, dtype, causal=causal, compute=compute, names=names
+    )
+    assert found == set(names)
+
+
+def test_tensor_cores_with_heads_in_the_middle(card: Device) -> None:
+    dtype = BY_NAME["bfloat16"]
+    given = tuple(numbers(2, 66, 3, 16, dtype=dtype, seed=i).swapaxes(1, 2) for i in range(3))
+    node = node_of(attention.attention, given, causal=True, scale=0.3)
+    turned = Spec(node.outputs[0].shape, dtype, (0, 2, 1, 3))
+    inside = intern(node.op, node.inputs, dict(node.attrs), (turned, node.outputs[1]))
+    (kernel,) = (k for k in TABLE.candidates(inside, "cuda") if k.name == "tensor cores")
+    results = run_kernel(card, kernel, inside, given)
+    assert results[0].strides == given[0].strides
+    for result, right in zip(results, evaluate(node, given), strict=True):
+        compare(result, right)
 
 
 def test_what_is_not_finite(card: Device) -> None:

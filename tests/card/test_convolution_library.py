@@ -16,6 +16,7 @@ from caldera.kernels.choose import choices
 from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
 from caldera.kernels.microbatch import fitting
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the re
 
 def _forget() -> None:
     for known in (
-        cudnn.handle,
+        runtime_cudnn.handle,
         cudnn.graph_of,
         cublaslt.handle,
         cublaslt.algorithms,
@@ -224,7 +225,7 @@ def test_lanes_have_contexts_of_their_own(
 ) -> None:
     node = next(nodes_of(TILED[0], "float32"))
     for lane in (0, 1, 1, 2):
-        monkeypatch.setattr(cudnn, "launching_side_stream", lambda lane=lane: lane)
+        monkeypatch.setattr(runtime_cudnn, "launching_side_stream", lambda lane=lane: lane)
         run_kernel(card, _kernels(node)[0], node, _as_planned(node, inputs_of(node)))
     assert len(library.handles) == 3
 

@@ -34,9 +34,11 @@ def played() -> Iterator[EmulatedDriver]:
     driver.use(None)
 
 
-def _write(body: str, to: np.ndarray, place: int) -> None:
-    source = '#include "machine.cuh"\n' + KERNEL.source("", body=body)
-    Launch(source, "write", 2, 32, KERNEL.bind(to=to, place=place), shared=40)()
+def _write(
+    body: str, to: np.ndarray, place: int, threads: int = 32, bounds: str = ""
+) -> None:  # fmt: skip
+    source = '#include "machine.cuh"\n' + KERNEL.source(bounds, body=body)
+    Launch(source, "write", 2, threads, KERNEL.bind(to=to, place=place), shared=40)()
 
 
 def test_shared_memory_is_as_large_as_was_asked_for_and_nan(played: EmulatedDriver) -> None:
@@ -65,3 +67,13 @@ def test_arrays_have_guarded_ends(played: EmulatedDriver) -> None:
             _write("to[place] = 1.0f;", array, -1)
         # Nobody else is blamed for it.
         _write("to[place] = 1.0f;", array, 1)
+
+
+def test_a_block_has_no_more_threads_than_surely_find_registers(played: EmulatedDriver) -> None:
+    found = guarded_bytes(40, "found").view(np.float32)
+    body = "to[place] = 1.0f;"
+    _write(body, found, 0, 256)
+    _write(body, found, 0, 512, "__launch_bounds__(512, 1)")
+    for threads, bounds in ((288, ""), (544, "__launch_bounds__(512, 1)")):
+        with pytest.raises(AssertionError, match=rf"write: \({threads}, 1, 1\) threads"):
+            _write(body, found, 0, threads, bounds)

@@ -16,7 +16,7 @@ from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
-from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
 from caldera.kernels.cuda.runtime import nvrtc
 from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.reference import evaluate
@@ -109,20 +109,6 @@ def test_long_sums_are_cut(card: Device, dtype: str) -> None:
     check(card, node, inputs, ["tiles"], layouts=("dense", "columns first"))
     (first,), (second,) = (run_kernel(card, kernel, node, inputs) for _ in range(2))
     assert first.tobytes() == second.tobytes()
-
-
-def test_where_there_are_few_results_all_multiprocessors_have_work() -> None:
-    for rows, columns, length in (
-        (100, 528, 784),
-        (784, 528, 100),
-        (100, 784, 528),
-        (10, 10, 4096),
-    ):
-        cut = tiling(rows, columns, length, 1, 4)
-        assert cut.blocks >= 50
-        assert cut.splits * cut.span >= length
-    assert tiling(8192, 8192, 8192, 1, 4).tile.side == 128
-    assert tiling(8192, 8192, 8192, 1, 4).splits == 1
 
 
 def test_a_product_with_itself(card: Device) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from caldera.planner import compression_cost
 from tests.cli.conftest import Caldera
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
@@ -15,9 +14,8 @@ WORDS = ("plan", "lenet5", "--ranks", "64", "--link", "10Gb", "--speed", "100G")
 
 @pytest.fixture
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts are written where the user is; what encoding takes is measured on short gradients."""
+    """Charts are written where the user is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compression_cost, "_LONG", 1 << 16)
 
 
 def test_the_shortest_command_prints_and_plots(caldera: Caldera) -> None:

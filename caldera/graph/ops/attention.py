@@ -4,12 +4,15 @@ Besides the result, the op gives the logarithm of each row's sum of exponentials
 gradient finds the probabilities again, so a kernel need not keep the (T, S) matrix. For a row whose
 keys are all masked the result is 0, and the logarithm is given as 0 (then its probabilities,
 exp(-inf - 0), are 0 as well). Half-precision inputs are computed in float32, and the logarithm is
-float32.
+float32. `compute` is that of products.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
@@ -28,6 +31,7 @@ from caldera.graph.ops.elementwise import (
     where,
 )
 from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.movement import concat, transpose
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.reduction import max_
 from caldera.graph.ops.widening import accumulator, widen, widened
@@ -35,6 +39,8 @@ from caldera.tensor.dtype import bool_, int64, is_float
 from caldera.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
+HEADS_INSIDE = (0, 2, 1, 3)
+"""How axes (N, heads, T, D) lie where the heads of a step are one vector."""
 
 
 def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
@@ -53,10 +59,16 @@ def _check(q: Node, k: Node, v: Node, masks: Nodes) -> None:
             refuse_shape(f"a mask that broadcasts to {whole.shape}")
 
 
-def _scores(q: Node, k: Node, masks: Nodes, causal: bool, scale: float) -> Node:
+def _matmul(compute: str | None) -> Callable[..., Node]:
+    return partial(matmul, **({} if compute is None else {"compute": compute}))
+
+
+def _scores(
+    q: Node, k: Node, masks: Nodes, causal: bool, scale: float, compute: str | None
+) -> Node:
     """Each query times each key; -inf where a mask forbids it."""
     scaled = mul(widen(q), constant(scale, accumulator(q.dtype)))
-    scores = matmul(scaled, widen(k), ta=False, tb=True)
+    scores = _matmul(compute)(scaled, widen(k), ta=False, tb=True)
     never = constant(-math.inf, scores.dtype)
     for mask in masks:
         scores = where(mask, scores, never) if mask.dtype == bool_ else add(scores, widen(mask))
@@ -76,12 +88,15 @@ def _not_later(shape: Shape) -> Node:
 
 
 @composite("scaled_dot_product_attention")
-def attention(q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: float) -> Nodes:
+def attention(
+    q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: float, compute: str | None = None
+) -> Nodes:
     """softmax(scale q k^T) v for (..., T, D), and the logarithm of each row's sum."""
     _check(q, k, v, masks)
-    scores = _scores(q, k, masks, causal, scale)
+    times = _matmul(compute)
+    scores = _scores(q, k, masks, causal, scale, compute)
     if k.shape[-2] == 0:
-        nothing = matmul(scores, widen(v), ta=False, tb=False)
+        nothing = times(scores, widen(v), ta=False, tb=False)
         return cast(nothing, q.dtype), full(nothing.shape[:-1], 0, scores.dtype)
     last = (len(scores.shape) - 1,)
     largest = max_(scores, axis=last, keepdims=True)
@@ -91,7 +106,7 @@ def attention(q: Node, k: Node, v: Node, *masks: Node, causal: bool, scale: floa
     total = sum_(weights, last, keepdims=True)
     none = equal(total, constant(0, total.dtype))
     safe = where(none, constant(1, total.dtype), total)
-    y = div(matmul(weights, widen(v), ta=False, tb=False), safe)
+    y = div(times(weights, widen(v), ta=False, tb=False), safe)
     logarithm = broadcast_to(add(log(safe), shift), (*y.shape[:-1], 1))
     return cast(y, q.dtype), reshape(logarithm, y.shape[:-1])
 
@@ -106,18 +121,83 @@ def _(
     *masks: Node,
     causal: bool,
     scale: float,
+    compute: str | None = None,
 ) -> Gradient:
     for_y, for_logarithm = g
     result, logarithm = y
     if for_y is None:
         for_y = full(result.shape, 0, result.dtype)
-    # The derivative of a softmax takes away what all scores of a row have in common.
-    common = sum_(mul(widen(for_y), widen(result)), (len(result.shape) - 1,))
-    if for_logarithm is not None:
-        common = sub(common, for_logarithm)
-    found = attention_grad(for_y, q, k, v, common, logarithm, *masks, causal=causal, scale=scale)
+    how = _how(causal, scale, compute)
+    if for_logarithm is None:
+        found = attention_backward(for_y, q, k, v, result, logarithm, *masks, **how)
+    else:
+        common = sub(_common(for_y, result), for_logarithm)
+        found = attention_grad(for_y, q, k, v, common, logarithm, *masks, **how)
     added = iter(found[3:])
     return *found[:3], *(None if mask.dtype == bool_ else next(added) for mask in masks)
+
+
+def _how(causal: bool, scale: float, compute: str | None) -> dict[str, Any]:
+    how: dict[str, Any] = {"causal": causal, "scale": scale}
+    return how if compute is None else {**how, "compute": compute}
+
+
+def _common(g: Node, result: Node) -> Node:
+    """What the derivative of a softmax takes away from all scores of a row."""
+    node: Node = sum_(mul(widen(g), widen(result)), (len(result.shape) - 1,))
+    return node
+
+
+@composite("scaled_dot_product_attention_backward")
+def attention_backward(
+    g: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    result: Node,
+    logarithm: Node,
+    *masks: Node,
+    causal: bool,
+    scale: float,
+    compute: str | None = None,
+) -> Nodes:
+    """The gradients of q, k, v and a mask that was added, from both outputs of the attention.
+
+    Libraries have it so. Where a device has no kernel for it, the sums of g * result are taken
+    apart from it, with whatever loop is near.
+    """
+    common = _common(g, result)
+    how = _how(causal, scale, compute)
+    found: Nodes = attention_grad(g, q, k, v, common, logarithm, *masks, **how)
+    return found
+
+
+@composite("scaled_dot_product_attention_backward_packed")
+def attention_backward_packed(
+    g: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    result: Node,
+    logarithm: Node,
+    *masks: Node,
+    causal: bool,
+    scale: float,
+    compute: str | None = None,
+) -> Node:
+    """The gradients of q, k and v, each (N, heads, T, D), side by side as (N, T, 3 heads D).
+
+    That is the gradient of the product of which they are views. Passes make it of the pieces.
+    """
+    how = _how(causal, scale, compute)
+    found = attention_backward(g, q, k, v, result, logarithm, *masks, **how)
+    return concat(tuple(heads_joined(each) for each in found[:3]), axis=2)
+
+
+def heads_joined(x: Node) -> Node:
+    """(N, heads, T, D) as (N, T, heads D)."""
+    count, heads, steps, width = x.shape
+    return reshape(transpose(x, HEADS_INSIDE), (count, steps, heads * width))
 
 
 @composite("scaled_dot_product_attention_grad")
@@ -132,6 +212,7 @@ def attention_grad(
     *masks: Node,
     causal: bool,
     scale: float,
+    compute: str | None = None,
 ) -> Nodes:
     """The gradients with respect to q, k, v and a mask that was added.
 
@@ -139,13 +220,14 @@ def attention_grad(
     g * y, less the gradient of the logarithm.
     """
     column = (*logarithm.shape, 1)
-    scores = _scores(q, k, masks, causal, scale)
+    times = _matmul(compute)
+    scores = _scores(q, k, masks, causal, scale, compute)
     probabilities = exp(sub(scores, reshape(logarithm, column)))
-    dv = matmul(probabilities, g, ta=True, tb=False)
-    centred = sub(matmul(g, v, ta=False, tb=True), reshape(common, column))
+    dv = times(probabilities, g, ta=True, tb=False)
+    centred = sub(times(g, v, ta=False, tb=True), reshape(common, column))
     dscores = mul(probabilities, centred)
     factor = constant(scale, q.dtype)
-    dq = mul(matmul(dscores, k, ta=False, tb=False), factor)
-    dk = mul(matmul(dscores, q, ta=True, tb=False), factor)
+    dq = mul(times(dscores, k, ta=False, tb=False), factor)
+    dk = mul(times(dscores, q, ta=True, tb=False), factor)
     added = tuple(sum_to(dscores, mask.shape) for mask in masks if mask.dtype != bool_)
     return sum_to(dq, q.shape), sum_to(dk, k.shape), sum_to(dv, v.shape), *added

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from caldera.graph.body import Body, topological
 from caldera.graph.differentiate import accumulate
@@ -103,10 +103,18 @@ def _(
         gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
 
     # A constant's gradient is a sum over all steps. Where each term is a product of two matrices,
-    # the whole sum is one large product of the stacked factors, made after the loop.
+    # the whole sum is one large product of the stacked factors, made after the loop. So is a sum
+    # over rows of something that is stacked anyway (a bias).
     emitted = [i for i in gradients if carries <= i < first_constant]
     factored = [i for i in gradients if i >= first_constant and _is_plain_product(gradients[i])]
-    summed = [i for i in gradients if i >= first_constant and i not in factored]
+    factors = [factor for i in factored for factor in gradients[i].inputs]
+    stacked = {*factors, *[gradients[i] for i in emitted]}
+    reduced = [
+        i for i in gradients
+        if i >= first_constant and gradients[i].op.name == "sum"
+        and gradients[i].inputs[0] in stacked
+    ]  # fmt: skip
+    summed = [i for i in gradients if i >= first_constant and i not in (*factored, *reduced)]
     sums = [
         parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
         for i, k in enumerate(summed)
@@ -114,7 +122,8 @@ def _(
     outputs = [gradients[i] for i in carried]
     outputs += [add(total, gradients[k]) for total, k in zip(sums, summed, strict=True)]
     outputs += [gradients[i] for i in emitted]
-    outputs += [factor for i in factored for factor in gradients[i].inputs]
+    outputs += factors
+    outputs += [gradients[i].inputs[0] for i in reduced]
     if not outputs:
         return (None,) * len(inputs)
 
@@ -136,6 +145,8 @@ def _(
     gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
     for i in factored:
         gradient[i] = _product_over_steps(next(stacks), next(stacks), gradients[i])
+    for i in reduced:
+        gradient[i] = _sum_over_steps(next(stacks), gradients[i])
     return tuple(gradient.get(i) for i in range(len(inputs)))
 
 
@@ -161,6 +172,13 @@ def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
     return node
 
 
+def _sum_over_steps(stack: Node, step: Node) -> Node:
+    """The sum over t of the sums `step` of stack[t], as one sum."""
+    axes = (0, *(axis + 1 for axis in step.attrs["axis"]))
+    total: Node = step.op.node(stack, axis=axes, keepdims=False)
+    return reshape(total, step.shape)
+
+
 def _joined(stack: Node, inner_first: bool) -> Node:
     """(t, inner, n) as (t inner, n), or (t, n, inner) as (n, t inner)."""
     t, rows, columns = stack.shape
@@ -172,29 +190,54 @@ def _joined(stack: Node, inner_first: bool) -> Node:
 def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> list[Node]:
     """What of the forward step must be kept for the backward one.
 
-    The carries it started from, and the results of its expensive ops; cheap ones are run again.
+    The carries it started from, and the results of its expensive ops; cheap ones are run again. Of
+    a result that only one cheap op reads, what that op makes of it is kept: what else the op reads
+    is then not needed.
     """
     forward = set(topological(body.outputs))
     carries = set(carry)
-    saved: dict[Node, None] = {}
-    seen: set[Node] = set()
-    stack = list(outputs)
+
+    def is_kept(node: Node) -> bool:
+        maker = node.inputs[0] if node.op is ITEM else node
+        return node in carries or (
+            node in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
+        )
+
+    users = _readers(outputs, is_kept)
+    kept = {_used_as(node, users, forward, set(outputs)) for node in users if is_kept(node)}
+    return [node for node in _readers(outputs, kept.__contains__) if node in kept]
+
+
+_CHEAP = ("elementwise", "movement")
+
+
+def _readers(outputs: Sequence[Node], stop: Callable[[Node], bool]) -> dict[Node, list[Node]]:
+    """The nodes that outputs depend on, with those that read them; what stands below nodes at which
+    to stop is not visited."""
+    found: dict[Node, list[Node]] = {node: [] for node in outputs}
+    stack = list(found)
     while stack:
         node = stack.pop()
-        if node in seen:
+        if stop(node):
             continue
-        seen.add(node)
-        if node in carries:
-            saved[node] = None
-        elif node in forward and node.inputs:
-            maker = node.inputs[0] if node.op is ITEM else node
-            if maker.op.kind in ("elementwise", "movement"):
-                stack.extend(node.inputs)
-            else:
-                saved[node] = None
-        else:
-            stack.extend(node.inputs)
-    return list(saved)
+        for given in dict.fromkeys(node.inputs):
+            if given not in found:
+                found[given] = []
+                stack.append(given)
+            found[given].append(node)
+    return found
+
+
+def _used_as(
+    node: Node, users: Mapping[Node, Sequence[Node]], forward: set[Node], outputs: set[Node]
+) -> Node:
+    """What becomes of a node, as long as one element-wise op after another is all that reads it."""
+    while node not in outputs and len(users[node]) == 1:
+        (user,) = users[node]
+        if user not in forward or user.op.kind != "elementwise" or user.outputs != node.outputs:
+            break
+        node = user
+    return node
 
 
 def _history(

@@ -21,10 +21,12 @@ such a thing, or because it serves where the library is absent:
 - `normalisation/batchnorm_cooperative`: 0.51 to 0.66 of the time of three launches.
 - `indexing`, `sorting`: sums in a fixed order, which the libraries' atomic additions have not.
   `indexing/scatter_few_rows` takes a third to a half of the other ways' time for few rows.
-- `attention`: any mask and heads that share; no library is asked. Forward it takes an eighth of the
-  time of products and softmax; backward a quarter more than these, without the matrix of all pairs.
+- `attention`: any mask and heads that share, in a fixed order. `tensor_core` serves half precision
+  where cuDNN does not (masks, odd sizes, without the library), `tiles` everything else; it judges
+  the two.
 - `linalg/batched`: for many small matrices in one launch, inside captured graphs; there it takes a
   tenth to a thousandth of cuSOLVER's time, which serves large ones.
+- `recurrent`: all steps of a recurrent layer in one launch; no library takes any cell.
 - `fourier/stockham`: behind cuFFT wherever that is there, and what runs elsewhere.
 """
 
@@ -33,7 +35,6 @@ such a thing, or because it serves where the library is absent:
 from __future__ import annotations
 
 from caldera.kernels.cuda import (
-    attention,
     collective,
     convolution,
     persistent,
@@ -42,6 +43,7 @@ from caldera.kernels.cuda import (
     softmax,
     sorting,
 )
+from caldera.kernels.cuda.attention import cudnn_sdpa, packed, tensor_core, tiles
 from caldera.kernels.cuda.convolution import cudnn, epilogue, pointwise
 from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop
@@ -57,5 +59,6 @@ from caldera.kernels.cuda.normalisation import (
     local_response,
 )
 from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.recurrent import persistent as recurrent
 from caldera.kernels.cuda.reduction import cumsum, reduce
 from caldera.kernels.cuda.runtime import measure

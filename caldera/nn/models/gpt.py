@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.arguments import within
 from caldera.errors import ConfigError
 from caldera.lazy import Expr, compile
 from caldera.nn.attention import Embedding, PositionalEmbedding, TransformerBlock
@@ -19,6 +21,7 @@ from caldera.nn.normalisation import LayerNorm
 from caldera.plan.plan import Plan
 from caldera.tensor import normal
 
+MOST_WORDS = 1 << 30
 MOST_READERS = 4
 """Numbers and lengths of texts whose plans and memory a model keeps."""
 
@@ -101,11 +104,11 @@ class GPT(Layer):
         model sees the last `context` words. As long as that is all of them, keys and values of the
         words seen are kept, and a new word costs the work of one; then the work of `context`.
         """
-        text = self._checked(prompt)
-        if temperature < 0:
-            raise ConfigError.build(
-                f"{self.path}.generate", expected="temperature >= 0", got=f"{temperature}"
-            )
+        text, here = self._checked(prompt), f"{self.path}.generate"
+        count = within(here, "count", count, 0, MOST_WORDS)
+        seed = within(here, "seed", seed, 0, 2**63 - 1)
+        if not isinstance(temperature, Real) or not temperature >= 0:
+            raise ConfigError.build(here, expected="temperature >= 0", got=f"{temperature}")
         lines, given = text.reshape(-1, text.shape[-1]), text.shape[-1]
         text = np.concatenate([lines, np.zeros((len(lines), count), np.int64)], axis=1)
         reader = self._reader(len(lines), min(given + count, self.context))

@@ -182,10 +182,13 @@ def explain(
     found = find_source(program, values, totals["training/loss"].symbol)
     where = f"fit, step {step}"
     if found is None:
+        narrow = steps.model.precision == "float16"
         error = NonFiniteError.build(
             where, expected="a finite loss",
             got=f"one that is finite in full precision, with values up to {_largest(values):.3g}",
-            hint='use precision="bfloat16", whose range is that of float32',
+            hint='use precision="bfloat16", whose range is that of float32' if narrow
+            else "values of this size overflow where they are squared or multiplied on the way: "
+            + _USUAL_HINT,
         )  # fmt: skip
         return error, "precision"
     symbol = found.node.attrs.get("symbol")

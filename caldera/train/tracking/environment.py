@@ -11,10 +11,13 @@ import caldera
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
+from caldera.kernels.cuda.runtime.driver import properties_of
+from caldera.kernels.cuda.runtime.libraries import facts
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.tuning_cache import all_records
 from caldera.machine import available_memory, this_machine, usable_cores
+from caldera.memory.gpus import card_count
 from caldera.optional import optional_import
 
 
@@ -22,6 +25,7 @@ def environment() -> dict[str, dict[str, int | str]]:
     """The machine, the software and Caldera itself, as what JSON can hold."""
     here, target, products = this_machine(), host_target(), blas()
     return {
+        **_cards(),
         "machine": {
             "system": here.system,
             "cpu": here.cpu,
@@ -46,6 +50,14 @@ def environment() -> dict[str, dict[str, int | str]]:
             "kernel choices remembered": sum(1 for _ in all_records()),
             "data folder": os.environ.get(ENVIRONMENT) or str(cache_folder()),
         },
+    }
+
+
+def _cards() -> dict[str, dict[str, int | str]]:
+    """What each card can do."""
+    return {
+        f"card {index}": {**facts(index), **properties_of(index).rows()}
+        for index in range(card_count())
     }
 
 

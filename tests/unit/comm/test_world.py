@@ -47,6 +47,17 @@ def test_which_rank_of_a_machine_it_is(environment: dict[str, str], rank: int) -
     assert rank_on_machine(environment) == rank
 
 
+def test_what_srun_says_with_pmix_and_with_pmi2() -> None:
+    """As Slurm 22.05 had it in the second of three ranks on one machine."""
+    step = {"SLURM_NTASKS": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
+    step |= {"SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
+    for more in (
+        {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.23.0"},
+        {"PMI_RANK": "1", "PMI_SIZE": "3", "PMI_FD": "13", "PMI_JOBID": "24.0"},
+    ):
+        assert (ranks_started(step | more), rank_on_machine(step | more)) == (3, 1)
+
+
 def test_alone_there_is_one_process_and_no_mpi() -> None:
     assert isinstance(world(), SingleProcess)
     assert world() is world()

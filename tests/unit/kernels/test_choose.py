@@ -72,6 +72,15 @@ def test_the_oracle_serves_when_all_others_fail(kernels: FakeKernels) -> None:
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == "reference"
 
 
+def test_a_kernel_made_for_the_node_competes_with_those_of_the_table(kernels: FakeKernels) -> None:
+    kernels.add("slow", slowly)
+    made = Kernel("matmul", "cpu", "made", lambda call: lambda: compute(call))
+    verdict = Choices(kernels.table).verdict(product_node(), "cpu", [made])
+    assert (verdict.kernel, verdict.source) == (made, "measured")
+    assert verdict.times is not None
+    assert set(verdict.times) == {"slow", "made"}
+
+
 def test_the_oracle_does_not_compete(kernels: FakeKernels) -> None:
     kernels.add("reference", priority=-10)
     kernels.add("other", slowly)

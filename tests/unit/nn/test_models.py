@@ -11,7 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import CalderaError, ConfigError, ShapeError
 
 models = nn.models
 
@@ -298,6 +298,16 @@ def test_a_model_keeps_the_plans_of_few_kinds_of_text() -> None:
 def test_generation_needs_words_it_knows(prompt: list[Any]) -> None:
     with pytest.raises(ConfigError, match="expected words from 0 to 10"):
         _gpt().generate(prompt, count=1)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("count", -1), ("count", 1.5), ("seed", -1), ("seed", "a"), ("temperature", -1.0),
+     ("temperature", "warm"), ("temperature", float("nan"))],
+)  # fmt: skip
+def test_generation_refuses_what_it_cannot_use(argument: str, value: Any) -> None:
+    with pytest.raises(CalderaError, match=argument):
+        _gpt().generate([1], **{"count": 1, argument: value})
 
 
 def test_gpt_refuses_more_words_than_its_context() -> None:

@@ -74,7 +74,6 @@ def test_x_and_updates_share_a_dtype() -> None:
         (lambda w: op.gather(w, [0.0]), DtypeError, "op.gather: expected integers as indices"),
         (lambda w: op.gather(w, [True]), DtypeError, "integers as indices"),
         (lambda w: op.gather(w, [0], axis=2), ShapeError, "an axis from -2 to 1, got 2"),
-        (lambda w: op.gather(w[0, 0], [0]), ShapeError, "this is a scalar"),
         (lambda w: op.scatter_add(w, [0], np.zeros((3, 3))), ShapeError, r"\(1, 3\)"),
         (lambda w: op.take_along_axis(w, [0], 0), ShapeError, "as many axes as x, 2"),
         (lambda w: op.take_along_axis(w, [[0]] * 3, 1), ShapeError, "broadcast"),
@@ -162,3 +161,15 @@ def test_the_cost_of_sorting_and_adding() -> None:
     assert ordered.op.count_flops(ordered) == 2 * 8 * 3
     added = op.scatter_add(np.zeros((5, 4)), [0, 1, 1], 1.0).node
     assert added.op.count_flops(added) == 3 * 4
+
+
+def test_a_scalar_is_read_and_written_as_the_one_element_of_a_vector() -> None:
+    x = op.var("x", (), fill=3.0)
+    assert op.take_along_axis(x, 0, 0).tolist() == 3.0
+    assert op.take_along_axis(x, [0, -1], 0).tolist() == [3.0, 3.0]
+    assert op.gather(x, [[0, 0]], -1).tolist() == [[3.0, 3.0]]
+    assert op.scatter_add(x, [0, 0], [1.0, 2.0]).tolist() == 6.0
+    assert op.scatter(x, [0], [5.0]).tolist() == 5.0
+    assert op.put_along_axis(x, 0, 7.0, 0).tolist() == 7.0
+    assert op.put_along_axis_add(x, 0, 1.0, 0).tolist() == 4.0
+    assert op.grad(op.scatter_add(x, [0], [1.0]) * op.take_along_axis(x, 0, 0), x).item() == 7.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ DATA = samples(24)
 
 def made() -> cd.NeuralNetwork:
     return network(lambda: optim.Adam(0.01), batch_size=6)
+
+
+@cache
+def one_process() -> Trained:
+    """Two epochs in one process, that of every other run."""
+    return alone(made, DATA, epochs=2)
 
 
 STRATEGIES = {
@@ -96,14 +103,14 @@ def test_a_run_goes_on_on_another_number_of_ranks(
     assert CheckpointFolder(tmp_path).steps() == [3]
     found = _run(after, second, tmp_path, resume=True, epochs=2)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(made, DATA, epochs=2), 1e-12)
+    assert_close(found, one_process(), 1e-12)
 
 
 def test_one_process_goes_on_where_several_ranks_stopped(tmp_path: Path) -> None:
     _run(3, "stage 3", tmp_path, epochs=1)
     model = made()
     history = model.fit(DATA, verbose=0, checkpoint=tmp_path, resume=True, epochs=2)
-    assert_close(Trained([model], [history]), alone(made, DATA, epochs=2), 1e-12)
+    assert_close(Trained([model], [history]), one_process(), 1e-12)
 
 
 def test_only_rank_0_writes_and_reads(tmp_path: Path) -> None:
@@ -128,7 +135,7 @@ def test_only_rank_0_writes_and_reads(tmp_path: Path) -> None:
     assert histories[0] == histories[1]
     found = Trained(list(models), histories)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(made, DATA, epochs=2), 1e-12)
+    assert_close(found, one_process(), 1e-12)
 
 
 def test_a_resumed_run_of_as_many_ranks_is_the_same_to_the_bit(tmp_path: Path) -> None:

@@ -54,6 +54,23 @@ def test_a_loop_keeps_what_its_outputs_need() -> None:
     _check((4, 3, 2, 1, 0), carries=2, sequences=2, constants=2)
 
 
+def test_a_loop_hands_out_nothing_twice_and_not_what_it_was_given() -> None:
+    carry, x, y = (parameter(index, STEP) for index in range(3))
+    total = e.add(carry, x)
+    leaves = [variable(2), variable(3, 2), variable(3, 2)]
+    results = scan(
+        *leaves, body=Body((carry, x, y), (total, e.mul(total, y), x, e.mul(total, y), y)),
+        carries=1, sequences=2, length=3, reverse=False,
+    )  # fmt: skip
+    trimmed = eliminate_dead_code(Program(results))
+    (loop,) = [node for node in trimmed.order() if node.op is scan]
+    assert len(loop.outputs) == 2
+    assert trimmed.roots[1] is trimmed.roots[3]
+    assert (trimmed.roots[2], trimmed.roots[4]) == (leaves[1], leaves[2])
+    given = eliminate_dead_code(Program((results[2],)))
+    assert given.roots == (leaves[1],)
+
+
 def test_a_loop_of_which_everything_is_read_is_left_alone() -> None:
     program, _ = _loop_program(0, 1, 2, 3, 4)
     assert eliminate_dead_code(program).roots == program.roots

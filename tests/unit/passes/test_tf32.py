@@ -47,6 +47,17 @@ def test_products_and_convolutions_are_marked() -> None:
     }  # fmt: skip
 
 
+def test_attention_is_marked() -> None:
+    q = op.var("q", (2, 5, 4), fill=cd.uniform(-1, 1))
+    loss = op.sum(op.square(op.scaled_dot_product_attention(q, q, q, causal=True)))
+    program = lower_precision(_program(loss, op.grad(loss, q)), "tf32")
+    found = [node for node in program.order() if "attention" in node.op.name]
+    assert len(found) == 2
+    assert all(node.attrs["compute"] == "tf32" for node in found)
+    right = cd.compile([loss]).run()[0].numpy()
+    np.testing.assert_allclose(cd.compile([loss], precision="tf32").run()[0].numpy(), right)
+
+
 def test_passes_keep_the_mark() -> None:
     loss, weights = _loss()
     program = optimise(

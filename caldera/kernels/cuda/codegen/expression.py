@@ -50,7 +50,7 @@ def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") 
         return literal(value, dtype)
 
     lines = [
-        f"{computed_type(step[1])} {prefix}{index} = {_applied(step, map(find, step[3]))};"
+        f"{computed_type(step[1])} {prefix}{index} = {applied(step, map(find, step[3]))};"
         for index, step in enumerate(loop_body.steps)
     ]
     return Statements(
@@ -60,7 +60,8 @@ def statements(loop_body: LoopBody, operands: Sequence[str], prefix: str = "v") 
     )
 
 
-def _applied(step: Step, operands: Iterable[str]) -> str:
+def applied(step: Step, operands: Iterable[str]) -> str:
+    """A step as an expression over operands of these names."""
     op, dtype, *_ = step
     given = ", ".join(operands)
     if op == "cast" and dtype in HALVES:

@@ -10,6 +10,9 @@ from caldera.kernels.cuda.codegen.signature import Argument, Parameter, Signatur
 from caldera.kernels.cuda.runtime.driver import Size
 from caldera.kernels.cuda.runtime.launch import Launch
 
+ALWAYS_FIT = 256
+"""Threads of a block for which a card has registers, whatever a compiler makes of their code."""
+
 
 def flags(*values: bool) -> str:
     """Template arguments.
@@ -18,6 +21,16 @@ def flags(*values: bool) -> str:
     'true, false'
     """
     return ", ".join("true" if value else "false" for value in values)
+
+
+def bounds_for(*block: int) -> str:
+    """What the compiler has to know of a block: for many threads it must do with fewer registers.
+
+    >>> bounds_for(32, 8), bounds_for(2, 512)
+    ('', '__launch_bounds__(1024) ')
+    """
+    threads = prod(block)
+    return f"__launch_bounds__({threads}) " if threads > ALWAYS_FIT else ""
 
 
 def kernel_source(
@@ -64,9 +77,10 @@ def header_launch(
     shared: int = 0,
 ) -> Launch:
     """A launch of such a kernel. If it is `bounded`, blocks of the source have at most `threads`,
-    which are those of the launch if nothing is said."""
+    which are those of the launch if nothing is said; so have those that might not fit."""
     most = threads or (block if isinstance(block, int) else prod(block))
-    source = kernel_source(header, name, most if bounded else None, signature, body, resident)
+    limit = most if bounded or most > ALWAYS_FIT else None
+    source = kernel_source(header, name, limit, signature, body, resident)
     return Launch(source, name, grid, block, signature, shared)
 
 

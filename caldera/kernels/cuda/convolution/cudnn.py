@@ -1,6 +1,5 @@
 """Convolutions by cuDNN, as graphs of NVIDIA's cudnn-frontend.
 
-A graph is built and its plans are found once for each kind of convolution; a run only launches one.
 What follows a convolution, a bias and an activation, belongs to its graph.
 Filters lie as images do: where these are channels last, filters are rearranged on their way in, and
 gradients of filters on their way out. Plans whose results differ from run to run are never used,
@@ -9,12 +8,9 @@ nor are those that round more than they were asked to.
 
 from __future__ import annotations
 
-import atexit
-import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -28,16 +24,21 @@ from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
 from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.cudnn import (
+    ALIGNMENT,
+    TYPES,
+    CudnnCall,
+    CudnnGraph,
+    deliver,
+    describe,
+    refusals,
+)
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.cuda_stream import launching_side_stream, launching_stream
 from caldera.memory.device_array import address_of
 
 RANKS = 3
 """Plans that are tried against each other."""
-ALIGNMENT = 16
-"""Bytes that cuDNN expects of the addresses of tensors."""
-WORKSPACE_ALIGNMENT = 256
 IMAGE, FILTERS, OUTPUT, BIAS = 1, 2, 3, 4
 """What the tensors are called by, whichever of them is computed."""
 ROLES = {
@@ -49,7 +50,6 @@ ROLES = {
 """Of the first input, the second one and the result."""
 ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
 """Those that the library computes as we do, for infinite arguments and nan as well."""
-TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
 
 
 @dataclass(frozen=True)
@@ -98,52 +98,31 @@ def _as_images(filters: Spec, order: tuple[int, ...] | None) -> Spec:
     return Spec(filters.shape, filters.dtype, order if order == NHWC else filters.order)
 
 
-def _strides(spec: Spec) -> list[int]:
-    return [step // spec.dtype.itemsize for step in
-            dense_strides(spec.shape, spec.order, spec.dtype.itemsize)]  # fmt: skip
+def _strides(spec: Spec) -> tuple[int, ...]:
+    return dense_strides(spec.shape, spec.order, 1)
 
 
 # --- graphs
 
-_graphs: WeakSet[Graph] = WeakSet()
 
-
-@atexit.register
-def _let_go() -> None:
-    """The library complains about every object that is still there when Python has ended."""
-    for graph in list(_graphs):
-        graph.close()
-    graph_of.cache_clear()
-    handle.cache_clear()
-    libraries.cudnn.cache_clear()
-
-
-class Graph:
-    """A graph of one convolution, and those of its plans that can run, the best one first."""
+class ConvolutionGraph(CudnnGraph):
+    """A graph of one convolution and of what follows it."""
 
     def __init__(self, key: GraphKey, card: int) -> None:
-        self._library = libraries.cudnn()
-        self._card = card
-        self._graph = self._made(key)
-        self._plans: list[int] = []
-        self._next = 0
-        _graphs.add(self)
+        self._key = key
+        super().__init__(card)
 
-    def close(self) -> None:
-        """Let go of the library's objects."""
-        self._graph = self._library = None
+    def _built(self) -> Any:
+        key, library = self._key, self._library
+        kind = getattr(library.data_type, TYPES[key.dtype])
+        graph = self._new_graph(key.dtype)
 
-    def _made(self, key: GraphKey) -> Any:
-        library = self._library
-        kinds = library.data_type
-        kind = getattr(kinds, TYPES[key.dtype])
-        wide = kinds.DOUBLE if key.dtype == "float64" else kinds.FLOAT
-        graph = library.pygraph(
-            handle=handle(self._card, 0), io_data_type=kind, intermediate_data_type=wide,
-            compute_data_type=wide,
-        )  # fmt: skip
+        def tensor(role: int) -> Any:
+            spec = key.spec(role)
+            return describe(graph, role, spec.shape, _strides(spec), kind)
+
         first, second, result = ROLES[key.op]
-        one, other = (_tensor(graph, key.spec(role), role, kind) for role in (first, second))
+        one, other = tensor(first), tensor(second)
         how = {
             "pre_padding": [side[0] for side in key.padding],
             "post_padding": [side[1] for side in key.padding],
@@ -157,58 +136,14 @@ class Graph:
         else:
             found = graph.conv_wgrad(image=one, loss=other, **how)
         if key.epilogue.bias:
-            bias = _tensor(graph, key.spec(BIAS), BIAS, kind)
-            found = graph.bias(input=found, bias=bias)
+            found = graph.bias(input=found, bias=tensor(BIAS))
         if key.epilogue.activation is not None:
             found = _activated(graph, found, key.epilogue)
         spec = key.spec(result)
-        found.set_output(True)
-        found.set_uid(result)
-        found.set_dim(list(spec.shape))
-        found.set_stride(_strides(spec))
-        found.set_data_type(kind)
-        graph.validate()
-        graph.build_operation_graph()
-        graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
+        deliver(found, result, spec.shape, _strides(spec), kind)
+        self._with_plans(graph)
         graph.deselect_numeric_notes(_refused(library.numerical_note, key))
         return graph
-
-    def plan(self, rank: int) -> int | None:
-        """The number of a plan that can run; None if there are not so many."""
-        count = self._graph.get_execution_plan_count()
-        while len(self._plans) <= rank and self._next < count:
-            try:
-                self._graph.build_plan_at_index(self._next)
-                self._plans.append(self._next)
-            except _refusals(self._library):
-                # This one is not for this graph, or was deselected.
-                pass
-            self._next += 1
-        return self._plans[rank] if rank < len(self._plans) else None
-
-    def workspace(self, rank: int) -> int:
-        """The bytes that a plan needs, at a suitable address."""
-        needed = int(self._graph.get_workspace_size_plan_at_index(self.plan(rank)))
-        return needed + WORKSPACE_ALIGNMENT if needed else 0
-
-    def run(self, rank: int, tensors: dict[int, int], workspace: int) -> None:
-        """Launch a plan on tensors at these addresses."""
-        context = handle(self._card, launching_side_stream())
-        with _one_at_a_time:
-            self._library.set_stream(context, launching_stream())
-            self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
-
-
-_one_at_a_time = threading.Lock()
-"""A context has one stream at a time: another thread must not change it before the launch."""
-
-
-def _tensor(graph: Any, spec: Spec, role: int, kind: Any) -> Any:
-    found = graph.tensor(
-        name=f"tensor{role}", dim=list(spec.shape), stride=_strides(spec), data_type=kind
-    )
-    found.set_uid(role)
-    return found
 
 
 def _activated(graph: Any, values: Any, epilogue: Epilogue) -> Any:
@@ -232,45 +167,17 @@ def _refused(notes: Any, key: GraphKey) -> list[Any]:
     return refused
 
 
-def _refusals(library: Any) -> tuple[type[Exception], ...]:
-    """What is raised for graphs and plans that are not supported."""
-    return (library.cudnnGraphNotSupportedError, RuntimeError, ValueError, NotImplementedError)
-
-
-@lru_cache
-def handle(card: int, lane: int) -> Any:
-    """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
-    return libraries.cudnn().create_handle()
-
-
 @lru_cache(maxsize=1024)
-def graph_of(key: GraphKey, card: int) -> Graph | None:
+def graph_of(key: GraphKey, card: int) -> ConvolutionGraph | None:
     """The graph for a key; None where cuDNN has no plan for it."""
     try:
-        found = Graph(key, card)
-    except _refusals(libraries.cudnn()):
+        found = ConvolutionGraph(key, card)
+    except refusals():
         return None
     return found if found.plan(0) is not None else None
 
 
 # --- kernels
-
-
-class CudnnCall:
-    """One launch of a plan, with the addresses of all it reads and writes."""
-
-    def __init__(self, graph: Graph, rank: int, arrays: dict[int, Array], workspace: Array) -> None:
-        self._graph = graph
-        self._rank = rank
-        self._kept = (arrays, workspace)
-        self._tensors = {role: address_of(array) for role, array in arrays.items()}
-        self._workspace = 0
-        if workspace is not None and workspace.nbytes:
-            place = address_of(workspace)
-            self._workspace = place + -place % WORKSPACE_ALIGNMENT
-
-    def __call__(self) -> None:
-        self._graph.run(self._rank, self._tensors, self._workspace)
 
 
 def _bind(rank: int, call: Call) -> Runner:

@@ -21,12 +21,11 @@ from caldera.kernels.cuda.convolution.split_k import (
     split_k_workspace,
 )
 from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
 from caldera.tensor.shape import size
 
-BUSY = 132 * 2048
-"""Threads that fill a card."""
 FEWEST_PIXELS = 64
 """Pixels that a thread adds up at least."""
 
@@ -65,7 +64,9 @@ class FilterGradient:
     def splits(self, most: int | None = None) -> int:
         """Pieces of sums if every element has threads of its own."""
         pixels = self.work.batch * size(self.work.target)
-        wanted = min(pixels // FEWEST_PIXELS, BUSY // max(1, self.out.size))
+        card = driver().card
+        fill = card.multiprocessors * card.threads
+        wanted = min(pixels // FEWEST_PIXELS, fill // max(1, self.out.size))
         return max(1, wanted if most is None else min(wanted, most))
 
     def workspace(self) -> int:

@@ -31,14 +31,14 @@ from caldera.kernels.cuda.codegen.signature import (
 )
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.thread_groups import threads_for
-from caldera.kernels.cuda.runtime.driver import fits_in_shared
+from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _ENOUGH = 1024
 """Numbers that a block works on at once, at least, where there are enough rows."""
-_MOST_BLOCKS = 264
-"""Blocks that work in the workspace: as many as run at the same time."""
+_BLOCKS_EACH = 2
+"""Blocks of a multiprocessor that work in the workspace: as many as run at the same time."""
 _MOST_RADICES = 31
 _STAGE_SECONDS = 4e-7
 _ADDITIONS_PER_SECOND = 4e10
@@ -162,7 +162,12 @@ def _block_plan(node: Node) -> _BlockPlan:
     blocks = -(-rows // at_once)
     if fits_in_shared(nbytes):
         return _BlockPlan(at_once, blocks, nbytes, in_shared=True)
-    return _BlockPlan(at_once, min(blocks, _MOST_BLOCKS), nbytes, in_shared=False)
+    return _BlockPlan(at_once, min(blocks, _at_once()), nbytes, in_shared=False)
+
+
+def _at_once() -> int:
+    """Blocks that run at the same time."""
+    return _BLOCKS_EACH * driver().multiprocessors
 
 
 def _bind(call: Call) -> Runner:
@@ -207,7 +212,7 @@ def _supports(node: Node) -> bool:
 def _seconds(node: Node) -> float:
     n, plan = length_of(node), _block_plan(node)
     factors = radices(n)
-    turns = -(-rows_of(node) // (plan.rows_at_once * min(plan.blocks, _MOST_BLOCKS) or 1))
+    turns = -(-rows_of(node) // (plan.rows_at_once * min(plan.blocks, _at_once()) or 1))
     work = n * plan.rows_at_once * (sum(f if f > 4 else 1 for f in factors) + 2)
     slower = 1 if plan.in_shared else 4
     moved = 2 * rows_of(node) * n * complex_bytes(node.dtype.name)

@@ -31,7 +31,7 @@ from caldera.kernels.cuda.codegen.signature import (
 )
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.thread_groups import threads_for
-from caldera.kernels.cuda.runtime.driver import fits_in_shared
+from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape
@@ -44,7 +44,8 @@ _STEP_SECONDS = 4e-7
 """A step of an algorithm, in which all threads of the block meet a few times."""
 _FLOPS = 5e10
 """What one block computes in a second."""
-_BLOCKS_AT_ONCE = 264
+_BLOCKS_EACH = 2
+"""Blocks that a multiprocessor has at once."""
 _WORKSPACE_FACTOR = 4
 """How many times as long everything takes outside shared memory."""
 
@@ -272,7 +273,7 @@ def _bind_svd(call: Call) -> Runner:
 def _seconds(blocks_of: Callable[[Node], tuple[int, int]], steps: int, node: Node) -> float:
     blocks, _ = blocks_of(node)
     matrices, m, n = _sizes(node)
-    waves = -(-blocks // _BLOCKS_AT_ONCE)
+    waves = -(-blocks // (_BLOCKS_EACH * driver().multiprocessors))
     flops = steps * node.op.count_flops(node) / max(matrices, 1)
     slower = _WORKSPACE_FACTOR if _workspace(blocks_of, node) else 1
     return waves * slower * (min(m, n) * steps * _STEP_SECONDS + flops / _FLOPS)

@@ -31,16 +31,18 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
 _HEADER = "layernorm.cuh"
-_MOST_KEPT = 32
-"""Elements of a row that a thread keeps."""
-_FEW_BLOCKS, _MOST_BLOCKS = 396, 1056
-"""Blocks that share the rows of a gradient: 3 on each of 132 multiprocessors, and up to 8 where a
-block would else have many rows one after the other."""
+_MOST_KEPT, _MOST_KEPT_OF_BLOCK = 32, 16
+"""Elements of a row that a thread keeps, and those of a gradient that one of a large block does:
+each has several numbers there."""
+_FEW_BLOCKS, _MOST_BLOCKS = 3, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: three, and more where a block would
+else have many rows one after the other."""
 _ROWS_IN_TURN = 8
 """Rows that a group has at least where there are more blocks: each leaves sums behind, which are
 read again."""
@@ -128,16 +130,18 @@ def _bind_gradient(call: Call) -> Runner:
     if for_scale.size == 0:
         return CudaRunner([])
     axes, length = call.node.attrs["axis"], scale.size
-    seen = _rows(
-        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift], _MOST_KEPT
-    )
+    arrays = [x, g, dx], [mean, variance], [scale, for_scale, for_shift]
+    seen = _rows(x.shape, axes, *arrays, _MOST_KEPT)
+    if seen.group.kind != "warp":
+        seen = _rows(x.shape, axes, *arrays, _MOST_KEPT_OF_BLOCK)
     seen = replace(seen, group=seen.group.exactly(length))
     *own, scale_steps, first, second = seen.row.strides
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     all_blocks = seen.group.blocks(mean.size)
-    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, _FEW_BLOCKS), len(partial))
+    few = _FEW_BLOCKS * driver().multiprocessors
+    blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
     totals = parameter_gradients(
         partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
         for_shift, large=seen.large,
@@ -161,7 +165,8 @@ def _partial(node: Node) -> Spec:
     """For each block, its sums for shift and scale."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
-    return Spec((min(rows, _MOST_BLOCKS), 2 * length), compute_dtype(node.outputs[0].dtype))
+    blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)
+    return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
 
 
 def _in_place(node: Node) -> bool:

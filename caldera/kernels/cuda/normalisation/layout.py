@@ -1,7 +1,7 @@
 """How images lie for kernels of normalisation, and how these share them: see
 include/normalisation/norm_statistics.cuh.
 
-How the rows are cut into chunks depends on shapes alone, so sums are the same on every card.
+How the rows are cut into chunks depends on shapes and on the card's multiprocessors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from caldera.kernels.cuda.codegen.strided import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.driver import Size
+from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.table import Array
 from caldera.tensor.dtype import float64
 from caldera.tensor.shape import size
@@ -39,13 +39,16 @@ _LANES = 32
 """Threads along the channels of a row, at most."""
 RESIDENT = 4
 """Blocks that a multiprocessor has at the same time."""
-_BLOCKS = RESIDENT * 132
-"""Blocks that keep a large card busy, all of its multiprocessors."""
-_MORE_BLOCKS = 4 * _BLOCKS
-"""The same where a block leaves no sums behind, so that more of them cost nothing."""
+_MORE = 4
+"""How many times as many there are where none leaves sums behind, so that more cost nothing."""
 _ROUNDS = 4
 """Rows a thread takes, at least, before a second chunk pays."""
 _MOST_TOGETHER = 8
+
+
+def _blocks() -> int:
+    """Blocks that keep all multiprocessors busy."""
+    return RESIDENT * driver().multiprocessors
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Sizes:
         """The most chunks that any layout cuts an image into."""
         across = -(-self.channels // (_LANES * _MOST_TOGETHER)) * self.images
         least = THREADS // _LANES * _ROUNDS
-        return max(1, min(_BLOCKS // max(across, 1), -(-self.length // least)))
+        return max(1, min(_blocks() // max(across, 1), -(-self.length // least)))
 
     def partial(self) -> Spec:
         """Two sums for each chunk and channel."""
@@ -83,11 +86,11 @@ class Layout:
     planes: bool
     together: int
     large: bool
-    blocks: int = _BLOCKS
+    blocks: int
 
     def of_elements(self) -> Layout:
         """For kernels that have nothing to add up."""
-        return replace(self, blocks=_MORE_BLOCKS)
+        return replace(self, blocks=_MORE * self.blocks)
 
     @property
     def block(self) -> Size:
@@ -202,4 +205,4 @@ def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
             for array, own, far in zip(arrays, walked.strides, image, strict=True)
         ])  # fmt: skip
     sizes = Sizes(shape[0] if by_image else 1, channels, length)
-    return Layout(sizes, walked, image, channel, planes, together, is_large(*arrays))
+    return Layout(sizes, walked, image, channel, planes, together, is_large(*arrays), _blocks())

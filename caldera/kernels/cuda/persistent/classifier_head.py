@@ -33,13 +33,13 @@ from caldera.kernels.cuda.persistent.products import (
 from caldera.kernels.cuda.persistent.row_ops import RowWork
 from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.tasks import (
-    DYNAMIC_FLOATS,
     THREADS,
     WARPS,
     Early,
     Task,
     Text,
     Zones,
+    dynamic_floats,
     units_of,
 )
 from caldera.kernels.cuda.persistent.tilings import Tiling
@@ -209,7 +209,7 @@ class _Writer:
     def _depth(self) -> int:
         """How many inner indices of the first product are brought at once."""
         left, right, weights = self._sides
-        floats = DYNAMIC_FLOATS - self._sums - 2 * ROWS * self._stride
+        floats = dynamic_floats() - self._sums - 2 * ROWS * self._stride
         floats -= weights.floats(self._jobs[1].inner)
         return fitting([left, right], self._jobs[0].inner, floats)
 

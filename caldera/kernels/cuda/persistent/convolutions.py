@@ -21,7 +21,7 @@ from caldera.kernels.cuda.persistent.shared_tiles import (
     SharedImage,
     SharedTile,
 )
-from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, THREADS, WARPS, units_of
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, dynamic_floats, units_of
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
@@ -267,7 +267,7 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     if of_filters:
         right = SharedImage(second, (0, 0), windows.places, windows.line)
     floats = windows.scratch + image.padded_floats + right.padded_floats
-    if min(border) < 0 or floats > DYNAMIC_FLOATS:
+    if min(border) < 0 or floats > dynamic_floats():
         return None
     if not of_filters:
         return [Correlation(call.inputs, result, call, windows, image, right)]

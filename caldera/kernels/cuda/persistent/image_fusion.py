@@ -28,12 +28,12 @@ from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedImage, SharedTile
 from caldera.kernels.cuda.persistent.tasks import (
-    DYNAMIC_FLOATS,
     THREADS,
     Early,
     Task,
     Text,
     Zones,
+    dynamic_floats,
     units_of,
 )
 from caldera.memory.device_array import address_of
@@ -95,7 +95,7 @@ class FusedImages:
     def fits(self) -> bool:
         """Whether all that its works want fits into shared memory."""
         near = [each for work in self.works for each in work.near]
-        return self._scratch + sum(each.padded_floats for each in near) <= DYNAMIC_FLOATS
+        return self._scratch + sum(each.padded_floats for each in near) <= dynamic_floats()
 
     @property
     def _scratch(self) -> int:
@@ -119,7 +119,7 @@ class FusedImages:
             read += [array for array in work.reads if _among(array, written)]
             written += [array for array in work.writes if _is_image(array)]
         taken = sum(each.padded_floats for each in (*brought, *made))
-        left = DYNAMIC_FLOATS - self._scratch - taken
+        left = dynamic_floats() - self._scratch - taken
         for array in read:
             copy = SharedImage(array, (0, 0), array.shape[2:], array.shape[1])
             if not _among(array, [each.array for each in made]) and copy.padded_floats <= left:

@@ -32,7 +32,14 @@ from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.products import Job, gathered, operands
 from caldera.kernels.cuda.persistent.program import STEPS, Program
 from caldera.kernels.cuda.persistent.row_ops import RowWork
-from caldera.kernels.cuda.persistent.tasks import MASKS, SHARED_FLOATS, THREADS, Task, units_of
+from caldera.kernels.cuda.persistent.tasks import (
+    MASKS,
+    THREADS,
+    Task,
+    dynamic_floats,
+    shared_floats,
+    units_of,
+)
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
@@ -78,7 +85,7 @@ class PersistentStep:
         fits = (
             len(self.program.pointers) <= MOST_POINTERS
             and sum(map(len, phases)) <= MOST_PARTS
-            and self.program.shared_floats <= SHARED_FLOATS
+            and self.program.shared_floats <= shared_floats()
         )
         return fits and most <= WAVES * driver().multiprocessors
 
@@ -107,7 +114,8 @@ def persistent_step(
         fuse_classifier_heads(fuse_images(fuse_epilogues(pieces, is_scratch), is_scratch)),
         late=lambda piece: isinstance(piece, Product),
     )
-    return PersistentStep(Program(_tasks(phases, blocks), blocks), fresh((2,), "int32"))
+    program = Program(_tasks(phases, blocks), blocks, dynamic_floats())
+    return PersistentStep(program, fresh((2,), "int32"))
 
 
 def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) -> list[list[Task]]:

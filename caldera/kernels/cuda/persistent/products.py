@@ -14,12 +14,12 @@ from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
 from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.tasks import (
-    DYNAMIC_FLOATS,
     THREADS,
     Early,
     Task,
     Text,
     Zones,
+    dynamic_floats,
     units_of,
 )
 from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tilings_for
@@ -189,7 +189,7 @@ class _Writer:
 
     def _depth(self) -> int:
         """How many inner indices are brought to shared memory at once."""
-        floats = DYNAMIC_FLOATS - (len(self._held.tiles) + self._tiling.parts) * self._tile
+        floats = dynamic_floats() - (len(self._held.tiles) + self._tiling.parts) * self._tile
         return fitting(self._sides, self._job.inner, floats)
 
     @property
@@ -205,7 +205,7 @@ class _Writer:
     @property
     def fits(self) -> bool:
         """Whether a block has enough shared memory for it."""
-        return self._layout(None).zones.end(None) <= DYNAMIC_FLOATS
+        return self._layout(None).zones.end(None) <= dynamic_floats()
 
     def _layout(self, start: int | None) -> Layout:
         """Where everything lies."""

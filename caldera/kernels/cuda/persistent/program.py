@@ -45,9 +45,10 @@ class Row:
 
 
 class Program:
-    """A kernel for the phases of a step on so many blocks."""
+    """A kernel for the phases of a step on so many blocks, with so many floats of shared memory for
+    its parts."""
 
-    def __init__(self, phases: list[list[Task]], blocks: int) -> None:
+    def __init__(self, phases: list[list[Task]], blocks: int, floats: int) -> None:
         self.phases = phases
         self._places = Access()
         self._bodies: dict[Text, int] = {}
@@ -60,7 +61,8 @@ class Program:
             [
                 [part.code(Access(), is_early, None)[1] for part in phase]
                 for phase, is_early in zip(phases, early, strict=True)
-            ]
+            ],
+            floats,
         )
         for number, (phase, start) in enumerate(zip(phases, places, strict=True)):
             for part, first, span in assign_blocks(phase, blocks):

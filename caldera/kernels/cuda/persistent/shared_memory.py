@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from caldera.kernels.cuda.persistent.tasks import DYNAMIC_FLOATS, Zones
+from caldera.kernels.cuda.persistent.tasks import Zones
 
 
 @dataclass
@@ -88,11 +88,11 @@ class Layout:
         return Zones(self.late, self.early, self.soon)
 
 
-def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
-    """For each phase, where what is brought ahead goes; None if it must wait until the phase before
-    has ended.
+def starts(phases: Sequence[Sequence[Zones]], floats: int) -> list[int | None]:
+    """For each phase, where in so many floats what is brought ahead goes; None if it must wait
+    until the phase before has ended.
 
-    >>> starts([[Zones(10000, 20000)], [Zones(8000, 20000)], [Zones(10000, 50000)]])
+    >>> starts([[Zones(10000, 20000)], [Zones(8000, 20000)], [Zones(10000, 50000)]], 56032)
     [None, 36032, None]
     """
     found: list[int | None] = []
@@ -103,8 +103,10 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
         start = None
         if number and early and all(zones.soon for zones in phase):
             below = [last for first, last in used if first == 0]
-            places = (max([late, *below]), (DYNAMIC_FLOATS - early) // 4 * 4)
-            start = next((each for each in places if _is_free(each, late, early, used)), None)
+            places = (max([late, *below]), (floats - early) // 4 * 4)
+            start = next(
+                (each for each in places if _is_free(each, late, early, used, floats)), None
+            )
         found.append(start)
         used = [(0, zones.late) for zones in phase]
         for zones in phase:
@@ -113,7 +115,9 @@ def starts(phases: Sequence[Sequence[Zones]]) -> list[int | None]:
     return found
 
 
-def _is_free(start: int, late: int, early: int, used: Sequence[tuple[int, int]]) -> bool:
+def _is_free(
+    start: int, late: int, early: int, used: Sequence[tuple[int, int]], floats: int
+) -> bool:
     end = start + early
-    inside = late <= start and end <= DYNAMIC_FLOATS
+    inside = late <= start and end <= floats
     return inside and not any(first < end and start < last for first, last in used)

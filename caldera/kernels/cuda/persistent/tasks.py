@@ -7,17 +7,28 @@ from dataclasses import dataclass
 
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
+from caldera.kernels.cuda.runtime.driver import driver
 
 WARPS = 16
 THREADS = 32 * WARPS
-SHARED_FLOATS = 55 << 10
-"""Shared memory that a block may have: most of what a multiprocessor has."""
 NUMBERS = 256
 """Row numbers that a part may keep in shared memory beside what it keeps in `scratch`."""
 MASKS = 32
 """Words at the beginning of shared memory, with a bit for each part."""
-DYNAMIC_FLOATS = SHARED_FLOATS - NUMBERS - MASKS
-"""What is left for a part, at most."""
+
+
+def shared_floats() -> int:
+    """Shared memory that a block may have: most of what a multiprocessor has.
+
+    A few KiB are left to the cache, which has what is not in shared memory.
+    """
+    return (driver().shared_bytes // (4 << 10) - 1) << 10
+
+
+def dynamic_floats() -> int:
+    """What is left of it for a part, at most."""
+    return shared_floats() - NUMBERS - MASKS
+
 
 Early = Callable[[Array], bool]
 """Whether an array is as it must be before the phase before has ended."""

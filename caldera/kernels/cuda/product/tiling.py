@@ -2,7 +2,7 @@
 
 A card wants more blocks than it has multiprocessors. Where the result has too few tiles for that,
 tiles are made smaller, or sums are split into parts that a second launch adds up in a fixed order.
-Nothing here asks which card it is, so results are the same on all of them.
+How many multiprocessors that is decides, so results differ in their last bits from card to card.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 
+from caldera.kernels.cuda.runtime.driver import driver
+
 FEWEST = 64
 """Steps that a part of a split sum has at least."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MULTIPROCESSORS = 132
-ENOUGH = 4 * MULTIPROCESSORS
-"""Tiles from which on no sum is cut."""
+ENOUGH = 4
+"""Tiles for each multiprocessor from which on no sum is cut."""
 LATENCY = 700
 """Cycles from asking for operands to having used them."""
 SECOND_LAUNCH = 5000
 """Cycles that adding up the parts takes at least."""
-BYTES_A_CYCLE = 2800
+BYTES_A_CYCLE = 21
+"""What a multiprocessor moves."""
 
 
 @dataclass(frozen=True)
@@ -92,36 +94,44 @@ class Tiling:
             length=self.length,
         )  # fmt: skip
 
-    def cycles(self, itemsize: int) -> float:
-        """How long it takes, roughly."""
+    def cycles(self, itemsize: int, processors: int) -> float:
+        """How long it takes on so many multiprocessors, roughly."""
         steps = self.span // self.tile.depth
         rate = (128 if itemsize < 8 else 64) * self.tile.efficiency
         a_step = self.tile.side**2 * self.tile.depth / rate
-        each = -(-self.blocks // MULTIPROCESSORS)
+        each = -(-self.blocks // processors)
         waiting = -(-each // self.tile.resident) * (steps + 1) * LATENCY
         cycles = max(waiting, each * steps * a_step)
         if self.splits > 1:
             results = self.count * self.across * self.down * self.tile.side**2
-            cycles += SECOND_LAUNCH + 2 * self.splits * results * itemsize / BYTES_A_CYCLE
+            moved = 2 * self.splits * results * itemsize
+            cycles += SECOND_LAUNCH + moved / (BYTES_A_CYCLE * processors)
         return cycles
 
 
-@lru_cache(maxsize=4096)
 def tiling(
     rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int = SPLITS[-1]
 ) -> Tiling:
-    """The cut that should be fastest; `itemsize` is that of the sums."""
+    """The cut that should be fastest on the card in use; `itemsize` is that of the sums."""
+    return _tiling(rows, columns, length, count, itemsize, most_splits, driver().multiprocessors)
+
+
+@lru_cache(maxsize=4096)
+def _tiling(
+    rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int,
+    processors: int,
+) -> Tiling:  # fmt: skip
     found = []
     for tile in TILES:
         if itemsize == 8 and tile.side == TILES[0].side:
             # Such tiles of doubles would not fit into shared memory.
             continue
         across, down = -(-columns // tile.side), -(-rows // tile.side)
-        most = most_splits if across * down * count < ENOUGH else 1
+        most = most_splits if across * down * count < ENOUGH * processors else 1
         for wanted in SPLITS:
             if wanted > 1 and (wanted > most or length < FEWEST * wanted):
                 break
             span = max(1, -(-length // (wanted * tile.depth))) * tile.depth
             splits = max(1, -(-length // span))
             found.append(Tiling(tile, across, down, splits, span, length, count))
-    return min(found, key=lambda each: each.cycles(itemsize))
+    return min(found, key=lambda each: each.cycles(itemsize, processors))

@@ -27,6 +27,7 @@ from caldera.kernels.cuda.codegen.signature import (
     pointer,
     restricted,
 )
+from caldera.kernels.cuda.codegen.source import bounds_for
 from caldera.kernels.cuda.elementwise.loop import THREADS
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
@@ -99,7 +100,8 @@ def _scan(
         signature["carried"] = const_pointer(carried, f"{_sums(given)}::Total")
     source = (
         f'#include "reduce.cuh"\n#include "vector_access.cuh"\n{numbers.declaration}\n'
-        f'extern "C" __global__ void scan({signature.declaration}) {{\n{text}\n}}\n'
+        f'extern "C" __global__ void {bounds_for(width, height)}scan('
+        f"{signature.declaration}) {{\n{text}\n}}\n"
     )
     return Launch(source, "scan", groups * cut.parts, (width, height, 1), signature)
 

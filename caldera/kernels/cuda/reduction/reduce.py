@@ -118,7 +118,7 @@ def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray])
     loop, cut = plan.loop, plan.cut
     numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
     arrays = [*task.inputs, *task.outputs]
-    source, signature = reduce_source(loop, cut, arrays, places, numbers)
+    source, signature = reduce_source(loop, cut, plan.block, arrays, places, numbers)
     return Launch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
 
 
@@ -197,9 +197,9 @@ def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -
     lengths = [loop.lengths[axis] for axis in loop.kept]
     numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
     pairs = list(zip(places, task.results, strict=True))
-    source, signature = join_source(loop, parts, totals, pairs, numbers)
     width = min(COLUMNS, next_power_of_two(totals))
     height = max(min(next_power_of_two(parts), MOST_THREADS // width), 32 // width)
+    source, signature = join_source(loop, parts, totals, (width, height), pairs, numbers)
     return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 

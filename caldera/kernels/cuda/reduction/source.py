@@ -24,6 +24,7 @@ from caldera.kernels.cuda.codegen.signature import (
     pointer,
     restricted,
 )
+from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {
     "sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"
@@ -80,8 +81,9 @@ def _some(operand: Operand, axes: Sequence[int]) -> Operand:
 
 
 def reduce_source(
-    loop: Loop, cut: Cut, arrays: Sequence[Array], results: Sequence[Array], numbers: Numbers
-) -> tuple[str, Signature]:
+    loop: Loop, cut: Cut, block: tuple[int, int], arrays: Sequence[Array],
+    results: Sequence[Array], numbers: Numbers,
+) -> tuple[str, Signature]:  # fmt: skip
     """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
@@ -108,7 +110,7 @@ def reduce_source(
     source = f"""{_INCLUDES}
 {numbers.declaration}
 {element_function(loop_body)}
-extern "C" __global__ void reduce({signature.declaration}) {{
+extern "C" __global__ void {bounds_for(*block)}reduce({signature.declaration}) {{
     const int V = {cut.lanes};
     const Index part = blockIdx.x / (Index){blocks}, group = blockIdx.x - part * (Index){blocks};
     const Index item = group * blockDim.{line} + threadIdx.{line};
@@ -239,8 +241,9 @@ def _ending(
 
 
 def join_source(
-    loop: Loop, parts: int, totals: int, places: Sequence[tuple[Array, Array]], numbers: Numbers
-) -> tuple[str, Signature]:
+    loop: Loop, parts: int, totals: int, block: tuple[int, int],
+    places: Sequence[tuple[Array, Array]], numbers: Numbers,
+) -> tuple[str, Signature]:  # fmt: skip
     """The kernel `join`; for each reduction the places of its totals and of its result."""
     kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")
@@ -263,7 +266,7 @@ def join_source(
         writing.append(f"q{k}[k{kept.group[k]}] = {value};")
     source = f"""{_INCLUDES}
 {numbers.declaration}
-extern "C" __global__ void join({signature.declaration}) {{
+extern "C" __global__ void {bounds_for(*block)}join({signature.declaration}) {{
     const Index item = (Index)blockIdx.x * blockDim.x + threadIdx.x;
     const bool inside = item < (Index){count};
     {lines(start, 4)}

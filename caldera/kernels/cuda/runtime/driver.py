@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
 from caldera.file_cache import FileCache
 from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.memory.cuda_stream import launching_stream
 from caldera.memory.gpus import cupy
 
@@ -52,13 +53,18 @@ class Driver(ABC):
 
     @property
     @abstractmethod
-    def multiprocessors(self) -> int:
-        """How many blocks run at the same time, at least."""
+    def card(self) -> CardProperties:
+        """The card in use."""
 
     @property
-    @abstractmethod
+    def multiprocessors(self) -> int:
+        """How many blocks run at the same time, at least."""
+        return self.card.multiprocessors
+
+    @property
     def shared_bytes(self) -> int:
         """The most shared memory that a block may ask for."""
+        return self.card.shared_bytes
 
     @property
     @abstractmethod
@@ -86,13 +92,7 @@ _MOST_SHARED = 96 << 10
 
 def fits_in_shared(nbytes: int) -> bool:
     """Whether a block can have this much shared memory; what needs more works in the workspace."""
-    return nbytes <= min(_MOST_SHARED, _half_of_shared(driver()))
-
-
-@lru_cache(maxsize=4)
-def _half_of_shared(card: Driver) -> int:
-    # A driver lets kernels have half of what there is, and asking it takes a while.
-    return card.shared_bytes // 2
+    return nbytes <= min(_MOST_SHARED, driver().shared_bytes // 2)
 
 
 class CupyDriver(Driver):
@@ -115,9 +115,9 @@ class CupyDriver(Driver):
             return self._functions[key]
 
     def _load(self, card: int, source: str, name: str) -> Any:
-        with cupy().cuda.Device(card) as device:
+        with cupy().cuda.Device(card):
             # The machine code is bound to the card on which it is loaded.
-            code = compiled(source, f"sm_{device.compute_capability}")
+            code = compiled(source, self.card.architecture)
             module = cupy().cuda.function.Module()
             module.load(code)
             function = module.get_function(name)
@@ -141,27 +141,21 @@ class CupyDriver(Driver):
         )
 
     @property
-    def multiprocessors(self) -> int:
-        return int(self._attribute("MultiProcessorCount"))
-
-    @property
-    def shared_bytes(self) -> int:
-        return int(self._attribute("MaxSharedMemoryPerBlockOptin"))
+    def card(self) -> CardProperties:
+        return properties_of(int(cupy().cuda.Device().id))
 
     @property
     def lonely_bytes(self) -> int:
         # Two such blocks would need more than there is.
         return self.shared_bytes // 2 + 1024
 
-    def _attribute(self, name: str) -> Any:
-        return _attributes(cupy().cuda.Device().id)[name]
-
 
 @cache
-def _attributes(card: int) -> Mapping[str, Any]:
-    """What is fixed about a card: asking takes the driver a hundred calls."""
-    found: Mapping[str, Any] = cupy().cuda.Device(card).attributes
-    return found
+def properties_of(card: int) -> CardProperties:
+    """What is fixed about a card of this number: asking takes the driver a hundred calls."""
+    device = cupy().cuda.Device(card)
+    memory = int(device.mem_info[1])
+    return CardProperties.of(str(device.compute_capability), device.attributes, memory)
 
 
 # Attributes of a function, by their numbers in the driver's header.

@@ -57,13 +57,15 @@ def may_measure() -> bool:
     return not settings.deterministic and settings.tune_budget_s > 0
 
 
-def facts() -> dict[str, str]:
-    """The model of the card, and the versions of everything that runs on it."""
+def facts(card: int | None = None) -> dict[str, str]:
+    """The model of a card, the one in use if none is said, and the versions of what runs on it."""
     if not card_count():
         return {"card": f"none, on {platform.machine()}"}
     runtime = cupy().cuda.runtime
     found = {
-        "card": runtime.getDeviceProperties(current_card())["name"].decode(),
+        "card": runtime.getDeviceProperties(current_card() if card is None else card)[
+            "name"
+        ].decode(),
         "driver": str(runtime.driverGetVersion()),
     }
     if cublas_lt() is not None:

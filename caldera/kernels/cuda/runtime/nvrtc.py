@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache
 from importlib.util import find_spec
@@ -50,8 +50,10 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compile_source(source: str, headers: Mapping[str, str], architecture: str) -> bytes:
-    """Machine code (a cubin) for an architecture such as "sm_90"."""
+def compile_source(
+    source: str, headers: Mapping[str, str], architecture: str, more: Sequence[str] = ()
+) -> bytes:
+    """Machine code (a cubin) for an architecture such as "sm_90", by these options among others."""
     nvrtc = _needed()
     program = ctypes.c_void_p()
     names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
@@ -63,7 +65,7 @@ def compile_source(source: str, headers: Mapping[str, str], architecture: str) -
     )
     try:
         # Up to CUDA 13.0 a generic lambda counts as a function of the host without the last one.
-        options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device", *more]
         given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         status = nvrtc.nvrtcCompileProgram(program, len(options), given)
         if status:

@@ -38,7 +38,7 @@ class Arithmetic:
             return value
         if isinstance(kind, ir.VectorType):
             scalar = ir.Constant(kind.element, _literal(value, kind.element))
-            return Value(self, ir.Constant(kind, [scalar] * kind.count))
+            return Value(self, _Splat(kind, scalar))
         return Value(self, ir.Constant(kind, _literal(value, kind)))
 
     def splat(self, value: Value, count: int) -> Value:
@@ -47,7 +47,7 @@ class Arithmetic:
             return value
         kind = ir.VectorType(value.type, count)
         single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value.raw, I32(0))
-        mask = ir.Constant(ir.VectorType(I32, count), [0] * count)
+        mask = ir.Constant(ir.VectorType(I32, count), None)
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
 
     def vector_of(self, values: Sequence[Value]) -> Value:
@@ -192,6 +192,16 @@ class Arithmetic:
             high = self.shuffle(a, None, range(half, 2 * half))
             a = combine(low, high) if half > 1 else combine(low.lane(0), high.lane(0))
         return a
+
+
+class _Splat(ir.Constant):
+    """A number in all lanes of a vector, which LLVM reads once instead of lane by lane."""
+
+    def __init__(self, kind: ir.VectorType, lane: ir.Constant) -> None:
+        super().__init__(kind, [lane] * kind.count)
+
+    def _get_reference(self) -> str:
+        return f"splat ({self.constant[0]})"
 
 
 def _literal(value: int | float, kind: ir.Type) -> Any:

@@ -106,16 +106,27 @@ def _source(module: str) -> tuple[bytes, list[str]]:
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
     module = llvm.parse_assembly(str(kernel_module(symbol, build)))
     module.verify()
-    target = target_machine()
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    # Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
-    # make no kernel faster, and take longer than all the rest.
+    _optimise(module)
+    return bytes(target_machine().emit_object(module))
+
+
+def _optimise(module: Any) -> None:
+    """Simplify the code, and move out of loops what stays the same in them.
+
+    Kernels say themselves what is a vector and how often a loop is unrolled: LLVM's own guesses
+    make no kernel faster, and take longer than all the rest. Nor do the passes over whole modules,
+    so they are for kernels of several functions alone, which have something to inline.
+    """
+    functions = [each for each in module.functions if not each.is_declaration]
+    options = llvm.create_pipeline_tuning_options(speed_level=1 if len(functions) == 1 else 2)
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False
-    passes = llvm.create_pass_builder(target, options)
-    passes.getModulePassManager().run(module, passes)
-    return bytes(target.emit_object(module))
+    passes = llvm.create_pass_builder(target_machine(), options)
+    if len(functions) == 1:
+        passes.getFunctionPassManager().run(functions[0], passes)
+    else:
+        passes.getModulePassManager().run(module, passes)
 
 
 def _address(code: bytes, symbol: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from caldera import op
 from caldera.graph.ops import attention
-from caldera.lazy import wrap
+from caldera.lazy import Expr, wrap
 from tests.unit.ops.case import Case, numbers
 
 
@@ -72,5 +72,15 @@ CASES += [
          lambda *a: wrap(attention.attention_grad(
              *[each.node for each in a], causal=True, scale=0.5)),
          (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, seed=8),
-          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2)
+          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
+    Case("scaled_dot_product_attention_backward",
+         lambda *a: wrap(attention.attention_backward(
+             *[each.node for each in a], causal=True, scale=0.5)),
+         (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, 2, seed=8),
+          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
+    Case("scaled_dot_product_attention_backward_packed",
+         lambda *a: Expr(attention.attention_backward_packed(
+             *[each.node for each in a], causal=True, scale=0.5)),
+         (numbers(1, 2, 2, 2, seed=5), *_qkv((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2)),
+          numbers(1, 2, 2, 2, seed=8), numbers(1, 2, 2, seed=9))),
 ]  # fmt: skip

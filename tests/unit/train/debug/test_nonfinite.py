@@ -212,12 +212,16 @@ def test_the_op_of_a_gradient_is_named() -> None:
     )
 
 
-def test_precision_is_blamed_if_all_is_finite_without_it() -> None:
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "tf32", None])
+def test_precision_is_blamed_if_all_is_finite_without_it(precision: str | None) -> None:
     x, y = points(8)
-    steps = make_steps(NeuralNetwork([nn.Input((2,)), nn.Dense(2)]), ArrayData(x, y))
+    model = NeuralNetwork([nn.Input((2,)), nn.Dense(2)], precision=precision)
+    steps = make_steps(model, ArrayData(x, y))
     error, blamed = explain(steps, 8, steps.feeds((x, y), None), 0)
     assert blamed == "precision"
-    assert "bfloat16" in str(error)
+    # Who has the range of float32 gains nothing by another type of that range.
+    assert ("bfloat16" in str(error)) == (precision == "float16")
+    assert ("smaller learning rate" in str(error)) == (precision != "float16")
 
 
 def test_a_model_that_was_trained_before_is_explained_as_well() -> None:

@@ -39,7 +39,7 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import HALVES, float32
+from caldera.tensor.dtype import HALVES, float16, float32
 from caldera.tensor.shape import size
 
 MOST_CHANNELS = 64
@@ -69,6 +69,9 @@ def _supports(rank: int, node: Node) -> bool:
     is_rounded = node.dtype == float32 and attrs.get("compute") == "tf32"
     if node.dtype not in HALVES and not is_rounded:
         return False
+    if node.dtype != float16 and not driver().card.has_tf32:
+        # Its tensor cores know halves alone.
+        return False
     specs = [*(given.outputs[0] for given in node.inputs), node.spec]
     if any(0 in spec.shape for spec in specs) or attrs["groups"] != 1:
         return False
@@ -96,10 +99,10 @@ def _is_slow(node: Node, geometry: Geometry) -> bool:
 
 def _tilings(node: Node) -> tuple[CorrelationTiling, ...] | tuple[WeightGradientTiling, ...]:
     """How blocks may share the work, the best guess first."""
-    itemsize, processors = node.dtype.itemsize, driver().multiprocessors
+    itemsize, card = node.dtype.itemsize, driver().card
     if node.op.name == "conv2d_weight":
-        return weight_gradient_tilings(_work(node), itemsize, processors)
-    return correlation_tilings(_work(node), node.op.name == "conv2d_input", itemsize, processors)
+        return weight_gradient_tilings(_work(node), itemsize, card)
+    return correlation_tilings(_work(node), node.op.name == "conv2d_input", itemsize, card)
 
 
 def _work(node: Node) -> Correlation:

@@ -14,15 +14,11 @@ from typing import Protocol, TypeVar
 
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
+from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.tensor.shape import size
 
 RANKS = 2
 """Ways that are tried against each other."""
-SHARED = 227 << 10
-"""Bytes of shared memory of a multiprocessor of a large card."""
-RESERVED = 1 << 10
-"""What each block takes of these in any case."""
-REGISTERS = 65536
 BYTES_A_CLOCK = 40
 """What a multiprocessor gets from the card's cache."""
 PRODUCT_CLOCKS = 1.8
@@ -31,12 +27,6 @@ STEP_CLOCKS = 30
 """From reading words to the product with them, where a warp waits."""
 START_CLOCKS = 1500
 """Until the first bytes have come."""
-
-
-def resident_blocks(shared: int, threads: int, registers: int) -> int:
-    """Blocks on one multiprocessor."""
-    by_registers = REGISTERS // (threads * registers)
-    return min(SHARED // (shared + RESERVED), by_registers, 2048 // threads)
 
 
 class Clocked(Protocol):
@@ -72,8 +62,7 @@ class CorrelationTiling:
     across: int
     warps: int
     buffers: int
-    processors: int
-    """Multiprocessors of the card."""
+    card: CardProperties
 
     @property
     def work(self) -> Correlation:
@@ -172,16 +161,16 @@ class CorrelationTiling:
     def resident(self) -> int:
         """Blocks on one multiprocessor."""
         registers = 48 + self.per * (4 * self.across + 6)
-        return resident_blocks(self.shared, 32 * self.warps, min(255, registers))
+        return self.card.resident_blocks(self.shared, 32 * self.warps, min(255, registers))
 
     @property
     def least_resident(self) -> int:
         """Blocks that the compiler shall leave room for."""
-        return max(1, min(self.resident, 1024 // (32 * self.warps)))
+        return max(1, min(self.resident, self.card.threads // 2 // (32 * self.warps)))
 
     def grid(self) -> tuple[int, int, int]:
         """As many blocks as the card holds at once, or fewer."""
-        most = max(1, self.resident * self.processors // self.parts)
+        most = max(1, self.resident * self.card.multiprocessors // self.parts)
         return min(self.pixel_tiles.tiles, most), self.parts, 1
 
     def clocks(self) -> float:
@@ -198,7 +187,7 @@ class CorrelationTiling:
         waiting = groups * (STEP_CLOCKS + products)
         start = self.raw_bytes / BYTES_A_CLOCK + self.ordered_bytes / 32
         blocks = self.grid()[0] * self.parts
-        beside = min(self.resident, -(-blocks // self.processors))
+        beside = min(self.resident, -(-blocks // self.card.multiprocessors))
         busy = beside * (start + tiles * max(computing, moving))
         alone = START_CLOCKS + start + tiles * (START_CLOCKS / 2 / self.buffers + waiting)
         return max(busy, alone) + 0.3 * min(busy, alone)
@@ -213,24 +202,24 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=512)
 def correlation_tilings(
-    work: Correlation, turned: bool, itemsize: int, processors: int
+    work: Correlation, turned: bool, itemsize: int, card: CardProperties
 ) -> tuple[CorrelationTiling, ...]:
     """The best guesses, the best first."""
     return best_tilings(
-        _tilings(work, turned, itemsize, processors),
+        _tilings(work, turned, itemsize, card),
         lambda each: (each.pixel_tiles.pixels, each.per, each.across),
     )
 
 
 def _tilings(
-    work: Correlation, turned: bool, itemsize: int, processors: int
+    work: Correlation, turned: bool, itemsize: int, card: CardProperties
 ) -> Iterator[CorrelationTiling]:
     tiles = -(-work.results // 8)
     # Tiles of results that a warp has: few numbers of them, so that kernels are few.
     widest = next(n for n in (1, 2, 3, 4, 6, 8) if n >= tiles)
     acrosses = [widest, *(n for n in (4, 2) if widest % n == 0 and n < widest and tiles % n == 0)]
     for pixel_tiles in pixel_tilings(work, pixel_bytes(work.channels, itemsize)):
-        if pixel_tiles.seen > SHARED // 2:
+        if pixel_tiles.seen > card.shared_bytes // 2:
             continue
         for across in acrosses:
             for per in (1, 2, 4):
@@ -240,7 +229,7 @@ def _tilings(
                     if 16 * per * (warps - 1) >= pixel_tiles.pixels:
                         continue
                     shape = CorrelationTiling(
-                        pixel_tiles, turned, itemsize, per, across, warps, buffers, processors
+                        pixel_tiles, turned, itemsize, per, across, warps, buffers, card
                     )
                     # A second buffer is for blocks that take several tiles.
                     if shape.resident and (buffers == 1 or shape.grid()[0] < pixel_tiles.tiles):

@@ -11,12 +11,11 @@ from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTil
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     BYTES_A_CLOCK,
     PRODUCT_CLOCKS,
-    SHARED,
     START_CLOCKS,
     STEP_CLOCKS,
     best_tilings,
-    resident_blocks,
 )
+from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.tensor.shape import size
 
 MOST_SUMS = 112
@@ -36,8 +35,7 @@ class WeightGradientTiling:
     buffers: int
     blocks: int
     """Blocks among which tiles of pixels are shared out."""
-    processors: int
-    """Multiprocessors of the card."""
+    card: CardProperties
 
     @property
     def work(self) -> Correlation:
@@ -114,12 +112,12 @@ class WeightGradientTiling:
         """Blocks on one multiprocessor."""
         listed = self.tiles // 2 if self.is_turned else self.tiles
         registers = 40 + self.rows * (4 * self.tiles + 4) + listed
-        return resident_blocks(self.shared, self.threads, min(255, registers))
+        return self.card.resident_blocks(self.shared, self.threads, min(255, registers))
 
     @property
     def least_resident(self) -> int:
         """Blocks that the compiler shall leave room for."""
-        return max(1, min(self.resident, 1024 // self.threads))
+        return max(1, min(self.resident, self.card.threads // 2 // self.threads))
 
     @property
     def partial(self) -> int:
@@ -139,12 +137,13 @@ class WeightGradientTiling:
         moving = tiles * (self.lines * self.pitch + self.pixel_tiles.seen) / BYTES_A_CLOCK
         ending = self.partial * 4 / self.parts * 2 / BYTES_A_CLOCK
         all_blocks = self.blocks * self.parts
-        beside = min(self.resident, -(-all_blocks // self.processors))
-        rounds = -(-all_blocks // (self.resident * self.processors))
+        processors = self.card.multiprocessors
+        beside = min(self.resident, -(-all_blocks // processors))
+        rounds = -(-all_blocks // (self.resident * processors))
         busy = rounds * beside * (max(computing, moving) + ending)
         waits = START_CLOCKS * (1 + tiles / 2 / self.buffers)
         alone = rounds * (waits + steps * (STEP_CLOCKS + products) + self.split * 200)
-        adding = self.blocks * self.partial * 4 / (BYTES_A_CLOCK * self.processors)
+        adding = self.blocks * self.partial * 4 / (BYTES_A_CLOCK * processors)
         return max(busy, alone) + 0.3 * min(busy, alone) + adding
 
 
@@ -158,22 +157,25 @@ def pixel_bytes(channels: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=512)
 def weight_gradient_tilings(
-    work: Correlation, itemsize: int, processors: int
+    work: Correlation, itemsize: int, card: CardProperties
 ) -> tuple[WeightGradientTiling, ...]:
     """The best guesses, the best first."""
     return best_tilings(
-        _tilings(work, itemsize, processors),
+        _tilings(work, itemsize, card),
         lambda each: (each.pixel_tiles.pixels, each.tiles, each.parts),
     )
 
 
-def _tilings(work: Correlation, itemsize: int, processors: int) -> Iterator[WeightGradientTiling]:
+def _tilings(
+    work: Correlation, itemsize: int, card: CardProperties
+) -> Iterator[WeightGradientTiling]:
+    processors = card.multiprocessors
     rows, all_tiles = -(-work.results // 16), -(-work.channels * size(work.taps) // 8)
     most = max(1, MOST_SUMS // (4 * rows))
     counts = sorted({-(-all_tiles // n) for n in range(1, all_tiles + 1)})
     even = itemsize == 2 and work.channels % 16 == 0
     for pixel_tiles in pixel_tilings(work, pixel_bytes(work.channels, itemsize)):
-        if pixel_tiles.seen > SHARED // 2:
+        if pixel_tiles.seen > card.shared_bytes // 2:
             continue
         for tiles in (n for n in counts if n <= most and not (even and n % 2 and n > 1)):
             if tiles * 3 < min(most, all_tiles):
@@ -186,7 +188,7 @@ def _tilings(work: Correlation, itemsize: int, processors: int) -> Iterator[Weig
                         if blocks < 1 or (buffers == 2 and blocks == pixel_tiles.tiles):
                             continue
                         each = WeightGradientTiling(
-                            pixel_tiles, itemsize, tiles, share, split, buffers, blocks, processors
+                            pixel_tiles, itemsize, tiles, share, split, buffers, blocks, card
                         )
                         if each.resident * processors >= blocks * parts:
                             yield each

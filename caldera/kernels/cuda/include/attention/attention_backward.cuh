@@ -11,6 +11,20 @@ template <typename T, typename W, typename I> struct Attended {
     I common_step, logarithm_step;
 };
 
+// The sum of the products of two rows; one warp.
+template <typename A, typename T, typename I>
+__device__ __forceinline__ void warp_row_product(
+    A* to, const T* one, I step, const T* other, I other_step, int length) {
+    typedef typename Computed<T>::type S;
+    S sum = (S)0;
+    for (int c = threadIdx.x % 32; c < length; c += 32)
+        sum += (S)wide(one[c * step]) * (S)wide(other[c * other_step]);
+#pragma unroll
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, lane_mask);
+    if (threadIdx.x % 32 == 0) *to = Stored<A>::from(sum);
+}
+
 // A tile's probabilities, and the gradients of its scores.
 template <bool CAUSAL, typename A, typename T, typename W, typename I, typename Masked>
 __device__ __forceinline__ void block_tile_gradients(

@@ -5,26 +5,8 @@
 // S says how the work is shared: ACROSS pieces of 16 bytes (1 or 2) of a row go to a block of THREADS
 // threads, each of which has up to KEPT of them. Block (b, c) has chunk b of the rows of channels c.
 #pragma once
+#include "grid_barrier.cuh"
 #include "norm_statistics.cuh"
-
-// --- barriers
-
-// Where blocks meet: every launch that may run beside others has a place of its own.
-const int BARRIERS = 4096;
-__device__ u32 barriers[BARRIERS];
-
-// All blocks with these channels meet. The highest bit turns over when the last one has come, so
-// nothing has to be set back.
-__device__ __forceinline__ void grid_barrier(u32 place) {
-    u32* count = barriers + (place + blockIdx.y) % BARRIERS;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        u32 before = atomicAdd(count, blockIdx.x ? 1u : 0x80000001u - gridDim.x);
-        while (!((load_acquire(count) ^ before) >> 31)) spin();
-    }
-    __syncthreads();
-}
 
 // --- rows
 

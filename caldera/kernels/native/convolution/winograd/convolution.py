@@ -6,6 +6,7 @@ both are one kernel: points of tiles, times points of filters, back to tiles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,7 @@ class _Arguments(Arguments):
         rows: Rows,
         point: Value,
         register_tile: tuple[int, int] | None,
+        channels: int,
     ) -> None:
         """Multiply rows `rows[0]` to `rows[1]` of a point's matrix with the filters' matrix."""
         k = self.k
@@ -61,7 +63,9 @@ class _Arguments(Arguments):
         target = products.at(begin).of(point)
         count = rows[1] - begin
         if register_tile is not None:
-            _by_panels(k, left, points.width, right, target, products.width, count, register_tile)
+            _by_panels(
+                k, left, points.width, right, target, products.width, count, register_tile, channels
+            )
             return
         gemm(
             k, self.gemm, (count, products.width, points.width), (left, points.width),
@@ -78,22 +82,39 @@ def _by_panels(
     width: Value,
     rows: Value,
     register_tile: tuple[int, int],
+    channels: int,
 ) -> None:
-    """target = left @ right for a right matrix in panels as wide as the tile in registers."""
+    """target = left @ right for a right matrix in panels as wide as the tile in registers.
+
+    Where the length of sums is known, as `channels`, one address serves all rows of a tile.
+    """
     height, vectors = register_tile
-    with (
-        k.loop(0, width // (vectors * natural_lanes(left.type))) as number,
-        k.loop(0, rows, height) as top,
-    ):
+    columns = vectors * natural_lanes(left.type)
+    with k.loop(0, width // columns) as number, k.loop(0, rows, height) as top:
+        panel = right.at(number * columns * inner)
+        first, goal = left.at(top * inner), target.at(top * width + number * columns)
+
+        def multiply(lines: Sequence[Number], length: Number) -> None:
+            tile = Tile(k, height, vectors, [first.at(line * length) for line in lines])
+            tile.add(panel, 0, k.constant(length, I64))
+            tile.store([goal.at(line * width) for line in lines])
+
         # Below the last row that row is computed again.
-        lines = [k.minimum(top + line, rows - 1) for line in range(height)]
-        tile = Tile(k, height, vectors, [left.at(line * inner) for line in lines])
-        tile.add(right.at(number * tile.width * inner), 0, inner)
-        tile.store([target.at(line * width + number * tile.width) for line in lines])
+        some = [k.minimum(k.constant(line, I64), rows - 1 - top) for line in range(height)]
+        if channels:
+            with k.if_else(top + height <= rows) as (whole, partial):
+                with whole:
+                    multiply(range(height), channels)
+                with partial:
+                    multiply(some, inner)
+        else:
+            multiply(some, inner)
 
 
 @native_kernel
-def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None) -> None:
+def _apart(
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int
+) -> None:
     """Blocks of tiles, each by one worker from beginning to end."""
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
@@ -102,7 +123,7 @@ def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None)
         numbers = begin, k.minimum(begin + block, end)
         given.transform_tiles("points", given.images[0], scratch[0], numbers)
         with k.loop(0, given.area) as point:
-            given.multiply(scratch, (0, numbers[1] - begin), point, register_tile)
+            given.multiply(scratch, (0, numbers[1] - begin), point, register_tile, channels)
         given.inverse_transform(scratch[1], numbers)
 
 
@@ -117,7 +138,7 @@ def _transform_together(k: Emitter, given: _Arguments) -> None:
 
 @native_kernel
 def _multiply_together(
-    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int
 ) -> None:
     chunks = given.chunks
     rows = given.end - given.first
@@ -125,7 +146,7 @@ def _multiply_together(
         point = index // chunks
         chunk = index - point * chunks
         some = rows * chunk // chunks, rows * (chunk + 1) // chunks
-        given.multiply(given.scratch(0), some, point, register_tile)
+        given.multiply(given.scratch(0), some, point, register_tile, channels)
 
 
 @native_kernel
@@ -144,7 +165,7 @@ def convolution_calls(
     """
     source, filters, target = arrays
     images = source, target
-    tiled = {"register_tile": layout.register_tile}
+    tiled = {"register_tile": layout.register_tile, "channels": layout.known_channels}
     if layout.is_gradient:
         filters = filters[:, :, ::-1, ::-1].swapaxes(0, 1)
     matrices = memory[0].reshape(layout.points, layout.filter_step)

@@ -31,6 +31,8 @@ _OUR_PRODUCTS = 1 << 15
 _OUR_SUMS = 1 << 12
 """Up to so many, matrices are multiplied by a kernel of our own: BLAS would spend more time on
 rearranging them."""
+_FEW_CHANNELS = 32
+"""Sums of at most so many terms take no longer than finding out where their rows begin."""
 _TRANSFORMED = 0.4e-9
 """Seconds for an element of a transformed tile."""
 _FILTER = 1e-9
@@ -93,6 +95,12 @@ class Layout(TiledLayout):
         rows, vectors = (8, 2) if host_target().registers >= 32 else (4, 2)
         whole = self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0
         return (rows, vectors) if whole else None
+
+    @property
+    def known_channels(self) -> int:
+        """Input channels, where it pays to compile a kernel for so many; else 0."""
+        few = self.register_tile is not None and self.inner <= _FEW_CHANNELS
+        return self.inner if few else 0
 
     @property
     def _lanes(self) -> int:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import (
+    I32,
+    I64,
+    Emitter,
+    Pointer,
+    Value,
+    itemsize,
+)
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
 
@@ -80,11 +87,18 @@ class Tiles:
     def origin(self, image: Image, tile: Value) -> tuple[Value, Value, Value]:
         """The number of the image a tile lies in, and its first row and column there."""
         within = self.down * self.across
-        number = tile // within
+        number = _quotient(tile, within)
         rest = tile - number * within
-        row = rest // self.across
+        row = _quotient(rest, self.across)
         column = rest - row * self.across
         return number, row * self.size - image.top, column * self.size - image.left
+
+
+def _quotient(a: Value, b: Value) -> Value:
+    """a // b for numbers of tiles, which fit into 32 bits: processors divide those much sooner."""
+    k = a.k
+    short = [k.convert(each, I32).raw for each in (a, b)]
+    return k.convert(Value(k, k.ir.udiv(*short)), I64, unsigned=True)
 
 
 def transform_tiles(
@@ -150,25 +164,35 @@ def overlapping(k: Emitter, count: Value, lanes: int) -> Iterator[Value]:
 def _pixels(
     k: Emitter, tiles: Tiles, image: Image, tile: Value, side: int, outside: Pointer
 ) -> list[list[Pointer]]:
-    """The places of a tile's pixels, row by row; `outside` for those that are not in the image."""
+    """The places of a tile's pixels, row by row; `outside` for those that are not in the image.
+
+    Most tiles lie within: to look at their pixels one by one would take as long as transforming a
+    vector of channels.
+    """
     number, top, left = tiles.origin(image, tile)
     first = image.memory.at(number * image.image_step + left * image.pixel_step)
     places = k.alloca(I64, side * side)
+    columns = [image.pixel_step * j for j in range(side)]
 
     def is_within(place: Value, end: Value) -> Value:
         return k.compare("<", place, end, unsigned=True)
 
-    # Loops over pixels, and not a copy of their body for each of them: code is short, and the time
-    # it takes is little beside that of the channels.
-    with k.loop(0, side) as i:
-        row = first.at((top + i) * image.row_step)
-        in_rows = is_within(top + i, image.height)
-        with k.loop(0, side) as j:
-            inside = in_rows & is_within(left + j, image.width)
-            place = k.select(
-                inside, k.pointer_to_int(row.at(image.pixel_step * j)), k.pointer_to_int(outside)
-            )
-            places.store(i * side + j, place)
+    rows_inside = (top >= 0) & (top + side <= image.height)
+    with k.if_else(rows_inside & (left >= 0) & (left + side <= image.width)) as (inside, across):
+        with inside:
+            for i in range(side):
+                row = first.at((top + i) * image.row_step)
+                for j, column in enumerate(columns):
+                    places.store(i * side + j, k.pointer_to_int(row.at(column)))
+        # Loops over pixels, and not a copy of their body for each of them: code is short.
+        with across, k.loop(0, side) as down:
+            row = first.at((top + down) * image.row_step)
+            in_rows = is_within(top + down, image.height)
+            with k.loop(0, side) as right:
+                within = in_rows & is_within(left + right, image.width)
+                there = k.pointer_to_int(row.at(image.pixel_step * right))
+                place = k.select(within, there, k.pointer_to_int(outside))
+                places.store(down * side + right, place)
     kind = image.memory.type
     return [
         [k.int_to_pointer(places.load(i * side + j), kind) for j in range(side)]

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llvmlite import binding as llvm
 
 import caldera as cd
 from caldera.kernels.native.codegen import compiler
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I64,
+    POINTER,
+    Emitter,
+    Pointer,
+    Value,
+    kernel_module,
+    vector,
+)
 from caldera.kernels.native.codegen.kernel import native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 
@@ -125,3 +135,43 @@ def test_all_kernels_are_loaded_by_one_engine(folder: Path) -> None:
     assert [_result(factor) for factor in (2.0, 3.0, 5.0)] == [2.0, 3.0, 5.0]
     assert compiler._engine() is before
     assert compiler._engine.cache_info().misses == 1
+
+
+# --- what LLVM is given, and makes of it
+
+
+def _optimised(build) -> str:
+    module = llvm.parse_assembly(str(kernel_module("kernel", build)))
+    compiler._optimise(module)
+    return str(module)
+
+
+def test_what_stays_the_same_is_moved_out_of_loops() -> None:
+    def build(k: Emitter) -> None:
+        x = Pointer(k, k.argument(0, POINTER), I64)
+        count, by = Value(k, k.argument(1, I64)), Value(k, k.argument(2, I64))
+        with k.loop(0, count) as i:
+            x.store(i, x.load(i) + count // by)
+
+    text = _optimised(build)
+    assert text.count("sdiv") == 1
+    assert text.index("sdiv") < text.index("phi")
+
+
+def test_functions_inside_a_kernel_are_inlined() -> None:
+    def build(k: Emitter) -> None:
+        x = k.argument(0, POINTER)
+        store = k.internal_function(
+            "inside", [POINTER], lambda k, to: Pointer(k, to.raw, I64).store(0, 7)
+        )
+        k.call(store, Value(k, x))
+
+    assert "call" not in _optimised(build)
+
+
+def test_a_number_in_all_lanes_is_written_once() -> None:
+    def build(k: Emitter) -> None:
+        x = Pointer(k, k.argument(0, POINTER), F32)
+        x.store(0, x.load(0, 16) * k.constant(3.0, vector(F32, 16)))
+
+    assert str(kernel_module("kernel", build)).count("float 0x4008") == 1

@@ -1,0 +1,1 @@
+"""Attention and its gradients on a card: by cuDNN, by tensor cores, and by tiles that take all."""

@@ -1,0 +1,212 @@
+"""Attention by cuDNN in half precision, with or without causality; masks are left to our kernels.
+
+Queries, keys, values and results are read and written as they lie, so heads may stand in the middle
+of the axes (views of one product) as well as before them. The library knows no row without a key,
+which has to give 0: nor does it get one. Its faster backward pass adds up queries' gradients in
+any order, and serves only where results may differ from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.memory_format import dense_strides
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.attention import tiles
+from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.cudnn import (
+    ALIGNMENT,
+    TYPES,
+    CudnnCall,
+    CudnnGraph,
+    deliver,
+    describe,
+    refusals,
+)
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import HALVES
+from caldera.tensor.shape import Shape
+
+RANK = 4
+"""The axes of the library's tensors: batch, head, step, element."""
+Q, KEY, V, RESULT, STATISTICS, G, DQ, DK, DV = range(1, 10)
+"""What the tensors are called by."""
+FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
+ROLES = {
+    FORWARD: ((Q, KEY, V), (RESULT, STATISTICS)),
+    BACKWARD: ((G, Q, KEY, V, RESULT, STATISTICS), (DQ, DK, DV)),
+}
+"""Of the inputs and of the outputs."""
+Lie = tuple[Shape, tuple[int, ...]]
+"""A shape and the strides, in elements, with four axes each."""
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """All that a graph depends on; `ordered`: the same results on every run."""
+
+    op: str
+    dtype: str
+    causal: bool
+    scale: float
+    ordered: bool
+    tensors: tuple[Lie, ...]
+
+    @classmethod
+    def of(cls, node: Node, ordered: bool, arrays: Sequence[Array] | None = None) -> GraphKey:
+        """For these arrays, or as a plan would lay them out."""
+        specs = [*(given.outputs[0] for given in node.inputs), *node.outputs]
+        strides = [
+            dense_strides(spec.shape, spec.order, 1) if arrays is None else strides_of(arrays[i])
+            for i, spec in enumerate(specs)
+        ]
+        tensors = tuple(
+            _with_four_axes(spec.shape, steps, role)
+            for spec, steps, role in zip(specs, strides, roles(node.op.name), strict=True)
+        )
+        attrs = node.attrs
+        return cls(
+            node.op.name, specs[0].dtype.name, attrs["causal"], attrs["scale"], ordered, tensors
+        )
+
+    def lie(self, role: int) -> Lie:
+        """How the tensor of a role lies."""
+        return self.tensors[roles(self.op).index(role)]
+
+
+def roles(op: str) -> tuple[int, ...]:
+    """Of the inputs and outputs of an op."""
+    given, results = ROLES[op]
+    return (*given, *results)
+
+
+def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
+    """A statistic is the only element of its row. Whatever lies along axes of length 1, they have
+    the stride that dense statistics would have, and the longest one elsewhere."""
+    if role == STATISTICS:
+        shape, strides = (*shape, 1), (*strides, 1)
+    missing = RANK - len(shape)
+    pairs = list(zip(shape, strides, strict=True))
+    longest = max(n * step for n, step in pairs)
+    four, steps = (1,) * missing + shape, (longest,) * missing + strides
+    spare = dense_strides(four, None, 1) if role == STATISTICS else (longest,) * RANK
+    outer = zip(four[:-1], steps, spare, strict=False)
+    return four, (*(other if n == 1 else step for n, step, other in outer), strides[-1])
+
+
+class AttentionGraph(CudnnGraph):
+    """A graph of one attention, or of its gradient."""
+
+    def __init__(self, key: GraphKey, card: int) -> None:
+        self._key = key
+        super().__init__(card)
+
+    def _kind(self, role: int) -> Any:
+        kinds = self._library.data_type
+        return kinds.FLOAT if role == STATISTICS else getattr(kinds, TYPES[self._key.dtype])
+
+    def _built(self) -> Any:
+        key = self._key
+        graph = self._new_graph(key.dtype)
+        given, results = ROLES[key.op]
+        tensors = [describe(graph, role, *key.lie(role), self._kind(role)) for role in given]
+        how: dict[str, Any] = {"attn_scale": key.scale}
+        if key.causal:
+            queries, keys = (key.lie(role)[0][2] for role in (Q, KEY))
+            # The last query and the last key come together.
+            how["use_causal_mask" + "_bottom_right" * (queries != keys)] = True
+        if key.op == FORWARD:
+            q, k, v = tensors
+            found = graph.sdpa(q=q, k=k, v=v, is_inference=False, **how)
+        else:
+            g, q, k, v, result, statistics = tensors
+            found = graph.sdpa_backward(
+                q=q, k=k, v=v, o=result, dO=g, stats=statistics,
+                use_deterministic_algorithm=key.ordered, **how,
+            )  # fmt: skip
+        for tensor, role in zip(found, results, strict=True):
+            deliver(tensor, role, *key.lie(role), self._kind(role))
+        return self._with_plans(graph)
+
+
+@lru_cache(maxsize=1024)
+def graph_of(key: GraphKey, card: int) -> AttentionGraph | None:
+    """The graph for a key; None where cuDNN has no plan for it."""
+    try:
+        found = AttentionGraph(key, card)
+    except refusals():
+        return None
+    return found if found.plan(0) is not None else None
+
+
+def _bind(ordered: bool, call: Call) -> Runner:
+    arrays = (*call.inputs, *call.outputs)
+    key = GraphKey.of(call.node, ordered, arrays)
+    graph = graph_of(key, libraries.current_card()) if _is_aligned(key, arrays) else None
+    allowed = 0 if call.workspace is None else call.workspace.nbytes
+    if graph is None or graph.workspace(0) > allowed:
+        # Ours take arrays as they lie.
+        own = next(each for each in TABLE.kernels(key.op, "cuda") if each.name == "tiles")
+        return own.bind(call)
+    workspace = Scratch(call.workspace).array((graph.workspace(0),), np.dtype(np.uint8))
+    tensors = dict(zip(roles(key.op), arrays, strict=True))
+    return CudaRunner([CudnnCall(graph, 0, tensors, workspace)])
+
+
+def _is_aligned(key: GraphKey, arrays: Sequence[Array]) -> bool:
+    """Whether rows of elements begin where the library expects them to."""
+    step = ALIGNMENT // arrays[0].itemsize
+    for role, array in zip(roles(key.op), arrays, strict=True):
+        *outer, inner = key.lie(role)[1]
+        if address_of(array) % ALIGNMENT or min(outer) <= 0:
+            return False
+        if role != STATISTICS and (inner != 1 or any(each % step for each in outer)):
+            return False
+    return True
+
+
+def _supports(ordered: bool, node: Node) -> bool:
+    if libraries.cudnn() is None or (not ordered and settings.deterministic):
+        return False
+    if len(node.inputs) != len(ROLES[node.op.name][0]) or node.inputs[0].dtype not in HALVES:
+        return False
+    specs = [*(each.outputs[0] for each in node.inputs), *node.outputs]
+    if any(spec.rank > RANK or 0 in spec.shape for spec in specs):
+        return False
+    shapes = dict(zip(roles(node.op.name), (spec.shape for spec in specs), strict=True))
+    q, key, v = (shapes[role] for role in (Q, KEY, V))
+    # Queries are not shared, and keys and values by all heads or by none.
+    batch, several = q[:-2], (*q[:-3], 1)
+    if key[:-2] not in (batch, several) or v[:-2] != key[:-2]:
+        return False
+    if node.attrs["causal"] and q[-2] > key[-2]:
+        return False
+    return graph_of(GraphKey.of(node, ordered), libraries.current_card()) is not None
+
+
+def _workspace(ordered: bool, node: Node) -> int:
+    graph = graph_of(GraphKey.of(node, ordered), libraries.current_card())
+    assert graph is not None
+    needed = workspace_bytes(Spec((graph.workspace(0),), np.dtype(np.uint8)))
+    return max(needed, tiles.common_bytes(node) if node.op.name == BACKWARD else 0)
+
+
+for _op, _name, _ordered in (
+    (FORWARD, "cudnn", True), (BACKWARD, "cudnn", True), (BACKWARD, "cudnn, any order", False),
+):  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op, "cuda", _name, partial(_bind, _ordered), partial(_supports, _ordered),
+            partial(_workspace, _ordered), priority=10 if _ordered else 9,
+        )
+    )  # fmt: skip

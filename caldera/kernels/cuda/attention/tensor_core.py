@@ -1,0 +1,204 @@
+"""Attention and its gradients through tensor cores: see attention_cores.cuh.
+
+In half precision, or of float32 that may be rounded to tf32. They take what cuDNN does not: masks,
+any head size up to 512 bytes, heads that share in any way, arrays that lie anyhow. Sums run in a
+fixed order, so results are the same on every run. Gradients of added masks are those of the tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from caldera.graph.node import Node
+from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row_products
+from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
+from caldera.kernels.cuda.codegen.source import flags
+from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import HALVES, float32
+
+HEADER = "attention_cores.cuh"
+THREADS = 128
+ROWS = 64
+"""Queries or keys that a block has for its own."""
+LONGEST = 512
+"""Bytes of a query, a key or a value."""
+MOST_COLUMNS = 128
+"""Of a result that a block computes: a thread has a quarter of them in each of two rows."""
+PIECE = 16
+"""Bytes that are moved at once, and those between rows in shared memory."""
+
+
+def _padded(length: int) -> int:
+    """Columns in shared memory: whole steps of the tensor cores, and whole parts of a result."""
+    step = 16 if length <= MOST_COLUMNS else MOST_COLUMNS
+    return -(-length // step) * step
+
+
+def _rows_bytes(rows: int, columns: int, item: int) -> int:
+    return rows * (columns * item + PIECE)
+
+
+def _tiles(length: int) -> int:
+    return -(-length // ROWS)
+
+
+def _is_aligned(*operands: Operand) -> bool:
+    """Whether rows of all these are whole pieces of 16 bytes."""
+    for each in operands:
+        *outer, inner = strides_of(each.array)
+        starts = [step * each.array.itemsize for step in (each.array.shape[-1], *outer)]
+        if inner != 1 or any(start % PIECE for start in (address_of(each.array), *starts)):
+            return False
+    return True
+
+
+def _sums(name: str, columns: int) -> str:
+    return f"float {name}[{columns // 8}][4];\n    clear_sums({name});\n    "
+
+
+# --- forward
+
+
+def _bind(call: Call) -> Runner:
+    q, key, v, *masks = call.inputs
+    y, logarithm = call.outputs
+    operands = [
+        Operand("y", y, is_written=True), Operand("q", q), Operand("key", key), Operand("v", v),
+        Operand("logarithm", logarithm, 1, is_written=True), *mask_operands(masks),
+    ]  # fmt: skip
+    sizes = (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
+    work = Work(call.node, operands, 0, sizes)
+    depth, width = _padded(q.shape[-1]), min(_padded(v.shape[-1]), MOST_COLUMNS)
+    options = flags(call.node.attrs["causal"], _is_aligned(*operands[:4]))
+    # The last queries see the most keys of a causal head: their blocks begin first.
+    body = (
+        f"{work.begin}tile = tiles - 1 - tile;\n    sharing.at(0, at);\n"
+        f"    for (int a = 0; a < {len(operands)}; a++) at[a] += own[a];\n    {work.matrices}"
+        f"block_core_attention<{depth}, {width}, {ROWS}, {options}>(\n"
+        f"        {work.matrix('q')}, {work.matrix('key')}, {work.matrix('v')},\n"
+        f"        {work.matrix('y')}, {work.vector('logarithm')}, {work.step('logarithm')}, in, "
+        f"scale,\n        tile * {ROWS}, part * {width}, {work.masked});"
+    )
+    shared = sum(
+        times * _rows_bytes(ROWS, columns, q.itemsize)
+        for times, columns in ((3, depth), (2, width))
+    )
+    parts = -(-v.shape[-1] // width)
+    launch = work.launch(
+        HEADER, "core_attention", _tiles(q.shape[-2]), parts, body, THREADS, shared
+    )
+    return CudaRunner([launch])
+
+
+# --- backward
+
+
+class _CoreGradient(GradientWork):
+    """The launches of the gradient."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self.padded = (_padded(self.depth), _padded(self.width))
+        self.step = ROWS if max(self.padded) <= ROWS else ROWS // 2
+        """Keys or queries that pass through shared memory together."""
+
+    def _shared(self, numbers: int = 0) -> int:
+        """For 64 rows of both kinds, two times `step` of both, and numbers for as many."""
+        item = self.call.inputs[0].itemsize
+        return sum(
+            _rows_bytes(ROWS, columns, item) + 2 * _rows_bytes(self.step, columns, item)
+            for columns in self.padded
+        ) + 2 * numbers * 4 * self.step  # fmt: skip
+
+    def _sizes(self) -> str:
+        return f"{self.padded[0]}, {self.padded[1]}, {self.step}"
+
+    def of_queries(self, dq: Array) -> Launch:
+        """The gradients of queries."""
+        result = Operand("dq", dq, is_written=True)
+        work, columns = self.work(result), min(self.padded[0], MOST_COLUMNS)
+        aligned = flags(_is_aligned(*self.given[:4], result))
+        body = (
+            f"{work.begin}tile = tiles - 1 - tile;\n    {_sums('results', columns)}"
+            f"int top = tile * {ROWS}, left = part * {columns};\n    "
+            f"{work.each_sharer}{self.attended(work)}"
+            f"block_core_query_gradients<{self._sizes()}, {self.causal}, {aligned}>(\n"
+            f"        of, in, scale, top, left, {work.masked}, results);\n    }}\n"
+            f"    deliver_sums<{aligned}>({work.matrix('dq', 'own')}, top, in.queries, left, "
+            "in.depth, results, scale);"
+        )
+        parts = self.padded[0] // columns
+        return work.launch(HEADER, "core_query_gradients", _tiles(self.queries), parts, body,
+                           THREADS, self._shared())  # fmt: skip
+
+    def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
+        """The gradients of keys, of values, or of both where they are shared alike."""
+        results = [
+            Operand(name, array, is_written=True)
+            for name, array in (("dk", dk), ("dv", dv))
+            if array is not None
+        ]
+        work = self.work(*results)
+        aligned = flags(_is_aligned(*self.given[:4], *results))
+        columns = [min(each, MOST_COLUMNS) for each in self.padded]
+        options = f"{flags(dk is not None, dv is not None)}, {self.causal}, {aligned}"
+        deliver = "".join(
+            f"deliver_sums<{aligned}>({work.matrix(name, 'own')}, side, in.keys, left, {length}, "
+            f"{found}, {factor});\n    "
+            for name, array, length, found, factor in (
+                ("dk", dk, "in.depth", "for_keys", "scale"),
+                ("dv", dv, "in.width", "for_values", "1.0f"),
+            ) if array is not None
+        )  # fmt: skip
+        body = (
+            f"{work.begin}{_sums('for_keys', columns[0])}{_sums('for_values', columns[1])}"
+            f"int side = tile * {ROWS}, left = part * {MOST_COLUMNS};\n    "
+            f"{work.each_sharer}{self.attended(work)}"
+            f"block_core_key_gradients<{self._sizes()}, {options}>(\n"
+            f"        of, in, scale, side, left, {work.masked}, for_keys, for_values);\n"
+            f"    }}\n    {deliver}"
+        )
+        parts = -(-max(self.padded) // MOST_COLUMNS)
+        return work.launch(HEADER, "core_key_gradients", _tiles(self.keys), parts, body,
+                           THREADS, self._shared(numbers=2))  # fmt: skip
+
+
+def _bind_backward(call: Call) -> Runner:
+    g, q, key, v, result, logarithm, *masks = call.inputs
+    dq, dk, dv, *added = call.outputs
+    common = Scratch(call.workspace).array(logarithm.shape, logarithm.dtype)
+    rest = replace(call, inputs=(g, q, key, v, common, logarithm, *masks))
+    gradient = _CoreGradient(rest)
+    calls = [*row_products(common, g, result), gradient.of_queries(dq)]
+    if dk.shape[:-2] == dv.shape[:-2]:
+        calls.append(gradient.of_keys(dk, dv))
+    else:
+        calls += [gradient.of_keys(dk, None), gradient.of_keys(None, dv)]
+    calls += [TileGradient(rest).of_mask(each) for each in added]
+    return CudaRunner(calls)
+
+
+def _supports(node: Node) -> bool:
+    specs = [*(each.outputs[0] for each in node.inputs), *node.outputs]
+    dtype = specs[0].dtype
+    is_rounded = dtype == float32 and node.attrs.get("compute") == "tf32"
+    if not (is_rounded or dtype in HALVES) or any(0 in spec.shape for spec in specs):
+        return False
+    is_forward = node.op.name == "scaled_dot_product_attention"
+    q, v = (specs[i] for i in ((0, 2) if is_forward else (1, 3)))
+    if not is_forward and specs[5].dtype != float32:
+        return False
+    return max(q.shape[-1], v.shape[-1]) * dtype.itemsize <= LONGEST
+
+
+TABLE.add(
+    Kernel("scaled_dot_product_attention", "cuda", "tensor cores", _bind, _supports, priority=5)
+)
+TABLE.add(
+    Kernel("scaled_dot_product_attention_backward", "cuda", "tensor cores", _bind_backward,
+           _supports, common_bytes, priority=5)
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Recurrent layers: loops over steps whose bodies are one product and element-wise ops."""

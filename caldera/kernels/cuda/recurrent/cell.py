@@ -1,0 +1,267 @@
+"""The body of a loop as a recurrent cell: what a thread does for one unit of one row at a step.
+
+All layers of `nn.recurrent` are loops whose body multiplies something by fixed weights once, and
+else works element by element on vectors of `units` numbers, some of them side by side in one array
+(gates). So do their gradients. Here such a body is recognised, and what comes before its product
+and after it is written as statements; `cell_source` makes a struct of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from caldera.graph.body import Body, rewrite, topological
+from caldera.graph.node import Node
+from caldera.graph.opdef import ITEM, as_tuple
+from caldera.graph.ops.control import fused
+from caldera.graph.ops.product import matmul
+from caldera.kernels.cuda.codegen.dtypes import HALVES, STORED, computed_type, literal
+from caldera.kernels.cuda.codegen.expression import applied, can_apply
+from caldera.tensor.dtype import float32
+
+Phase = Literal["before", "after"]
+SINGLE = -1
+"""The vector of an array that has one number for all units."""
+WORD = 4
+"""Bytes."""
+_KINDS = {"float16": "Half", "bfloat16": "Bfloat"}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A vector of one of the body's parameters."""
+
+    number: int
+    vector: int
+
+    @property
+    def name(self) -> str:
+        """Of the field that holds it."""
+        return f"x{self.number}" + ("" if self.vector == SINGLE else f"_{self.vector}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a step does for a unit of a row.
+
+    `left` has the values that are multiplied, one for each vector; the product has `right` vectors.
+    `outputs` has the values of each output of the body, with the phase in which they are known.
+    """
+
+    rows: int
+    units: int
+    kind: str
+    """How tensor cores multiply: the struct of recurrent.cuh."""
+    weights: int
+    """Number of the parameter that is multiplied by."""
+    transposed: bool
+    left: tuple[str, ...]
+    right: int
+    outputs: tuple[tuple[tuple[Phase, str], ...], ...]
+    statements: dict[Phase, list[str]]
+    kept: dict[str, str]
+    """Values from before the product that are needed after it, with their types."""
+    leaves: tuple[Leaf, ...]
+    """What is read, besides the weights."""
+    ahead: tuple[Leaf, ...]
+    """Those of them that can be on their way to shared memory while a step is computed."""
+
+
+def cell_of(node: Node) -> Cell | None:
+    """The cell of a loop; None if its body is none."""
+    return _cell_of(node.attrs["body"], node.attrs["carries"], node.attrs["sequences"])
+
+
+@lru_cache(maxsize=64)
+def _cell_of(body: Body, carries: int, sequences: int) -> Cell | None:
+    try:
+        return _Writer(body, carries, sequences).cell()
+    except _NotACellError:
+        return None
+
+
+class _NotACellError(Exception):
+    """The body has something that the kernel cannot do."""
+
+
+def _expect(condition: bool) -> None:
+    if not condition:
+        raise _NotACellError
+
+
+def _inlined(node: Node) -> Node | None:
+    """Fused bodies and epilogues as the ops they are made of."""
+    if node.op is ITEM and node.inputs[0].op is fused:
+        whole = node.inputs[0]
+        results: Sequence[Node] = whole.attrs["body"](*whole.inputs)
+        return results[node.attrs["index"]]
+    if node.op is fused and len(node.outputs) == 1:
+        (result,) = node.attrs["body"](*node.inputs)
+        return rewrite([result], _inlined)[0]
+    if node.op.name == "matmul_epilogue":
+        assert node.op.decompose is not None
+        return as_tuple(node.op.decompose(*node.inputs, **node.attrs))[0]
+    return None
+
+
+@dataclass
+class _Writer:
+    body: Body
+    carries: int
+    sequences: int
+    statements: dict[Phase, list[str]] = field(default_factory=lambda: {"before": [], "after": []})
+    known: dict[tuple[Node, int], str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    leaves: dict[Leaf, None] = field(default_factory=dict)
+
+    def cell(self) -> Cell:
+        """The cell, or _NotACellError."""
+        _expect(self.carries > 0 and len(self.body.parameters[0].shape) == 2)
+        self.rows, self.units = self.body.parameters[0].shape
+        _expect(self.rows > 0 and self.units > 0)
+        outputs = rewrite(self.body.outputs, _inlined)
+        order = topological(outputs)
+        products = [node for node in order if node.op is matmul]
+        _expect(len(products) == 1)
+        (self.product,) = products
+        self.late = _users(order, self.product)
+        weights, transposed = self._weights()
+        multiplied = self.product.inputs[0]
+        return Cell(
+            self.rows, self.units, self._kind(), weights, transposed,
+            tuple(self._value(multiplied, k, "before") for k in range(self._vectors(multiplied))),
+            self._vectors(self.product),
+            tuple(self._output(number, node) for number, node in enumerate(outputs)),
+            self.statements, self.kept, tuple(self.leaves),
+            tuple(filter(self._is_ahead, self.leaves)),
+        )  # fmt: skip
+
+    # --- what the body is
+
+    def _is_ahead(self, leaf: Leaf) -> bool:
+        is_given = self.carries <= leaf.number < self.carries + self.sequences
+        # A card copies no less than four bytes by itself.
+        return is_given and self.body.parameters[leaf.number].dtype.itemsize == WORD
+
+    def _weights(self) -> tuple[int, bool]:
+        given, transposed = self.product.inputs[1], bool(self.product.attrs["tb"])
+        if given.op.name == "transpose" and given.attrs["axes"] == (1, 0):
+            given, transposed = given.inputs[0], not transposed
+        _expect(given.op.name == "parameter" and len(given.shape) == 2)
+        _expect(not self.product.attrs["ta"])
+        number = int(given.attrs["index"])
+        _expect(number >= self.carries + self.sequences)
+        return number, transposed
+
+    def _kind(self) -> str:
+        first, second = (each.dtype for each in self.product.inputs)
+        if first == second == self.product.dtype == float32:
+            return "Rounded" if self.product.attrs.get("compute") == "tf32" else "Exact"
+        _expect(first == second and first.name in _KINDS)
+        return _KINDS[first.name]
+
+    def _vectors(self, node: Node) -> int:
+        """How many vectors of all units lie side by side in the rows of a node."""
+        _expect(len(node.shape) == 2 and node.shape[0] == self.rows)
+        _expect(node.shape[1] % self.units == 0)
+        return int(node.shape[1]) // self.units
+
+    def _output(self, number: int, node: Node) -> tuple[tuple[Phase, str], ...]:
+        phase: Phase = "after" if number < self.carries or node in self.late else "before"
+        return tuple((phase, self._value(node, k, phase)) for k in range(self._vectors(node)))
+
+    # --- values
+
+    def _value(self, node: Node, vector: int, phase: Phase) -> str:
+        """What a node is for this unit, in a vector of its own, as `phase` calls it."""
+        key = (node, vector)
+        made: Phase = "after" if node in self.late else "before"
+        if key not in self.known:
+            self.known[key] = self._made(node, vector, made)
+        name = self.known[key]
+        if made == "before" and phase == "after" and name.startswith("v"):
+            self.kept[name] = computed_type(node.dtype.name)
+        return name
+
+    def _made(self, node: Node, vector: int, phase: Phase) -> str:
+        op, dtype = node.op.name, node.dtype.name
+        if op == "parameter":
+            return self._leaf(node, vector)
+        if op == "constant":
+            return literal(node.attrs["value"], dtype)
+        if node is self.product:
+            sum_ = f"right[{vector}]"
+            if dtype not in HALVES:
+                return sum_
+            return self._statement(node, f"rounded<{STORED[dtype]}>({sum_})", phase)
+        if node.op.kind == "movement" or op in ("broadcast_to", "reshape"):
+            source, place = self._moved(node, vector)
+            return self._value(source, place, phase)
+        _expect(node.op.kind == "elementwise" and set(node.attrs) <= {"dtype"})
+        _expect(all(can_apply(op, given.dtype.name) for given in node.inputs))
+        operands = [self._value(x, self._aligned(x, node, vector), phase) for x in node.inputs]
+        sources = tuple(given.dtype.name for given in node.inputs)
+        return self._statement(node, applied((op, dtype, sources, ()), operands), phase)
+
+    def _statement(self, node: Node, text: str, phase: Phase) -> str:
+        name = f"v{sum(map(len, self.statements.values()))}"
+        self.statements[phase].append(f"{computed_type(node.dtype.name)} {name} = {text};")
+        return name
+
+    def _leaf(self, node: Node, vector: int) -> str:
+        number, shape = int(node.attrs["index"]), node.shape
+        _expect(node.dtype.name in STORED and len(shape) <= 2)
+        _expect(len(shape) < 2 or shape[0] in (1, self.rows))
+        if vector != SINGLE:
+            _expect(shape[-1] % self.units == 0 and vector < shape[-1] // self.units)
+        # A carry is held as it was declared, however it is looked at.
+        leaf = Leaf(number, max(vector, 0) if number < self.carries else vector)
+        self.leaves[leaf] = None
+        held = "given" if number < self.carries + self.sequences else "fixed"
+        return f"{'carry' if number < self.carries else held}.{leaf.name}"
+
+    def _aligned(self, given: Node, node: Node, vector: int) -> int:
+        """The vector of an operand that goes with this one of a node."""
+        shape = given.shape
+        if not shape or (shape[-1] == 1 and node.shape[-1:] != (1,)):
+            return SINGLE
+        _expect(len(shape) <= len(node.shape) and shape[-1] == node.shape[-1])
+        return vector
+
+    def _moved(self, node: Node, vector: int) -> tuple[Node, int]:
+        """Where a value that is only moved comes from."""
+        op, first = node.op.name, node.inputs[0]
+        if op == "reshape":
+            _expect(_without_ones(first.shape) == _without_ones(node.shape))
+        if op in ("reshape", "broadcast_to"):
+            return first, self._aligned(first, node, vector)
+        if op == "slice":
+            self._vectors(first)
+            rows, (start, stop, step) = node.attrs["bounds"]
+            _expect(rows == (0, self.rows, 1) and step == 1)
+            _expect(start % self.units == 0 and (stop - start) % self.units == 0)
+            return first, start // self.units + vector
+        _expect(op == "concat" and node.attrs["axis"] == 1 and len(node.shape) == 2)
+        for given in node.inputs:
+            if vector < self._vectors(given):
+                return given, vector
+            vector -= self._vectors(given)
+        raise _NotACellError
+
+
+def _users(order: Sequence[Node], product: Node) -> set[Node]:
+    """All that depends on the product, itself included."""
+    found = {product}
+    for node in order:
+        if any(given in found for given in node.inputs):
+            found.add(node)
+    return found
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without the axes of length 1 that it begins with."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+    return tuple(shape[first:])

@@ -1,0 +1,202 @@
+"""Recurrent layers in one launch for all steps: blocks keep their part of the weights in registers.
+
+Step by step a loop is two or three launches a step, each of which reads the weights anew. Here all
+blocks are on the card at once, and what they wait for is what the others found in the step before,
+see include/recurrent/recurrent.cuh. The product of all inputs with their weights is made before the
+loop, and the gradients of weights after it; neither is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i32, i64, pointer, u32
+from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.recurrent.cell import Cell, cell_of
+from caldera.kernels.cuda.recurrent.source import CellSource
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import int32
+
+UNITS, WARPS, TILE_ROWS = 16, 8, 8
+"""As in recurrent_weights.cuh: units of a block, warps that share a product, rows of a tile."""
+THREADS = 32 * WARPS
+MOST_WEIGHTS = 128
+"""Registers of a thread that hold weights; it has 255."""
+MOST_TILES = 8
+"""Tiles of rows of a block, each of which a thread has half an element of."""
+MOST_AT_ONCE = 8
+"""Tiles, each of which takes four registers."""
+_BARRIERS = 4096
+"""As in grid_barrier.cuh."""
+_places = count()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How blocks share a layer: `blocks` have units of the same rows, and there are `groups` of
+    them, each with `tiles` times eight rows. What these do not reach needs further launches."""
+
+    cell: Cell
+    blocks: int
+    groups: int
+    tiles: int
+
+    @property
+    def rows(self) -> int:
+        """Of a launch."""
+        return self.groups * self.tiles * TILE_ROWS
+
+    @property
+    def gathers(self) -> bool:
+        """Whether blocks tell each other what is multiplied, rather than parts of the results."""
+        return len(self.cell.left) <= self.cell.right
+
+    @property
+    def share(self) -> int:
+        """Pieces of 16 x 16 weights of each vector that a warp has."""
+        vectors = len(self.cell.left) if self.gathers else self.cell.right
+        return -(-vectors * self.blocks // WARPS)
+
+    @property
+    def _words(self) -> int:
+        """Of a thread for one of its share of pieces."""
+        vectors = self.cell.right if self.gathers else len(self.cell.left)
+        return vectors * (4 if self.cell.kind in ("Half", "Bfloat") else 8)
+
+    @property
+    def kept(self) -> int:
+        """How many of these are kept in registers; the others are in shared memory."""
+        return max(1, min(self.share, MOST_WEIGHTS // self._words))
+
+    @property
+    def exchange(self) -> Spec:
+        """The words that blocks tell each other, twice."""
+        if self.gathers:
+            tiles = len(self.cell.left) * self.blocks
+        else:
+            tiles = self.cell.right * self.blocks**2
+        return Spec((2, self.groups, tiles * self.tiles * TILE_ROWS * UNITS), int32)
+
+    @property
+    def parts(self) -> int:
+        """Sums that make one result in shared memory."""
+        return WARPS if self.gathers else max(1, WARPS // self.tiles)
+
+    @property
+    def batch(self) -> int:
+        """Tiles that a warp reads at once to add them up."""
+        return min(MOST_AT_ONCE, -(-self.blocks // self.parts))
+
+    @property
+    def template(self) -> str:
+        """The function of recurrent.cuh, with its arguments."""
+        pieces = f"Cell, {self.tiles}, {self.share}, {self.kept}"
+        if self.gathers:
+            return f"grid_gather<{pieces}, {self.cell.kind}>"
+        return f"grid_scatter<{pieces}, {self.parts}, {self.batch}, {self.cell.kind}>"
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: those sums, what a block multiplies itself, weights, data of the
+        next step."""
+        rows = self.tiles * TILE_ROWS
+        floats = self.parts * self.cell.right * UNITS * (rows + 2)
+        floats += 0 if self.gathers else rows * (len(self.cell.left) * UNITS + 4)
+        floats += (self.share - self.kept) * self._words * THREADS
+        return 4 * (floats + len(self.cell.ahead) * -(-rows * UNITS // THREADS) * THREADS)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for it."""
+        return self.groups > 0 and self.shared <= driver().shared_bytes
+
+
+def geometry_of(cell: Cell) -> Geometry:
+    """As many groups as find room on the card: the fewer rows a block has, the faster it is."""
+    blocks = -(-cell.units // UNITS)
+    most = driver().multiprocessors // blocks
+    if not most:
+        return Geometry(cell, blocks, 0, 1)
+    tiles = -(-cell.rows // TILE_ROWS)
+    room = next((n for n in range(MOST_TILES, 1, -1) if Geometry(cell, blocks, 1, n).fits), 1)
+    launches = -(-tiles // (most * room))
+    each = -(-tiles // (most * launches))
+    return Geometry(cell, blocks, min(most, -(-tiles // each)), each)
+
+
+def supports(node: Node) -> bool:
+    """Whether a loop is that of a recurrent layer which fits on the card."""
+    if not node.attrs["length"] or any(spec.order is not None for spec in node.outputs):
+        return False
+    cell = cell_of(node)
+    return cell is not None and geometry_of(cell).fits
+
+
+def _workspace(node: Node) -> int:
+    cell = cell_of(node)
+    assert cell is not None
+    return workspace_bytes(geometry_of(cell).exchange)
+
+
+def source_of(node: Node, geometry: Geometry, fields: Signature, signature: Signature) -> str:
+    """The kernel: `fields` are the parameters that the cell has."""
+    cell = geometry.cell
+    weights = STORED[node.attrs["body"].parameters[cell.weights].dtype.name]
+    return (
+        '#include "recurrent.cuh"\n'
+        f"{CellSource(cell, node).text(fields)}"
+        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) recurrent('
+        f"{signature.declaration}) {{\n"
+        "    DYNAMIC_SHARED(float, shared);\n"
+        f"    Cell cell = {{{fields.names}}};\n"
+        f"    StateWeights<{weights}> from = {{weights, down, across, units}};\n"
+        f"    {geometry.template}(\n"
+        "        cell, from, (u32*)exchange, shared, begin, end, count, barrier);\n}\n"
+    )
+
+
+def _bind(call: Call) -> Runner:
+    node = call.node
+    cell = cell_of(node)
+    assert cell is not None
+    geometry = geometry_of(cell)
+    fields = CellSource(cell, node).signature(call.inputs, call.outputs)
+    weights, exchange = call.inputs[cell.weights], geometry.exchange
+    down, across = _both(strides_of(weights), cell.transposed)
+    scratch = Scratch(call.workspace).array(exchange.shape, exchange.dtype)
+
+    def launch(begin: int) -> Launch:
+        signature = Signature(fields | {
+            "weights": const_pointer(weights), "down": i64(down), "across": i64(across),
+            "exchange": pointer(scratch), "begin": i32(begin),
+            "end": i32(min(begin + geometry.rows, cell.rows)), "count": i32(node.attrs["length"]),
+            # A launch meets where no other that may run beside it does.
+            "barrier": u32(next(_places) * geometry.groups % _BARRIERS),
+        })  # fmt: skip
+        # Two blocks of one multiprocessor would take turns, while another one is idle.
+        shared = max(geometry.shared, driver().lonely_bytes)
+        return Launch(
+            source_of(node, geometry, fields, signature), "recurrent",
+            (geometry.blocks, geometry.groups, 1), THREADS, signature, shared, cooperative=True,
+        )  # fmt: skip
+
+    return CudaRunner([launch(begin) for begin in range(0, cell.rows, geometry.rows)])
+
+
+def _both(steps: Sequence[int], transposed: bool) -> tuple[int, int]:
+    rows, columns = steps
+    return (columns, rows) if transposed else (rows, columns)
+
+
+TABLE.add(Kernel(
+    "scan", "cuda", "persistent", _bind, supports, _workspace, priority=1,
+    # Two of them beside each other might wait for blocks that find no room.
+    shares=frozenset({"barriers"}),
+))  # fmt: skip

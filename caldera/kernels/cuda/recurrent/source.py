@@ -1,0 +1,230 @@
+"""A recurrent cell as CUDA: the struct `Cell` that include/recurrent/recurrent.cuh works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.expression import include_for
+from caldera.kernels.cuda.codegen.signature import (
+    Array,
+    Signature,
+    const_pointer,
+    i32,
+    i64,
+    pointer,
+)
+from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.recurrent.cell import Cell, Leaf, Phase
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """Writes the cell of a loop."""
+
+    cell: Cell
+    node: Node
+
+    @property
+    def _carries(self) -> int:
+        return int(self.node.attrs["carries"])
+
+    @property
+    def _specs(self) -> tuple[Spec, ...]:
+        specs: tuple[Spec, ...] = self.node.attrs["body"].parameters
+        return specs
+
+    def _held(self, number: int) -> str:
+        if number < self._carries:
+            return "carry"
+        return "given" if number < self._carries + self.node.attrs["sequences"] else "fixed"
+
+    def _carried(self) -> list[Leaf]:
+        """All of what goes from step to step."""
+        return [
+            Leaf(number, vector)
+            for number in range(self._carries)
+            for vector in range(self._specs[number].shape[1] // self.cell.units)
+        ]
+
+    def _leaves(self, held: str) -> list[Leaf]:
+        if held == "carry":
+            return self._carried()
+        return [leaf for leaf in self.cell.leaves if self._held(leaf.number) == held]
+
+    def _found(self, phase: Phase) -> list[tuple[int, int, str]]:
+        """Numbers of outputs that are written at every step, vectors, and their values."""
+        return [
+            (number, vector, value)
+            for number, values in enumerate(self.cell.outputs)
+            for vector, (known, value) in enumerate(values)
+            if number >= self._carries and known == phase
+        ]
+
+    # --- parameters
+
+    def signature(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Signature:
+        """The fields of the struct, and what a launch passes for them."""
+        reverse = i32(self.node.attrs["reverse"])
+        found = Signature({"units": i32(self.cell.units), "reverse": reverse})
+        numbers = {leaf.number for leaf in (*self._carried(), *self.cell.leaves)}
+        for number in sorted(numbers):
+            array, held = inputs[number], self._held(number)
+            found |= {f"a{number}": const_pointer(array)}
+            found |= _steps(f"a{number}", array, stacked=held == "given")
+        for number, array in enumerate(outputs):
+            found |= {f"y{number}": pointer(array)}
+            found |= _steps(f"y{number}", array, stacked=number >= self._carries)
+        return found
+
+    # --- text
+
+    def text(self, signature: Signature) -> str:
+        """The struct."""
+        body = "\n".join(f"    {line}" for line in (*self._fields(signature), *self._functions()))
+        return f"{include_for(body)}struct Cell {{\n{body}\n}};\n"
+
+    def _fields(self, signature: Signature) -> Iterator[str]:
+        yield (
+            f"static const int LEFT = {len(self.cell.left)}, RIGHT = {self.cell.right}, "
+            f"AHEAD = {len(self.cell.ahead)};"
+        )
+        yield from (f"{each.kind} {name};" for name, each in signature.items())
+        yield _struct("Cursor", ((signature[name].kind, name) for name in self._stacks()))
+        for struct, held in (("Fixed", "fixed"), ("Carry", "carry"), ("Given", "given")):
+            yield _struct(
+                struct, ((self._type(leaf.number), leaf.name) for leaf in self._leaves(held))
+            )
+        yield _struct("Next", ((self._type(leaf.number), leaf.name) for leaf in self._direct()))
+        yield _struct("Kept", ((kind, name) for name, kind in self.cell.kept.items()))
+        for struct, phase in (("Early", "before"), ("Late", "after")):
+            found = self._found("before" if phase == "before" else "after")
+            yield _struct(struct, ((self._out_type(n), f"y{n}_{v}") for n, v, _ in found))
+
+    def _type(self, number: int) -> str:
+        return computed_type(self._specs[number].dtype.name)
+
+    def _out_type(self, number: int) -> str:
+        return computed_type(self.node.outputs[number].dtype.name)
+
+    def _functions(self) -> Iterator[str]:
+        at = "i64 n, i64 u"
+        yield from _function(f"start(Cursor& at, i64 t, {at})", self._starts())
+        yield from _function(f"read_fixed(Fixed& fixed, {at})", self._reads("fixed"))
+        yield from _function(f"read_first(Carry& carry, {at})", self._reads("carry"))
+        slots = "u32* slots, i32 apart"
+        yield from _function(f"read(Next& next, Cursor& at, {slots})", self._reads_ahead())
+        yield from _function(f"take(Given& given, const Next& next, const {slots})", self._takes())
+        known = "const Fixed& fixed, {}Carry& carry, const Given& given, {}Kept& kept, "
+        yield from _function(
+            f"before({known.format('const ', '')}Early& early, float* left)", self._before()
+        )
+        yield from _function(
+            f"after({known.format('', 'const ')}Late& late, const float* right)", self._after()
+        )
+        yield from _function("write_early(const Early& early, Cursor& at)", self._writes("before"))
+        yield from _function("write_late(const Late& late, Cursor& at)", self._writes("after"))
+        last = [
+            f"y{each.number}[{_place(f'y{each.number}', each.vector)}] = "
+            f"{self._stored(each.number, f'carry.{each.name}')};"
+            for each in self._carried()
+        ]
+        yield from _function(f"write_last(const Carry& carry, {at})", last)
+
+    def _stacks(self) -> list[str]:
+        """The arrays that have a part for each step."""
+        given = dict.fromkeys(f"a{leaf.number}" for leaf in self._leaves("given"))
+        return [*given, *(f"y{n}" for n in range(self._carries, len(self.node.outputs)))]
+
+    def _starts(self) -> Iterator[str]:
+        for name in self._stacks():
+            yield f"at.{name} = {name} + t * {name}_t + n * {name}_n + u * {name}_u;"
+
+    def _reads(self, held: str) -> list[str]:
+        return [
+            f"{held}.{leaf.name} = wide(a{leaf.number}[{_place(f'a{leaf.number}', leaf.vector)}]);"
+            for leaf in self._leaves(held)
+        ]
+
+    def _direct(self) -> list[Leaf]:
+        """Data of a step that do not go through shared memory."""
+        return [leaf for leaf in self._leaves("given") if leaf not in self.cell.ahead]
+
+    def _reads_ahead(self) -> Iterator[str]:
+        """Ask for the data of the step at which the cursors are; they go on."""
+        for slot, leaf in enumerate(self.cell.ahead):
+            place = _here(f"a{leaf.number}", leaf.vector)
+            yield f"copy_ahead4(slots + {slot} * apart, &{place}, true);"
+        for leaf in self._direct():
+            yield f"next.{leaf.name} = wide({_here(f'a{leaf.number}', leaf.vector)});"
+        yield from _onwards(f"a{leaf.number}" for leaf in self._leaves("given"))
+
+    def _takes(self) -> Iterator[str]:
+        for slot, leaf in enumerate(self.cell.ahead):
+            kind = STORED[self._specs[leaf.number].dtype.name]
+            yield f"given.{leaf.name} = *(const {kind}*)(slots + {slot} * apart);"
+        yield from (f"given.{leaf.name} = next.{leaf.name};" for leaf in self._direct())
+
+    def _writes(self, phase: Phase) -> Iterator[str]:
+        struct = "early" if phase == "before" else "late"
+        for number, vector, _ in self._found(phase):
+            value = self._stored(number, f"{struct}.y{number}_{vector}")
+            yield f"{_here(f'y{number}', vector)} = {value};"
+        yield from _onwards(f"y{number}" for number, _, _ in self._found(phase))
+
+    def _stored(self, number: int, value: str) -> str:
+        return f"Stored<{STORED[self.node.outputs[number].dtype.name]}>::from({value})"
+
+    def _before(self) -> Iterator[str]:
+        yield from self.cell.statements["before"]
+        yield from (f"left[{k}] = {value};" for k, value in enumerate(self.cell.left))
+        yield from (f"early.y{n}_{v} = {value};" for n, v, value in self._found("before"))
+        yield from (f"kept.{name} = {name};" for name in self.cell.kept)
+
+    def _after(self) -> Iterator[str]:
+        yield from (f"{kind} {name} = kept.{name};" for name, kind in self.cell.kept.items())
+        yield from self.cell.statements["after"]
+        yield from (f"late.y{n}_{v} = {value};" for n, v, value in self._found("after"))
+        # What is carried may be another part of what was: all of it is taken before any is changed.
+        carried = [
+            (leaf, self.cell.outputs[leaf.number][leaf.vector][1]) for leaf in self._carried()
+        ]
+        yield from (
+            f"{self._type(leaf.number)} next_{leaf.name} = {value};" for leaf, value in carried
+        )
+        yield from (f"carry.{leaf.name} = next_{leaf.name};" for leaf, _ in carried)
+
+
+def _steps(name: str, array: Array, *, stacked: bool) -> Signature:
+    """How far neighbours are apart: steps, rows, units. Where there is but one, 0."""
+    steps = list(strides_of(array))
+    of_step = steps.pop(0) if stacked else 0
+    steps = [0] * (2 - len(steps)) + steps
+    found = Signature({f"{name}_n": i64(steps[0]), f"{name}_u": i64(steps[1])})
+    return Signature({f"{name}_t": i64(of_step), **found}) if stacked else found
+
+
+def _place(name: str, vector: int) -> str:
+    return f"n * {name}_n + ({max(vector, 0)} * (i64)units + u) * {name}_u"
+
+
+def _here(name: str, vector: int) -> str:
+    """A vector of a stack, at the step at which its cursor is."""
+    return f"at.{name}[{vector} * (i64)units * {name}_u]" if vector > 0 else f"*at.{name}"
+
+
+def _onwards(names: Iterable[str]) -> Iterator[str]:
+    for name in dict.fromkeys(names):
+        yield f"at.{name} += reverse ? -{name}_t : {name}_t;"
+
+
+def _struct(name: str, fields: Iterable[tuple[str, str]]) -> str:
+    return f"struct {name} {{ {' '.join(f'{kind} {each};' for kind, each in fields)} }};"
+
+
+def _function(head: str, lines: Iterable[str]) -> Iterator[str]:
+    yield f"__device__ __forceinline__ void {head} const {{"
+    yield from (f"    {line}" for line in lines)
+    yield "}"
