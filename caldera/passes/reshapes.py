@@ -1,4 +1,4 @@
-"""Reshapes out of the way of what would be one loop.
+"""Reshapes out of the way of what would be one loop, or one copy.
 
 A product takes matrices, while a sequence has an axis more: so between products there are reshapes,
 which cost nothing by themselves, but loops on both of their sides stay apart, and the same cast of
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from caldera.graph.node import Node
 from caldera.graph.ops.base import Axes, cast, reshape, sum_
+from caldera.graph.ops.movement import concat
 from caldera.passes.pattern import Rules, anything, p
 from caldera.tensor.dtype import is_float
 from caldera.tensor.shape import Shape
@@ -59,8 +60,27 @@ def _groups(before: Shape, after: Shape) -> Iterator[tuple[Axes, Axes]]:
         yield tuple(range(first, i)), tuple(range(other, j))
 
 
+def _concat_of_parts(node: Node) -> Node | None:
+    """Parts that lie in another order are copied once, to where they belong, and not before as
+    well."""
+    axis = node.attrs["axis"]
+    parts = [given.inputs[0] if given.op.name == "reshape" else given for given in node.inputs]
+    if not any(part.op.name == "transpose" for part in parts):
+        return None
+    inner = parts[0].shape[axis + 1 :]
+    for part, given in zip(parts, node.inputs, strict=True):
+        merged = (*part.shape[:axis], *part.shape[axis + 2 :])
+        others = (*given.shape[:axis], *given.shape[axis + 1 :])
+        if len(part.shape) != len(given.shape) + 1 or merged != others:
+            return None
+        if part.shape[axis + 1 :] != inner:
+            return None
+    return reshape(concat(tuple(parts), axis), node.shape)
+
+
 RULES = Rules(
     (p.cast(p.reshape(x), name="node"), _narrowed_first),
     (p.sum(p.reshape(x, name="seen"), name="node"), _sum_of_original),
     (p.sum(p.cast(p.reshape(x, name="seen"), name="wide"), name="node"), _sum_of_original),
+    (p.concat(..., name="node"), _concat_of_parts),
 )

@@ -1,4 +1,4 @@
-"""Reshapes move out of the way of loops."""
+"""Reshapes move out of the way of loops and copies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from caldera.graph.node import Node
 from caldera.graph.ops.base import cast, reshape, sum_
 from caldera.graph.ops.elementwise import exp
+from caldera.graph.ops.movement import concat, transpose
 from caldera.graph.program import Program
 from caldera.passes.reshapes import RULES
 from caldera.tensor.dtype import bfloat16, float32, float64
@@ -65,3 +66,24 @@ def test_a_sum_over_merged_axes_is_one_over_what_was_merged(
 def test_a_sum_of_what_no_loop_makes_stays() -> None:
     node = sum_(reshape(variable(2, 3, 4), (6, 4)), (0,))
     assert rewritten(RULES, node) is node
+
+
+def test_parts_in_another_order_are_copied_once() -> None:
+    parts = [variable(2, heads, 3, 5) for heads in (4, 4, 2)]
+    seen = [transpose(part, (0, 2, 1, 3)) for part in parts]
+    merged = tuple(reshape(each, (2, 3, each.shape[2] * 5)) for each in seen)
+    joined = same(concat(merged, 2), *parts)
+    assert ops(joined) == ["transpose", "transpose", "transpose", "concat", "reshape"]
+    assert joined.inputs[0].shape == (2, 3, 10, 5)
+
+
+def test_parts_that_do_not_fit_stay_as_they_are() -> None:
+    x, y = variable(2, 4, 3, 5), variable(2, 3, 20)
+    seen = transpose(x, (0, 2, 1, 3))
+    for node in (
+        concat((reshape(seen, (2, 3, 20)), y), 2),
+        concat((reshape(seen, (6, 20)), reshape(seen, (6, 20))), 1),
+        concat((reshape(seen, (2, 3, 20)), reshape(transpose(x, (0, 2, 3, 1)), (2, 3, 20))), 2),
+        concat((y, y), 2),
+    ):
+        assert rewritten(RULES, node) is node
