@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.graph.ops import base, movement, trigonometry
-from caldera.graph.ops.elementwise import broadcast
 from caldera.lazy import Expr, as_float, lift, lift_all
 from caldera.tensor.dtype import complex_of, is_complex, part_of
+from caldera.tensor.shape import broadcast_shapes
 
 
 def complex(real: Any, imag: Any) -> Expr:
@@ -18,7 +18,7 @@ def complex(real: Any, imag: Any) -> Expr:
     [(1+0j), (2-1j)]
     """
     nodes = [as_float(each) for each in lift_all(real, imag)]
-    shape = broadcast(*[node.spec for node in nodes])
+    shape = broadcast_shapes(*[node.shape for node in nodes])
     dtype = part_of(complex_of(nodes[0].dtype))
     # A complex part would be dropped half: the op refuses it.
     parts = [node if is_complex(node.dtype) else base.cast(node, dtype) for node in nodes]

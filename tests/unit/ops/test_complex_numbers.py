@@ -12,7 +12,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
-from caldera.errors import DtypeError, GradientError
+from caldera.errors import DtypeError, GradientError, ShapeError
 from caldera.graph.body import topological
 from caldera.graph.complex_support import HOLOMORPHIC, LINEAR, OWN_RULE, TAKES_COMPLEX
 from caldera.graph.opdef import OPS
@@ -80,6 +80,8 @@ def test_creation() -> None:
     assert op.eye(2, dtype="complex64").tolist() == [[1, 0], [0, 1]]
     assert op.complex(np.float64(1), np.ones(2)).dtype == dtypes.complex128
     assert op.complex(1, 2).item() == 1 + 2j
+    with pytest.raises(ShapeError, match="broadcast"):
+        op.complex([1.0, 2.0], [1.0, 2.0, 3.0])
     assert dtypes.canonical(complex) == dtypes.complex64
 
 
