@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def outcome_of(read: Callable[[], bool]) -> str:
     except Hung:
         return "hung"
     except Exception as error:
-        print(f"raw: {type(error).__name__}: {error}", file=sys.stderr)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        print(f"raw: {type(error).__name__}: {error} ({last})", file=sys.stderr)
         return "raw"
 
 

@@ -103,6 +103,8 @@ def divided(a: Any, b: Any, *, rounding_mode: Any = None) -> Any:
 
 def scaled(first: Any, second: Any, beta: Any, alpha: Any) -> Any:
     """beta * first + alpha * second; a beta of 0 leaves the first out, whatever it holds."""
+    if beta == 0:
+        first = op.where(op.isfinite(first), first, 0.0)
     return op.add(op.mul(first, beta), op.mul(second, alpha))
 
 
@@ -312,6 +314,12 @@ def searched(
         raise NotExpressed("sorter")
     result = op.searchsorted(ordered, values, side or ("right" if right else "left"))
     return op.cast(result, "int32") if out_int32 else result
+
+
+def selected_shape(shape: tuple[int, ...], dim: int, index: Any) -> tuple[int, ...]:
+    """What PyTorch selects of a scalar is a scalar."""
+    count = np.atleast_1d(np.asarray(index)).shape[0]
+    return tuple(count if i == dim % len(shape) else n for i, n in enumerate(shape))
 
 
 def nonzero(x: Any, *, as_tuple: bool = False) -> Any:

@@ -73,7 +73,10 @@ ARITHMETIC: dict[str, Form] = {
     ),
     "clone": lambda x, memory_format=None: op.add(x, 0),
     "logit": lambda x, eps=None: (lambda p: op.log(op.div(p, op.sub(1, p))))(
-        x if eps is None else op.clip(x, eps, 1 - eps)
+        # The lower bound first, where they have changed places.
+        x
+        if eps is None
+        else op.where(op.less(x, eps), eps, op.where(op.greater(x, 1 - eps), 1 - eps, x))
     ),
     "logaddexp2": lambda a, b: op.div(
         op.logaddexp(op.mul(a, np.log(2)), op.mul(b, np.log(2))), np.log(2)
@@ -239,7 +242,9 @@ INDICES: dict[str, Form] = {
         if dim is None
         else op.take_along_axis(x, indices, dim)
     ),
-    "index_select": lambda x, dim, index: op.gather(x, np.atleast_1d(index), dim),
+    "index_select": lambda x, dim, index: op.reshape(
+        op.gather(x, np.atleast_1d(index), dim), f.selected_shape(x.shape, dim, index)
+    ),
     "take": lambda x, index: op.gather(op.flatten(x), index),
     "scatter": f.put,
     "scatter_add": lambda x, dim, index, src: f.put(x, dim, index, src, reduce="add"),

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.amounts import table_lines
-from caldera.arguments import checked
+from caldera.arguments import checked, shown
 from caldera.draw.learning_curves import learning_curves
 from caldera.errors import ConfigError, DataError
 from caldera.plain_data import to_plain
@@ -58,6 +58,10 @@ class Selection:
         on = "validation data" if part is None else f"{part:.0%} held out of the training data"
         what = f"chosen by {', '.join(self.by)}" if self.by else "nothing chosen; validated"
         return f"{what} on {on}{count}; the test set was looked at once"
+
+
+_MOST_EPOCHS = 2**40
+"""Far more than anybody trains, and few enough to be told apart in a chart."""
 
 
 class History(Mapping[str, list[Any]]):
@@ -190,7 +194,15 @@ class History(Mapping[str, list[Any]]):
                 expected=", ".join(sorted(_KEYS)),
                 got=", ".join(map(str, given)),
             )
-        made.epochs = [int(epoch) for epoch in given["epochs"]]
+        epochs = given["epochs"]
+        if not isinstance(epochs, list) or not all(
+            isinstance(epoch, int) and 0 <= epoch < _MOST_EPOCHS for epoch in epochs
+        ):
+            raise DataError.build(
+                "History.from_dict", expected="epochs as whole numbers from 0 on",
+                got=shown(epochs),
+            )  # fmt: skip
+        made.epochs = [int(epoch) for epoch in epochs]
         made.stopped = str(given["stopped"])
         for name, column in given["columns"].items():
             if not isinstance(column, list) or len(column) != len(made.epochs):

@@ -120,7 +120,7 @@ class RunFolder:
     def _read_json(self, name: str) -> Any:
         text = self._text(name)
         try:
-            return json.loads(text)
+            return json.loads(text, parse_int=_whole_number)
         except (ValueError, RecursionError) as problem:
             raise DataError.build(
                 str(self.path / name), expected="JSON", got=str(problem)[:200]
@@ -138,6 +138,14 @@ class RunFolder:
                 str(path), expected=f"at most {_MOST_BYTES} bytes", got=f"{path.stat().st_size}"
             )
         return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _whole_number(digits: str) -> int:
+    """A number that a machine counts with: what is longer is no count, and no float either."""
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("a whole number of more than 64 bits")
+    return number
 
 
 def _check_shapes(record: RunRecord) -> None:

@@ -138,3 +138,13 @@ def test_what_dots_stand_for_is_summed_if_the_result_has_none() -> None:
     a, b = numbers(4, 2, 3), numbers(4, 5)
     found = op.einsum("...ik,...j->ij", a, b)
     np.testing.assert_allclose(found.numpy(), np.einsum("xik,xj->ij", a, b), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((0, 5, 5), (0, 5, 3)), ((2, 0, 5), (2, 5, 3)), ((4, 5), (5, 0))]
+)
+def test_products_of_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    x, y = op.var("a", a), op.var("b", b)
+    found = op.matmul(x, y)
+    assert found.numpy().shape == (*a[:-1], b[-1])
+    assert op.grad(op.sum(found), x).numpy().shape == a
