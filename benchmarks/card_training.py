@@ -85,11 +85,13 @@ def entered(case: TrainingCase, contestant: Any, batches: Any, steps: int) -> En
     return Entry(contestant.label, framework, task, first, losses, peak, samples)
 
 
-def measure(case: TrainingCase, precision: str, words: list[str], steps: int = STEPS) -> None:
+def measure(
+    case: TrainingCase, precision: str, words: list[str], steps: int = STEPS, *, whole: bool = False
+) -> None:
     """All contestants on one network, one line for each.
 
     Losses of so many `steps` are compared with those of the first contestant; the first few are
-    printed.
+    printed. `whole` says that `words` are whole settings.
     """
     batches = case.data("float32", None)
     entries: list[Entry] = []
@@ -97,7 +99,8 @@ def measure(case: TrainingCase, precision: str, words: list[str], steps: int = S
     for contestant in card_contestants(
         case, peers, [precision], compiler=True, words=words, device="cuda"
     ):
-        if not contestant.is_measured:
+        setting = f"{contestant.framework} {contestant.setting}"
+        if not contestant.is_measured or (whole and setting not in words):
             continue
         try:
             entries.append(entered(case, contestant, batches, steps))

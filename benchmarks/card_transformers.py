@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="+", help=", ".join(CASES))
     parser.add_argument("--precision", help="default: the one that each network is measured in")
     parser.add_argument("--settings", default="caldera step,torch compiled,torch CUDA graph",
-                        help="only contestants with one of these words")  # fmt: skip
+                        help="the contestants")  # fmt: skip
     parser.add_argument("--steps", type=int, default=STEPS, help="whose losses are compared")
     parser.add_argument("--profile", action="store_true", help="the calls of Caldera's step")
     options = parser.parse_args()
@@ -129,7 +129,7 @@ def main() -> None:
         if options.profile:
             profile(case, precision)
         else:
-            measure(case, precision, words, options.steps)
+            measure(case, precision, words, options.steps, whole=True)
 
 
 if __name__ == "__main__":

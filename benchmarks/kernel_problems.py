@@ -201,7 +201,10 @@ def _matrices() -> Iterator[tuple[str, list[Expr]]]:
 def _rows() -> Iterator[tuple[str, list[Expr]]]:
     for shape in ((512, 256), (64, 4096), (16, 1000), (4, 1 << 18), (64, 1009)):
         halves = op.rfft(_input(*shape))
-        yield "signals", [halves, op.irfft(halves, n=shape[-1]), op.fft(_input(*shape, 2))]
+        yield (
+            "signals",
+            [halves, op.irfft(halves, n=shape[-1]), op.fft(op.view_as_complex(_input(*shape, 2)))],
+        )
     for shape in ((128, 1000), (8, 1 << 17)):
         x = _input(*shape)
         yield "rows", [op.sort(x, axis=-1), op.cumsum(x, axis=-1)]

@@ -74,18 +74,14 @@ class Converter:
             return tuple(value)
         if isinstance(value, list | tuple):
             return type(value)(map(self, value))
-        if isinstance(value, complex):
-            raise NotExpressed("complex numbers")
         return value
 
     def _tensor(self, value: Any) -> Any:
-        if value.is_complex():
-            raise NotExpressed("complex numbers")
         if value.dtype == self.torch.bfloat16:
             raise NotExpressed("bfloat16")
         # What is a view in PyTorch is a copy here: NumPy would keep strides of 0.
-        array = np.array(value.numpy(force=True), order="C")
-        if array.dtype.kind != "f":
+        array = np.array(value.resolve_conj().numpy(force=True), order="C")
+        if array.dtype.kind not in "fc":
             return array
         variable = op.var(f"x{len(self.ours)}", array.shape, fill=array, dtype=str(array.dtype))
         if value.requires_grad:
@@ -95,9 +91,9 @@ class Converter:
 
 
 def outputs_of(torch: Any, result: Any) -> list[Any]:
-    """PyTorch's results as a list of real tensors: complex ones as pairs, as Caldera has them."""
+    """PyTorch's results as a list of tensors."""
     if isinstance(result, torch.Tensor):
-        return [torch.view_as_real(result.resolve_conj()) if result.is_complex() else result]
+        return [result]
     if isinstance(result, list | tuple):
         return [part for each in result for part in outputs_of(torch, each)]
     return [torch.tensor(result)]
@@ -108,6 +104,11 @@ def listed(result: Any) -> list[Any]:
     if isinstance(result, list | tuple):
         return [part for each in result for part in listed(each)]
     return [op.reshape(result, result.shape)]
+
+
+def in_pairs(x: Any) -> Any:
+    """An expression of real numbers: complex ones as pairs."""
+    return op.view_as_real(x) if x.dtype.kind == "c" else x
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> np.ndarray:
@@ -142,11 +143,15 @@ class Sample:
         keywords = {name: fresh(value) for name, value in self.keywords.items()}
         name = self.info.full_name
         if name in SYMMETRIC:
-            arguments = ((arguments[0] + arguments[0].mT) / 2, *arguments[1:])
+            arguments = ((arguments[0] + arguments[0].mH) / 2, *arguments[1:])
         outputs = outputs_of(torch, self.info.op(*arguments, **keywords))
         outputs = outputs[: FIRST_OUTPUTS[name][0]] if name in FIRST_OUTPUTS else outputs
         if name in UP_TO_SIGN:
             outputs = [each.abs() for each in outputs]
+        outputs = [
+            torch.view_as_real(each.resolve_conj()) if each.is_complex() else each
+            for each in outputs
+        ]
         parts = [
             (each * torch.as_tensor(weights_of(tuple(each.shape), i)).to(each.dtype)).sum()
             for i, each in enumerate(outputs)
@@ -176,6 +181,7 @@ class Sample:
         outputs = listed(function(*arguments, **keywords))
         if self.info.full_name in UP_TO_SIGN:
             outputs = [op.abs(each) for each in outputs]
+        outputs = list(map(in_pairs, outputs))
         parts = [
             op.sum(op.mul(each, op.cast(weights_of(each.shape, i), str(each.dtype))))
             for i, (each, wanted) in enumerate(zip(outputs, has_slope, strict=False))
@@ -186,15 +192,16 @@ class Sample:
             total = op.cast(parts[0], "float64")
             for part in parts[1:]:
                 total = op.add(total, op.cast(part, "float64"))
-            slopes = op.grad(total, convert.ours, unused="zero")
+            slopes = list(map(in_pairs, op.grad(total, convert.ours, unused="zero")))
         plan = cd.compile([*outputs, *slopes], remember=False)
         results = [each.numpy() for each in plan.run()]
         return results[: len(outputs)], results[len(outputs) :]
 
 
 def numbers(tensor: Any) -> np.ndarray:
-    """A tensor as an array of its own."""
-    return np.array(tensor.numpy(force=True), order="C")
+    """A tensor as an array of its own; complex numbers as pairs."""
+    array = np.array(tensor.resolve_conj().resolve_neg().numpy(force=True), order="C")
+    return np.stack([array.real, array.imag], -1) if array.dtype.kind == "c" else array
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, slack: Any = 0.0) -> str:
@@ -220,10 +227,11 @@ def slacks(sample: Sample) -> tuple[list[np.ndarray], list[np.ndarray]]:
     generator = torch.Generator().manual_seed(0)
 
     def wide(value: Any) -> Any:
-        return value.double() if value.dtype == torch.float32 else value.clone()
+        wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+        return value.to(wider[value.dtype]) if value.dtype in wider else value.clone()
 
     def rounded(value: Any) -> Any:
-        if not value.is_floating_point():
+        if not (value.is_floating_point() or value.is_complex()):
             return value.clone()
         signs = torch.randint(0, 2, value.shape, generator=generator).double() * 2 - 1
         return wide(value) * (1 + signs * torch.finfo(value.dtype).eps)
@@ -294,9 +302,10 @@ def described(torch: Any, value: Any) -> str:
 
 
 def row_of(torch: Any, info: Any, most: int | None) -> Row:
-    """All samples of one operator, in both dtypes."""
+    """All samples of one operator, in both real dtypes and one complex."""
     row = Row(info.full_name)
-    wanted = [each for each in (torch.float32, torch.float64) if each in info.dtypes]
+    kinds = (torch.float32, torch.float64, torch.complex128)
+    wanted = [each for each in kinds if each in info.dtypes]
     for dtype in wanted or [torch.int64]:
         torch.manual_seed(0)
         slope = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
@@ -316,7 +325,7 @@ def report(rows: Iterable[Row], version: str, most: int | None) -> str:
     rows = list(rows)
     limit = "all samples" if most is None else f"the first {most} samples of an operator and dtype"
     lines = [
-        f"PyTorch {version}, float32 and float64, on the CPU; {limit}.", "",
+        f"PyTorch {version}, float32, float64 and complex128, on the CPU; {limit}.", "",
         "| operator | samples | values agree | gradients agree | not expressed | differs |",
         "|---|---|---|---|---|---|",
         *(row.line() for row in rows),

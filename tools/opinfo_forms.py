@@ -364,7 +364,8 @@ def covariance(x: Any, *, correction: int = 1, fweights: Any = None, aweights: A
         raise NotExpressed("weights")
     rows = op.reshape(x, (1, -1)) if x.ndim < 2 else x
     centred = op.sub(rows, op.mean(rows, 1, True))
-    result = op.div(op.matmul(centred, centred, transpose_b=True), rows.shape[1] - correction)
+    other = op.conj(centred)
+    result = op.div(op.matmul(centred, other, transpose_b=True), rows.shape[1] - correction)
     return op.squeeze(result) if rows.shape[0] == 1 else result
 
 

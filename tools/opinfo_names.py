@@ -15,7 +15,7 @@ import numpy as np
 from caldera import op
 from tools import opinfo_forms as f
 from tools import opinfo_networks as n
-from tools.opinfo_fourier import FOURIER
+from tools.opinfo_fourier import COMPLEX, FOURIER
 
 _EQUAL_NAMES = (
     "abs acos acosh asin asinh atan atan2 atanh ceil cos cosh digamma erf erfc erfinv exp exp2 "
@@ -34,7 +34,6 @@ SAME: dict[str, str] = {name: name for name in _EQUAL_NAMES.split()} | {
     "nn.functional.hardsigmoid": "hard_sigmoid", "nn.functional.mish": "mish",
     "nn.functional.softsign": "softsign", "remainder": "mod", "round": "round", "ravel": "flatten",
     "sgn": "sign", "true_divide": "div", "unsqueeze": "unsqueeze", "unsqueeze_copy": "unsqueeze",
-    "vdot": "dot",
 }  # fmt: skip
 
 Form = Callable[..., Any]
@@ -96,7 +95,6 @@ ARITHMETIC: dict[str, Form] = {
     "logical_not": lambda x: op.logical_not(op.not_equal(x, 0)),
     "isposinf": lambda x: op.equal(x, float("inf")),
     "isneginf": lambda x: op.equal(x, float("-inf")),
-    "isreal": lambda x: op.equal(op.isnan(x), op.isnan(x)),
     "where": lambda a, condition, b: op.where(condition, a, b),
     "special.ndtr": lambda x: op.mul(op.erfc(op.mul(x, -np.sqrt(0.5))), 0.5),
     "fmod": lambda a, b: op.sub(a, op.mul(op.trunc(op.div(a, b)), b)),
@@ -301,7 +299,6 @@ MATRICES: dict[str, Form] = {
     "inner": lambda a, b: op.mul(a, b) if 0 in (a.ndim, b.ndim) else op.tensordot(
         a, b, ((-1,), (-1,))
     ),
-    "linalg.vecdot": lambda a, b, *, dim=-1: op.sum(op.mul(a, b), dim),
     "linalg.multi_dot": f.chain,
     "linalg.matrix_power": f.power,
     "cross": lambda a, b, dim=None: op.cross(a, b, _first_three(a) if dim is None else dim),
@@ -321,8 +318,8 @@ MATRICES: dict[str, Form] = {
     "pinverse": lambda a, rcond=None: op.pinv(a, rcond),
     "logdet": lambda a: _logdet(*op.slogdet(a)),
     "cholesky_solve": lambda b, low, upper=False: op.solve(
-        op.matmul(op.swapaxes(low, -2, -1), low) if upper
-        else op.matmul(low, op.swapaxes(low, -2, -1)), b
+        op.matmul(op.conj(op.swapaxes(low, -2, -1)), low) if upper
+        else op.matmul(low, op.conj(op.swapaxes(low, -2, -1))), b
     ),
 }  # fmt: skip
 
@@ -338,7 +335,7 @@ def _distance(a: Any, b: Any, p: float) -> Any:
 
 
 def _upper(low: Any, upper: bool) -> Any:
-    return op.swapaxes(low, -2, -1) if upper else low
+    return op.conj(op.swapaxes(low, -2, -1)) if upper else low
 
 
 def _reduced(parts: Any, a: Any, complete: bool, mode: str = "") -> Any:
@@ -369,9 +366,12 @@ def _logdet(sign: Any, logarithm: Any) -> Any:
 
 FORMS: dict[str, Form] = {
     **ARITHMETIC, **REDUCTIONS, **SHAPES, **INDICES, **MATRICES, **n.NETWORKS, **FOURIER,
+    **COMPLEX,
 }  # fmt: skip
 
 SYMMETRIC = {
+    "cholesky": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
+    "linalg.cholesky": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
     "linalg.eigh": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
     "linalg.eigvalsh": "PyTorch reads one triangle of a matrix, Caldera the mean of both",
 }
@@ -382,6 +382,7 @@ UP_TO_SIGN = {
     "linalg.qr": "R has no negative number on its diagonal here",
     "linalg.svd": "the signs of singular vectors are open",
     "linalg.eigh": "the signs of eigenvectors are open",
+    "linalg.eig": "the phases of eigenvectors are open",
 }
 """Operators of which absolute values are compared, with the reason."""
 

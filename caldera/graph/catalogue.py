@@ -12,6 +12,7 @@ from caldera.graph.ops import (
     control,
     elementwise,
     epilogue,
+    factorisation,
     fourier,
     indexing,
     leaf,

@@ -11,11 +11,12 @@ from typing import Any
 
 from caldera.errors import ConfigError, GradientError, ShapeError
 from caldera.graph.body import substitute, topological
+from caldera.graph.complex_support import HOLOMORPHIC
 from caldera.graph.node import Node, describe
 from caldera.graph.opdef import ITEM, as_tuple, item, parameter
-from caldera.graph.ops.base import full
+from caldera.graph.ops.base import conj, full
 from caldera.graph.ops.elementwise import add
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import is_complex, is_inexact
 
 
 def gradients(
@@ -24,15 +25,22 @@ def gradients(
     """The derivative of `output` with respect to each node of `wrt`.
 
     `output` is a scalar, or has a `seed`: the derivative of some scalar with respect to it.
-    `unused` says what to do where `output` does not depend on a node: "error" or "zero".
+    `unused` says what to do where `output` does not depend on a node: "error" or "zero". The
+    derivative with respect to a complex number is that for its real part plus i times that for its
+    imaginary one.
     """
     if unused not in ("error", "zero"):
         raise ConfigError.build("op.grad", expected="unused='error' or 'zero'", got=repr(unused))
-    if not is_float(output.dtype):
+    if not is_inexact(output.dtype):
         raise GradientError.build(
             "op.grad", expected="a floating-point value to differentiate", got=describe(output)
         )
     if seed is None:
+        if is_complex(output.dtype):
+            raise GradientError.build(
+                "op.grad", expected="a real value to differentiate", got=describe(output),
+                hint="take op.real, op.imag or op.abs of it, or give seed=",
+            )  # fmt: skip
         if output.shape != ():
             raise ShapeError.build(
                 "op.grad", expected="a scalar to differentiate", got=describe(output),
@@ -85,7 +93,7 @@ def accumulate(
         if not any(given in active for given in node.inputs):
             continue
         for given, part in zip(node.inputs, _apply_rule(node, gradient, several), strict=True):
-            if part is not None and given in active and is_float(given.dtype):
+            if part is not None and given in active and is_inexact(given.dtype):
                 _add_to(gradient, given, part)
     return [gradient.get(node) for node in wrt]
 
@@ -101,8 +109,12 @@ def _apply_rule(
         count = len(node.outputs)
         g = tuple((several or {}).get(index) for index in range(count))
         y = tuple(item(node, index) for index in range(count))
-    if node.op.gradient_rule is not None:
-        return node.op.gradient_rule(g, y, *node.inputs, **node.attrs)
+    rule = node.op.gradient_rule
+    if rule is not None and node.op.name in HOLOMORPHIC and is_complex(node.dtype):
+        parts = rule(conj(g), y, *node.inputs, **node.attrs)
+        return tuple(None if part is None else conj(part) for part in parts)
+    if rule is not None:
+        return rule(g, y, *node.inputs, **node.attrs)
     if node.op.decompose is not None:
         return _through_parts(node, as_tuple(g))
     raise GradientError.build(
@@ -144,7 +156,7 @@ def _check_path(output: Node, node: Node) -> None:
         if any(given in reached for given in step.inputs):
             reached.add(step)
         if any(given in smooth for given in step.inputs):
-            carries = any(is_float(spec.dtype) for spec in step.outputs)
+            carries = any(is_inexact(spec.dtype) for spec in step.outputs)
             if carries and (step.op is ITEM or step.op.differentiable):
                 smooth.add(step)
             else:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from caldera.tensor.dtype import part_of
 from caldera.tensor.shape import Shape
 
 Order = tuple[int, ...]
@@ -80,3 +84,14 @@ def same_memory(shape: Shape, one: Order | None, other: Order | None) -> bool:
         for order in (one, other)
     )
     return first == second
+
+
+def as_pairs(x: Any) -> Any:
+    """The memory of complex numbers, of whatever strides, with their parts along a new last axis.
+
+    >>> import numpy as np
+    >>> as_pairs(np.array([1 + 2j, 3 + 4j])[::-1]).tolist()
+    [[3.0, 4.0], [1.0, 2.0]]
+    """
+    seen = as_strided(x.view(np.ndarray), (*x.shape, 1), (*x.strides, x.itemsize))
+    return seen.view(part_of(x.dtype)).view(type(x))

@@ -135,6 +135,8 @@ def frozen(value: Any) -> Hashable:
     """
     if isinstance(value, float):
         return float, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return complex, struct.pack("<2d", value.real, value.imag)
     if isinstance(value, tuple):
         return tuple([frozen(part) for part in value])
     if isinstance(value, Symbol):

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, NoReturn
 
 from caldera.errors import CalderaError, DtypeError, ShapeError
+from caldera.graph.complex_support import TAKES_COMPLEX
 from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
 
 Kind = Literal[
@@ -123,6 +124,8 @@ class Op:
     def node(self, *inputs: Node, **attrs: Any) -> Node:
         """The node itself, also where it has several outputs."""
         try:
+            if self.name not in TAKES_COMPLEX:
+                _refuse_complex(inputs)
             outputs = self.infer(*[given.spec.logical for given in inputs], **attrs)
         except Mismatch as mismatch:
             got = mismatch.got or ", ".join(describe(given) for given in inputs)
@@ -147,6 +150,15 @@ class Op:
 
     def __repr__(self) -> str:
         return f"op.{self.name}"
+
+
+def _refuse_complex(inputs: Nodes) -> None:
+    # An op with several outputs comes in as one of its items, which has one.
+    if any(given.outputs[0].dtype.kind == "c" for given in inputs):
+        refuse_dtype(
+            "real numbers",
+            hint="take op.real(x), op.imag(x), op.abs(x) or op.view_as_real(x) first",
+        )
 
 
 def _default_flops(node: Node) -> int:

@@ -15,10 +15,19 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.io.files import PathLike, array_to_save, created, named, opened
 from caldera.registry import nearest
-from caldera.tensor.dtype import HALVES, DType, bool_, canonical, float32, is_float, uint8
+from caldera.tensor.dtype import (
+    HALVES,
+    DType,
+    bool_,
+    canonical,
+    float32,
+    is_complex,
+    is_float,
+    uint8,
+)
 from caldera.tensor.tensor import Tensor
 
 Header = bool | Literal["auto"]
@@ -53,6 +62,7 @@ def read_csv(
     where = named("read_csv", path)
     check_delimiter(delimiter)
     wanted = canonical(dtype)
+    _refuse_complex(wanted, "read_csv")
     with opened(path, "r", where, encoding="utf-8-sig") as file:
         try:
             table = _Table(file, delimiter, header, columns, where)
@@ -96,6 +106,7 @@ def write_csv(
     width = array.shape[1] if array.ndim == 2 else 1
     if header is not None and len(header) != width:
         raise ShapeError.build(where, expected=f"{width} names", got=f"{len(header)}")
+    _refuse_complex(array.dtype, where)
     texts = _numbers_as_text(array.reshape(-1))
     with created(path, "w", where, encoding="utf-8") as file:
         if header is not None:
@@ -247,6 +258,14 @@ def has_grouped_digits(text: str) -> bool:
     [True, True, False]
     """
     return _GROUPED.fullmatch(text) is not None
+
+
+def _refuse_complex(dtype: DType, where: str) -> None:
+    if is_complex(dtype):
+        raise DtypeError.build(
+            where, expected="real numbers in a CSV file", got=str(dtype),
+            hint="have the two parts in columns of their own, or use save_npy and load_npy",
+        )  # fmt: skip
 
 
 def _problem(text: str, dtype: DType) -> str:

@@ -160,7 +160,7 @@ def _checked_dtype(stored: DType, where: str) -> DType:
     except DtypeError:
         raise DataError.build(
             where, expected="numbers of a dtype that Caldera has", got=f"dtype {stored}",
-            hint="objects, records and complex numbers are not read",
+            hint="objects, records and dates are not read",
         ) from None  # fmt: skip
 
 

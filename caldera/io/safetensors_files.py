@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from caldera.errors import ConfigError, DataError
+from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.io.files import (
     Source,
     array_to_save,
@@ -45,6 +45,7 @@ _DTYPES: dict[str, dtypes.DType] = {
     "BF16": dtypes.bfloat16,
     "F32": dtypes.float32,
     "F64": dtypes.float64,
+    "C64": dtypes.complex64,
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
@@ -85,6 +86,12 @@ def save_safetensors(
     where = named("save_safetensors", path)
     _check_texts(where, tensors, metadata or {})
     arrays = {name: array_to_save(tensor, f"{where}, {name!r}") for name, tensor in tensors.items()}
+    for name, array in arrays.items():
+        if array.dtype not in _CODES:
+            raise DtypeError.build(
+                f"{where}, {name!r}", expected="a dtype that safetensors files know",
+                got=str(array.dtype), hint="save_npz has it; or take its real and imaginary part",
+            )  # fmt: skip
     # The widest elements first: so all of them are aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}

@@ -28,7 +28,7 @@ from caldera.tensor.dtype import (
     canonical,
     float32,
     int8,
-    is_float,
+    is_inexact,
     of_scalar,
     promote,
     side_of_range,
@@ -134,6 +134,9 @@ class Expr:
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -347,7 +350,7 @@ def power(first: Any, second: Any) -> Expr:
     """`first ** second`; an integer cannot be raised to a negative integer."""
     base, exponent = lift_all(first, second)
     value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
-    if value < 0 and not is_float(exponent.dtype):
+    if not is_inexact(exponent.dtype) and value < 0:
         raise ConfigError.build(
             "op.pow", expected="an exponent of 0 or more for integers",
             got=f"{describe(base)} to the power of {value}",
@@ -358,7 +361,7 @@ def power(first: Any, second: Any) -> Expr:
 
 def as_float(node: Node) -> Node:
     """The node, cast to float32 if it holds integers or truth values."""
-    return node if is_float(node.dtype) else cast(node, float32)
+    return node if is_inexact(node.dtype) else cast(node, float32)
 
 
 def lift(value: Any, like: DType | None = None) -> Node:
@@ -370,7 +373,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
         return value.node
     if isinstance(value, Tensor):
         return _leaf_of(value)
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float | complex):
         dtype = of_scalar(value, like)
         if side_of_range(value, dtype):
             raise DtypeError.build(
@@ -380,7 +383,7 @@ def lift(value: Any, like: DType | None = None) -> Node:
         return constant(value, dtype)
     array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "if":
+    if not isinstance(value, np.ndarray | np.generic) and array.dtype.kind in "ifc":
         array = exactly(array, of_scalar(array.dtype.type(0).item(), like), "operand")
     return array_node(array)
 
@@ -402,12 +405,12 @@ def lift_all(*values: Any) -> tuple[Node, ...]:
     """Operands that meet each other: lifted, and cast to the dtype they share."""
     dtypes = [dtype for dtype in map(_dtype_of, values) if dtype is not None]
     # Floats first: beside one, integers do not decide, whatever they would have met in.
-    ordered = sorted(dtypes, key=is_float, reverse=True)
+    ordered = sorted(dtypes, key=is_inexact, reverse=True)
     shared = reduce(promote, ordered) if ordered else None
-    # A weak scalar still decides the family: True + 2 is an int, 1 + 0.5 a float.
-    for value in values:
-        if isinstance(value, bool | int | float):
-            weak = of_scalar(value, shared)
+    # A weak number still decides the family, also in a list: True + 2 is an int, [1] + 0.5 a float.
+    for number in map(_weak_number, values):
+        if number is not None:
+            weak = of_scalar(number, shared)
             shared = weak if shared is None else promote(shared, weak)
     return tuple(cast(lift(value, shared), shared) if shared else lift(value) for value in values)
 
@@ -416,12 +419,23 @@ def _dtype_of(value: Any) -> DType | None:
     """The dtype an operand insists on; None for what takes that of its neighbours.
 
     numpy.float64 is a Python float, and as weak: np.sqrt(2) must not turn a network into float64.
+    (numpy.complex128 is a Python complex number in the same way.)
     """
     if isinstance(value, Expr | Tensor):
         return value.dtype
-    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float):
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, float | complex):
         return canonical(value.dtype)
     return None
+
+
+def _weak_number(value: Any) -> bool | int | float | complex | None:
+    """A number of the kind that an operand without a dtype of its own holds."""
+    if isinstance(value, bool | int | float | complex):
+        return value
+    if not isinstance(value, list | tuple):
+        return None
+    number: bool | int | float | complex = array_of(value, "operand").dtype.type(0).item()
+    return number
 
 
 def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:

@@ -31,12 +31,12 @@ from typing import Any, Self
 
 from caldera import op
 from caldera.arguments import checked
-from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Spec, Symbol
+from caldera.errors import ConfigError, DtypeError, ShapeError
+from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import scope
 from caldera.lazy import Expr, Variable, lift
 from caldera.nn.tracing import LayerCall, context, resumed
-from caldera.tensor.dtype import canonical, is_float
+from caldera.tensor.dtype import canonical, is_complex, is_float
 
 
 @dataclass(eq=False)
@@ -262,7 +262,10 @@ def new_layer(kind: type[Layer]) -> Layer:
 
 def _as_input(value: Any, dtype: Any) -> Expr | None:
     """An expression from what a layer may be called with; data of floats take the trace's dtype."""
-    if value is None or isinstance(value, Expr):
+    if value is None:
+        return None
+    if isinstance(value, Expr):
+        _refuse_complex(value.node)
         return value
     if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
         raise ConfigError.build(
@@ -270,7 +273,16 @@ def _as_input(value: Any, dtype: Any) -> Expr | None:
             got=f"a {type(value).__name__} of {len(value)}", hint="call layer(a, b)",
         )  # fmt: skip
     node = lift(value)
+    _refuse_complex(node)
     return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
+
+
+def _refuse_complex(node: Node) -> None:
+    if is_complex(node.outputs[0].dtype):
+        raise DtypeError.build(
+            "layer", expected="real numbers", got=describe(node),
+            hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
+        )  # fmt: skip
 
 
 def _outputs(result: Any) -> tuple[Expr, ...]:

@@ -54,11 +54,31 @@ from caldera.op.comparison import (
     not_equal,
     where,
 )
+from caldera.op.complex_numbers import (
+    angle,
+    complex,
+    conj,
+    imag,
+    real,
+    view_as_complex,
+    view_as_real,
+)
 from caldera.op.control import cond, scan, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
 from caldera.op.cumulative import cummax, cummin, cumprod
-from caldera.op.fourier import complex_mul, fft, fft2, ifft, ifft2, irfft, irfft2, rfft, rfft2
+from caldera.op.fourier import (
+    fft,
+    fft2,
+    fftn,
+    ifft,
+    ifft2,
+    ifftn,
+    irfft,
+    irfft2,
+    rfft,
+    rfft2,
+)
 from caldera.op.images import interpolate, pixel_shuffle, pixel_unshuffle, unfold
 from caldera.op.indexing import (
     argsort,
@@ -75,7 +95,9 @@ from caldera.op.linalg import (
     determinant,
     diagonal,
     diagonal_matrix,
+    eig,
     eigh,
+    eigvals,
     expm,
     inverse,
     lstsq,
@@ -205,6 +227,7 @@ __all__ = [
     "all",
     "all_gather",
     "all_sum",
+    "angle",
     "any",
     "arange",
     "argmax",
@@ -231,9 +254,10 @@ __all__ = [
     "ceil",
     "cholesky",
     "clip",
-    "complex_mul",
+    "complex",
     "concat",
     "cond",
+    "conj",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -255,7 +279,9 @@ __all__ = [
     "div",
     "dot",
     "dropout",
+    "eig",
     "eigh",
+    "eigvals",
     "einsum",
     "elu",
     "embedding",
@@ -270,6 +296,7 @@ __all__ = [
     "eye",
     "fft",
     "fft2",
+    "fftn",
     "flatten",
     "flip",
     "floor",
@@ -289,6 +316,8 @@ __all__ = [
     "hypot",
     "ifft",
     "ifft2",
+    "ifftn",
+    "imag",
     "input",
     "instance_norm",
     "interpolate",
@@ -364,6 +393,7 @@ __all__ = [
     "random_state",
     "random_uniform",
     "rbf",
+    "real",
     "reciprocal",
     "relu",
     "repeat",
@@ -422,6 +452,8 @@ __all__ = [
     "unsqueeze",
     "var",
     "variance",
+    "view_as_complex",
+    "view_as_real",
     "where",
     "while_loop",
     "zeros",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import elementwise
+from caldera.graph.ops import base, elementwise
 from caldera.lazy import Expr, as_float, binary, compare, lift, lift_all
 from caldera.op.arguments import as_number
+from caldera.tensor.dtype import is_complex
 
 
 def equal(a: Any, b: Any) -> Expr:
@@ -152,6 +153,8 @@ def isinf(x: Any) -> Expr:
     [False, True, False]
     """
     node = lift(x)
+    if is_complex(node.dtype):
+        return isinf(Expr(base.real(node))) | isinf(Expr(base.imag(node)))
     other = elementwise.logical_or(elementwise.isfinite(node), elementwise.isnan(node))
     return Expr(elementwise.logical_not(other))
 
@@ -168,11 +171,12 @@ def isclose(
     ([True, False, False], [True, True, True])
     """
     left, right = (as_float(each) for each in lift_all(a, b))
+    beside = elementwise.abs_(right)
     relative, absolute = (
-        elementwise.scalar(as_number(value, name, "isclose"), right)
+        elementwise.scalar(as_number(value, name, "isclose"), beside)
         for value, name in ((rtol, "rtol"), (atol, "atol"))
     )
-    bound = elementwise.add(absolute, elementwise.mul(relative, elementwise.abs_(right)))
+    bound = elementwise.add(absolute, elementwise.mul(relative, beside))
     near = elementwise.less_equal(elementwise.abs_(elementwise.sub(left, right)), bound)
     near = elementwise.logical_and(near, elementwise.isfinite(right))
     near = elementwise.logical_or(near, elementwise.equal(left, right))

@@ -20,10 +20,12 @@ from caldera.tensor.dtype import (
     DType,
     bool_,
     canonical,
+    complex64,
     float32,
     float64,
     int64,
-    is_float,
+    is_complex,
+    is_inexact,
     side_of_range,
 )
 from caldera.tensor.shape import as_shape
@@ -51,23 +53,26 @@ def ones(shape: Sizes, dtype: Any = "float32") -> Expr:
     return Expr(base.full(as_shape(shape, "op.ones"), 1, canonical(dtype)))
 
 
-def full(shape: Sizes, value: float, dtype: Any = "float32") -> Expr:
-    """One number everywhere.
+def full(shape: Sizes, value: complex, dtype: Any = None) -> Expr:
+    """One number everywhere: float32 if no dtype is given, complex64 if the number is complex.
 
     >>> from caldera import op
     >>> op.full((2,), 2.5).tolist()
     [2.5, 2.5]
     """
-    wanted = canonical(dtype)
+    is_number = isinstance(value, complex)
+    wanted = canonical(dtype) if dtype is not None else complex64 if is_number else float32
+    if is_number and is_complex(wanted):
+        return Expr(base.full(as_shape(shape, "op.full"), value, wanted))
     number = value if isinstance(value, bool) else as_number(value, "value", "full")
-    if not is_float(wanted):
+    if not is_inexact(wanted):
         whole = math.isfinite(number) and number == math.floor(number)
         whole = whole and (wanted != bool_ or number in (0, 1))
-        if not whole or side_of_range(int(value), wanted):
+        if not whole or side_of_range(int(value.real), wanted):
             raise ConfigError.build(
                 "op.full", expected=f"value= a number that {wanted} can hold", got=repr(value)
             )
-        number = int(value)
+        number = int(value.real)
     return Expr(base.full(as_shape(shape, "op.full"), number, wanted))
 
 

@@ -16,7 +16,7 @@ from caldera.graph.ops.leaf import iota
 from caldera.graph.ops.movement import concat, flip, narrow
 from caldera.lazy import Expr, lift
 from caldera.op.arguments import along_an_axis, place
-from caldera.tensor.dtype import int64, is_float, uint64
+from caldera.tensor.dtype import int64, is_inexact, uint64
 from caldera.tensor.shape import normalise_axis
 
 Parts = tuple[Node, ...]
@@ -48,7 +48,7 @@ def cumprod(x: Any, axis: int, reverse: bool = False) -> Expr:
     ([1.0, 2.0, 6.0], [6.0, 6.0, 3.0])
     """
     node = lift(x)
-    node = node if is_float(node.dtype) or node.dtype == uint64 else cast(node, int64)
+    node = node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
     which = normalise_axis(axis, len(node.shape), place("cumprod", node))
     ends = (which,) if reverse else ()
 

@@ -13,7 +13,7 @@ from caldera.graph.ops.elementwise import mul
 from caldera.graph.ops.movement import slice_, transpose
 from caldera.graph.ops.product import matmul
 from caldera.op.arguments import place
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import is_inexact
 from caldera.tensor.shape import size
 
 ELLIPSIS = "..."
@@ -168,7 +168,7 @@ def _product(a: _Term, b: _Term, needed: set[str], sizes: dict[str, int]) -> _Te
     rows = [label for label in a.labels if label not in shared]
     columns = [label for label in b.labels if label not in shared]
     labels = (*batch, *rows, *columns)
-    if inner and is_float(a.node.dtype):
+    if inner and is_inexact(a.node.dtype):
         left, ta = _matrices(a, batch, rows, inner)
         right, tb = _matrices(b, batch, inner, columns)
         product = matmul(left, right, ta=ta, tb=tb)

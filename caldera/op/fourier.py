@@ -1,147 +1,205 @@
-"""Fourier transforms. Complex numbers are pairs (real, imaginary) on a last axis of length 2.
+"""Fourier transforms, as in `numpy.fft`: of real or complex signals, with complex frequencies.
 
-Where a function takes `axis`, the axis of pairs does not count: -1 is the last axis of the signal.
-The inverse transforms divide by n, the others by nothing, as in `numpy.fft`.
+`n` cuts a signal or lengthens it with zeros. `norm` says which way divides: "backward" (the inverse
+transforms divide by n), "forward" (the others do) or "ortho" (both divide by the root of n).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from caldera.errors import ShapeError
-from caldera.graph.node import Node, describe
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
 from caldera.graph.ops import fourier
+from caldera.graph.ops.base import cast
 from caldera.graph.ops.elementwise import mul
 from caldera.graph.ops.leaf import constant
-from caldera.lazy import Expr, as_float, lift, lift_all
-from caldera.tensor.shape import as_shape, normalise_axis
+from caldera.graph.ops.movement import narrow, pad, view_as_complex, view_as_real
+from caldera.lazy import Expr, as_float, lift
+from caldera.tensor.dtype import complex_of, part_of
+from caldera.tensor.shape import as_shape, normalise_axes, normalise_axis
+
+Norm = Literal["backward", "ortho", "forward"]
+Axes = Sequence[int] | None
 
 
-def fft(x: Any, axis: int = -1) -> Expr:
-    """The discrete Fourier transform of a complex signal of shape (..., n, 2).
-
-    >>> from caldera import op
-    >>> op.fft([[1.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 0.0]]).tolist()
-    [[3.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-1.0, 0.0]]
-    """
-    return Expr(_forward(as_float(lift(x)), axis, "op.fft"))
-
-
-def ifft(x: Any, axis: int = -1) -> Expr:
-    """The inverse of `op.fft`: a complex signal from its n frequencies.
+def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
+    """The discrete Fourier transform along an axis.
 
     >>> from caldera import op
-    >>> op.ifft([[3.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-1.0, 0.0]]).tolist()
-    [[1.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 0.0]]
+    >>> op.fft([1.0, 0.0, 2.0, 0.0]).tolist()
+    [(3+0j), (-1+0j), (3+0j), (-1+0j)]
     """
-    return Expr(_inverse(as_float(lift(x)), axis, "op.ifft"))
+    return _complex_to_complex("op.fft", x, n, axis, norm, inverse=False)
 
 
-def rfft(x: Any, axis: int = -1) -> Expr:
-    """The frequencies 0 to n // 2 of a real signal of shape (..., n), as (..., n // 2 + 1, 2).
+def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
+    """The inverse of `op.fft`: a complex signal from its frequencies.
+
+    >>> from caldera import op
+    >>> op.ifft([3.0, -1.0, 3.0, -1.0]).tolist()
+    [(1+0j), 0j, (2+0j), 0j]
+    """
+    return _complex_to_complex("op.ifft", x, n, axis, norm, inverse=True)
+
+
+def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
+    """The frequencies 0 to n // 2 of a real signal: the others are conjugates of these.
 
     >>> from caldera import op
     >>> op.rfft([1.0, 0.0, 2.0, 0.0]).tolist()
-    [[3.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]
+    [(3+0j), (-1+0j), (3+0j)]
     """
-    node = as_float(lift(x))
-    return Expr(fourier.rfft(node, axis=normalise_axis(axis, len(node.shape), "op.rfft")))
+    node, position = _signal("op.rfft", _real(x), n, axis)
+    return _finished(fourier.rfft(node, axis=position), node.shape[position], norm, inverse=False)
 
 
-def irfft(x: Any, n: int | None = None, axis: int = -1) -> Expr:
+def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Expr:
     """The inverse of `op.rfft`: a real signal of length `n` from its n // 2 + 1 frequencies.
 
-    `n` is even if not given: twice the number of frequencies less one.
+    `n` is even if not given: twice the number of frequencies less one. The imaginary parts of
+    frequency 0 and, for even n, of the last one are ignored.
 
     >>> from caldera import op
-    >>> op.irfft([[3.0, 0.0], [-1.0, 0.0], [3.0, 0.0]]).tolist()
+    >>> op.irfft([3.0, -1.0, 3.0]).tolist()
     [1.0, 0.0, 2.0, 0.0]
     """
-    return Expr(_real_inverse(as_float(lift(x)), n, axis, "op.irfft"))
+    return Expr(_complex_to_real("op.irfft", _complex(x), n, axis, norm))
 
 
-def fft2(x: Any) -> Expr:
-    """The transform of `op.fft` over the last two axes of a complex signal (..., m, n, 2).
+def fftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
+    """The transform of `op.fft` along several axes, all of them if none is named.
 
     >>> from caldera import op
-    >>> op.fft2([[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 0.0]]]).tolist()
-    [[[10.0, 0.0], [-2.0, 0.0]], [[-4.0, 0.0], [0.0, 0.0]]]
+    >>> op.fftn([[1.0, 2.0], [3.0, 4.0]]).tolist()
+    [[(10+0j), (-2+0j)], [(-4+0j), 0j]]
     """
-    rows = _forward(as_float(lift(x)), -1, "op.fft2")
-    return Expr(_forward(rows, -2, "op.fft2"))
+    return _along("op.fftn", x, axes, norm, inverse=False)
 
 
-def ifft2(x: Any) -> Expr:
+def ifftn(x: Any, axes: Axes = None, norm: Norm = "backward") -> Expr:
+    """The inverse of `op.fftn`.
+
+    >>> from caldera import op
+    >>> op.ifftn([[10.0, -2.0], [-4.0, 0.0]]).tolist()
+    [[(1+0j), (2+0j)], [(3+0j), (4+0j)]]
+    """
+    return _along("op.ifftn", x, axes, norm, inverse=True)
+
+
+def fft2(x: Any, norm: Norm = "backward") -> Expr:
+    """The transform of `op.fft` along the last two axes.
+
+    >>> from caldera import op
+    >>> op.fft2([[1.0, 2.0], [3.0, 4.0]]).tolist()
+    [[(10+0j), (-2+0j)], [(-4+0j), 0j]]
+    """
+    return _along("op.fft2", x, (-2, -1), norm, inverse=False)
+
+
+def ifft2(x: Any, norm: Norm = "backward") -> Expr:
     """The inverse of `op.fft2`.
 
     >>> from caldera import op
-    >>> op.ifft2([[[10.0, 0.0], [-2.0, 0.0]], [[-4.0, 0.0], [0.0, 0.0]]]).tolist()
-    [[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 0.0]]]
+    >>> op.ifft2([[10.0, -2.0], [-4.0, 0.0]]).tolist()
+    [[(1+0j), (2+0j)], [(3+0j), (4+0j)]]
     """
-    rows = _inverse(as_float(lift(x)), -1, "op.ifft2")
-    return Expr(_inverse(rows, -2, "op.ifft2"))
+    return _along("op.ifft2", x, (-2, -1), norm, inverse=True)
 
 
-def rfft2(x: Any) -> Expr:
-    """The frequencies of real images (..., m, n), as (..., m, n // 2 + 1, 2).
+def rfft2(x: Any, norm: Norm = "backward") -> Expr:
+    """The frequencies of real images (..., m, n), as (..., m, n // 2 + 1).
 
     >>> from caldera import op
     >>> op.rfft2([[1.0, 2.0], [3.0, 4.0]]).tolist()
-    [[[10.0, 0.0], [-2.0, 0.0]], [[-4.0, 0.0], [0.0, 0.0]]]
+    [[(10+0j), (-2+0j)], [(-4+0j), 0j]]
     """
-    node = as_float(lift(x))
-    rows = fourier.rfft(node, axis=normalise_axis(-1, len(node.shape), "op.rfft2"))
-    return Expr(_forward(rows, -2, "op.rfft2"))
+    node = _real(x)
+    rows, columns = normalise_axes((-2, -1), len(node.shape), "op.rfft2")
+    half = fourier.rfft(node, axis=columns)
+    pairs = fourier.fft(half, axis=rows, inverse=False)
+    return _finished(pairs, node.shape[rows] * node.shape[columns], norm, inverse=False)
 
 
-def irfft2(x: Any, n: int | None = None) -> Expr:
+def irfft2(x: Any, n: int | None = None, norm: Norm = "backward") -> Expr:
     """The inverse of `op.rfft2`; `n` is the length of the images' last axis, even if not given.
 
     >>> from caldera import op
-    >>> op.irfft2([[[10.0, 0.0], [-2.0, 0.0]], [[-4.0, 0.0], [0.0, 0.0]]]).tolist()
+    >>> op.irfft2([[10.0, -2.0], [-4.0, 0.0]]).tolist()
     [[1.0, 2.0], [3.0, 4.0]]
     """
-    columns = _inverse(as_float(lift(x)), -2, "op.irfft2")
-    return Expr(_real_inverse(columns, n, -1, "op.irfft2"))
+    columns = _along("op.irfft2", x, (-2,), norm, inverse=True).node
+    normalise_axis(-2, len(columns.shape), "op.irfft2")
+    return Expr(_complex_to_real("op.irfft2", columns, n, -1, norm))
 
 
-def complex_mul(a: Any, b: Any) -> Expr:
-    """The product of complex numbers, each a pair (real, imaginary) on the last axis.
-
-    >>> from caldera import op
-    >>> op.complex_mul([1.0, 2.0], [3.0, 4.0]).tolist()
-    [-5.0, 10.0]
-    """
-    first, second = lift_all(a, b)
-    return Expr(fourier.complex_mul(as_float(first), as_float(second)))
+# --- from what is given to pairs, and back
 
 
-def _signal_axis(node: Node, axis: int, where: str) -> int:
-    if len(node.shape) < 2 or node.shape[-1] != 2:
-        raise ShapeError.build(
-            where, expected="complex numbers: shape (..., n, 2), the last axis (real, imaginary)",
-            got=describe(node), hint="use op.rfft for a real signal, or stack the two parts",
-        )  # fmt: skip
-    return normalise_axis(axis, len(node.shape) - 1, where)
+def _real(x: Any) -> Node:
+    """What the real transforms take; complex numbers are refused by these."""
+    node = as_float(lift(x))
+    return cast(node, part_of(complex_of(node.dtype))) if node.dtype.kind != "c" else node
 
 
-def _forward(node: Node, axis: int, where: str) -> Node:
-    result: Node = fourier.fft(node, axis=_signal_axis(node, axis, where), inverse=False)
-    return result
+def _complex(x: Any) -> Node:
+    node = as_float(lift(x))
+    return cast(node, complex_of(node.dtype))
 
 
-def _inverse(node: Node, axis: int, where: str) -> Node:
-    position = _signal_axis(node, axis, where)
-    total = fourier.fft(node, axis=position, inverse=True)
-    return _divided(total, node.shape[position])
+def _signal(where: str, node: Node, n: int | None, axis: int) -> tuple[Node, int]:
+    """The signal with a length of `n` along `axis`, and that axis from the front."""
+    position = normalise_axis(axis, len(node.shape), where)
+    if n is None:
+        return node, position
+    (length,) = as_shape((n,), f"{where} n")
+    kept = narrow(node, position, 0, min(length, node.shape[position]))
+    widths = [(0, 0)] * len(node.shape)
+    widths[position] = (0, length - kept.shape[position])
+    return pad(kept, tuple(widths)), position
 
 
-def _real_inverse(node: Node, n: int | None, axis: int, where: str) -> Node:
-    position = _signal_axis(node, axis, where)
+def _complex_to_complex(
+    where: str, x: Any, n: int | None, axis: int, norm: Norm, *, inverse: bool
+) -> Expr:
+    node, position = _signal(where, _complex(x), n, axis)
+    pairs = fourier.fft(view_as_real(node), axis=position, inverse=inverse)
+    return _finished(pairs, node.shape[position], norm, inverse=inverse)
+
+
+def _along(where: str, x: Any, axes: Axes, norm: Norm, *, inverse: bool) -> Expr:
+    node = _complex(x)
+    positions = normalise_axes(axes, len(node.shape), where)
+    pairs = view_as_real(node)
+    count = 1
+    for position in positions:
+        pairs = fourier.fft(pairs, axis=position, inverse=inverse)
+        count *= node.shape[position]
+    return _finished(pairs, count, norm, inverse=inverse)
+
+
+def _complex_to_real(where: str, node: Node, n: int | None, axis: int, norm: Norm) -> Node:
+    position = normalise_axis(axis, len(node.shape), where)
     (length,) = as_shape((2 * (node.shape[position] - 1) if n is None else n,), f"{where} n")
-    return _divided(fourier.irfft(node, axis=position, n=length), length)
+    half, _ = _signal(where, node, fourier.frequencies(length), position)
+    signal = fourier.irfft(view_as_real(half), axis=position, n=length)
+    return _scaled(signal, length, norm, inverse=True)
 
 
-def _divided(total: Node, n: int) -> Node:
-    result: Node = mul(total, constant(1 / n, total.dtype))
-    return result
+def _finished(pairs: Node, count: int, norm: Norm, *, inverse: bool) -> Expr:
+    return Expr(view_as_complex(_scaled(pairs, count, norm, inverse=inverse)))
+
+
+def _scaled(total: Node, count: int, norm: Norm, *, inverse: bool) -> Node:
+    if norm not in ("backward", "ortho", "forward"):
+        raise ConfigError.build(
+            "op.fft", expected="norm= backward, ortho or forward", got=repr(norm)
+        )
+    power = 0.5 if norm == "ortho" else float((norm == "backward") == inverse)
+    if not power:
+        return total
+    factor = 1 / count if power == 1 else 1 / math.sqrt(count)
+    node: Node = mul(total, constant(factor, total.dtype))
+    return node

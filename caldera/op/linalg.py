@@ -3,6 +3,9 @@
 Signs that a factorisation leaves open are fixed: R of a QR has no negative number on its diagonal;
 of each column of U and of each eigenvector the first component within 1% of its largest is
 positive. A matrix that cannot be inverted or factorised is an error when the value is computed.
+
+For complex matrices the factorisations have the conjugate transpose where aᵀ is written here: a
+Hermitian matrix is what a symmetric one is among real ones, and U, V and Q are unitary.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from ml_dtypes import finfo
 
 from caldera.errors import ShapeError
 from caldera.graph.node import Node, describe
-from caldera.graph.ops import elementwise, linalg, matrix_functions
-from caldera.graph.ops.base import full, reshape
+from caldera.graph.ops import elementwise, factorisation, linalg, matrix_functions
+from caldera.graph.ops.base import cast, full, reshape
 from caldera.graph.ops.movement import flip, swap_last
 from caldera.graph.ops.product import matmul_any
 from caldera.lazy import Expr, as_float, lift, lift_all
 from caldera.op.arguments import as_number
+from caldera.tensor.dtype import complex_of, is_complex, part_of
 
 
 def inverse(a: Any) -> Expr:
@@ -91,7 +95,7 @@ def pinv(a: Any, rtol: float | None = None) -> Expr:
     """
     node = as_float(lift(a))
     if rtol is None:
-        rtol = max((1, *node.shape[-2:])) * float(finfo(node.dtype).eps)
+        rtol = max((1, *node.shape[-2:])) * float(finfo(part_of(node.dtype)).eps)
     return Expr(matrix_functions.pinv(node, rtol=as_number(rtol, "rtol", "pinv")))
 
 
@@ -151,7 +155,7 @@ def cholesky(a: Any) -> Expr:
     >>> op.cholesky([[4.0, 2.0], [2.0, 10.0]]).tolist()
     [[2.0, 0.0], [1.0, 3.0]]
     """
-    return Expr(linalg.cholesky(as_float(lift(a))))
+    return Expr(factorisation.cholesky(as_float(lift(a))))
 
 
 def qr(a: Any) -> tuple[Expr, Expr]:
@@ -167,7 +171,7 @@ def qr(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(abs(x), 4) for x in row] for row in r.tolist()]
     [[3.0, 1.0], [0.0, 2.0]]
     """
-    q, r = linalg.qr(as_float(lift(a)))
+    q, r = factorisation.qr(as_float(lift(a)))
     return Expr(q), Expr(r)
 
 
@@ -182,7 +186,7 @@ def svd(a: Any) -> tuple[Expr, Expr, Expr]:
     >>> [round(x, 4) for x in s.tolist()]
     [3.0, 2.0]
     """
-    u, s, vt = linalg.svd(as_float(lift(a)))
+    u, s, vt = factorisation.svd(as_float(lift(a)))
     return Expr(u), Expr(s), Expr(vt)
 
 
@@ -199,8 +203,35 @@ def eigh(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(x, 4) for x in row] for row in v.tolist()]
     [[0.7071, 0.7071], [-0.7071, 0.7071]]
     """
-    w, v = linalg.eigh(as_float(lift(a)))
+    w, v = factorisation.eigh(as_float(lift(a)))
     return Expr(w), Expr(v)
+
+
+def eig(a: Any) -> tuple[Expr, Expr]:
+    """Eigenvalues and eigenvectors (columns of length 1) of square matrices: always complex.
+
+    They come in the order in which the library finds them. The derivative of the eigenvectors needs
+    distinct eigenvalues and is not finite elsewhere; that of the eigenvalues needs eigenvectors
+    that are linearly independent, and grows without bound towards such that are not. For symmetric
+    (Hermitian) matrices use `op.eigh`.
+
+    >>> from caldera import op
+    >>> w, v = op.eig([[0.0, -2.0], [2.0, 0.0]])
+    >>> sorted(w.tolist(), key=lambda each: each.imag)
+    [-2j, 2j]
+    """
+    w, v = factorisation.eig(_wide(a))
+    return Expr(w), Expr(v)
+
+
+def eigvals(a: Any) -> Expr:
+    """The eigenvalues of `op.eig`.
+
+    >>> from caldera import op
+    >>> op.eigvals([[2.0, 1.0], [0.0, 3.0]]).tolist()
+    [(2+0j), (3+0j)]
+    """
+    return eig(a)[0]
 
 
 def tril(x: Any, offset: int = 0) -> Expr:
@@ -256,6 +287,12 @@ def trace(x: Any) -> Expr:
     5.0
     """
     return Expr(linalg.trace(_matrix(x, "op.trace")))
+
+
+def _wide(a: Any) -> Node:
+    """A matrix of numbers that have a complex kind: halves become float32."""
+    node = as_float(lift(a))
+    return node if is_complex(node.dtype) else cast(node, part_of(complex_of(node.dtype)))
 
 
 def _matrix(x: Any, where: str) -> Node:

@@ -13,14 +13,14 @@ from caldera.graph.ops import base
 from caldera.graph.ops import movement as moves
 from caldera.lazy import Expr, lift
 from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, is_float, side_of_range
+from caldera.tensor.dtype import bool_, is_complex, is_float, side_of_range
 from caldera.tensor.shape import as_shape
 
 
 def pad(
     x: Any,
     widths: int | Sequence[int] | Sequence[Sequence[int]],
-    value: float = 0,
+    value: complex = 0,
     mode: str = "constant",
 ) -> Expr:
     """`x` with `value` around it, or with more of itself.
@@ -44,6 +44,13 @@ def pad(
         for axis, pair in enumerate(_widths(widths, node)):
             node = node if pair == (0, 0) else _extended(node, axis, pair, mode)
         return Expr(node)
+    if isinstance(value, complex) or is_complex(node.dtype):
+        if not is_complex(node.dtype):
+            raise DtypeError.build(
+                place("pad", node), expected="a real value around real numbers", got=str(value),
+                hint="cast them with op.cast(x, 'complex64') first",
+            )  # fmt: skip
+        return Expr(moves.pad(node, _widths(widths, node), value))
     whole = math.isfinite(value) and value == int(value)
     held = whole and (value in (0, 1) or node.dtype != bool_)
     if not is_float(node.dtype) and (not held or side_of_range(int(value), node.dtype)):

@@ -17,7 +17,7 @@ from caldera.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
 from caldera.graph.ops.leaf import constant
 from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import along_an_axis, place
-from caldera.tensor.dtype import bool_, int64, is_float, uint64
+from caldera.tensor.dtype import bool_, int64, is_inexact, uint64
 from caldera.tensor.shape import normalise_axes, normalise_axis
 
 Axis = int | Sequence[int] | None
@@ -27,7 +27,7 @@ NORMS = (1, 2, math.inf)
 
 def _countable(x: Any) -> Node:
     node = lift(x)
-    return node if is_float(node.dtype) or node.dtype == uint64 else cast(node, int64)
+    return node if is_inexact(node.dtype) or node.dtype == uint64 else cast(node, int64)
 
 
 def _axes(name: str, node: Node, axis: Axis) -> Axes:
@@ -99,7 +99,7 @@ def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 def variance(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Expr:
     """The variance over `axis`: squared distances to the mean, divided by n - `correction`.
 
-    (`op.var` makes a variable.)
+    That of complex numbers is real. (`op.var` makes a variable.)
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -127,6 +127,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Expr:
 def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) -> Expr:
     """The norm over `axis`: `order` 1 (sum of sizes), 2 (length) or infinity (largest size).
 
+    That of complex numbers is real.
     All elements along the axes form one vector. The derivative of the length of a vector of zeros
     is taken as 0.
 

@@ -11,7 +11,9 @@ from caldera.graph.opdef import Op
 from caldera.graph.ops import base, elementwise
 from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_number, float_function
-from caldera.tensor.dtype import canonical, is_float, is_integer
+from caldera.tensor.dtype import canonical, is_complex, is_float, is_integer
+
+_PARTS = base.real, base.imag
 
 
 def _rounding(function: Op, x: Any) -> Expr:
@@ -142,7 +144,7 @@ def reciprocal(x: Any) -> Expr:
 
 
 def abs(x: Any) -> Expr:
-    """The absolute value; its derivative at 0 is 0.
+    """The absolute value, of complex numbers their (real) distance to 0; its derivative at 0 is 0.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -153,7 +155,7 @@ def abs(x: Any) -> Expr:
 
 
 def sign(x: Any) -> Expr:
-    """-1, 0 or 1; its derivative is 0.
+    """-1, 0 or 1, of a complex number z / |z|; its derivative is 0 for real numbers.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -225,6 +227,11 @@ def nan_to_num(
     [1.5, 0.0, -9.0]
     """
     node = lift(x)
+    if is_complex(node.dtype):
+        parts = [
+            nan_to_num(Expr(each(node)), nan, posinf, neginf) for each in (base.real, base.imag)
+        ]
+        return Expr(base.complex_(*[part.node for part in parts]))
     if not is_float(node.dtype):
         return Expr(node)
     largest = float(finfo(node.dtype).max)
@@ -297,6 +304,8 @@ def sigmoid(x: Any) -> Expr:
 
 def cast(x: Any, dtype: Any) -> Expr:
     """The same values in another dtype: towards zero to integers, "is not zero" to bool.
+
+    A complex number has no real value: take `op.real` or `op.abs` of it.
 
     >>> import caldera as cd
     >>> from caldera import op

@@ -12,7 +12,7 @@ import numpy as np
 
 from caldera import op
 from caldera.configurable import Configurable, Family
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, DtypeError
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import Device
 from caldera.optim.accumulate import Accumulation
@@ -23,7 +23,7 @@ from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
-from caldera.tensor.dtype import float32, promote
+from caldera.tensor.dtype import float32, is_complex, promote
 
 Rate = float | Schedule | EpochRule
 State = Mapping[str, Expr]
@@ -380,6 +380,13 @@ class Optimizer(Configurable, ABC):
                 got=f"{len(gradients)} gradients for "
                 + (", ".join(variable.name for variable in variables) or "no variables"),
             )  # fmt: skip
+        for variable in variables:
+            if is_complex(variable.dtype):
+                raise DtypeError.build(
+                    type(self).__name__, expected="real variables",
+                    got=f"{variable.name} {variable.dtype}",
+                    hint="train its parts: two real variables, joined by op.complex",
+                )  # fmt: skip
 
 
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)

@@ -7,6 +7,8 @@ value is complete only when the loop has ended.
 A group may take in a consumer if no path leads from the one to the other through a node outside,
 for the joined node would have to run both before and after that one.
 
+Two groups that compute the parts of complex numbers, which read the same, become one as well.
+
 What asks whether the result of a relu is positive, as its gradient does, stays apart from it where
 a product keeps that result for its own gradient anyway: else the answer would be kept as well.
 
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from caldera.graph.body import Body, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import as_tuple
+from caldera.graph.ops.base import complex_
 from caldera.graph.ops.collective import Number, turn
 from caldera.graph.ops.control import fused
 from caldera.graph.ops.elementwise import greater, relu
@@ -78,6 +81,8 @@ class _Fuser:
             if (_is_loop(node) or _is_tail(node)) and not self._asks_what_is_kept(node):
                 for given in node.inputs:
                     self._try_join(given, node, position)
+            if node.op is complex_:
+                self._try_join_parts(node, position)
         return self._rebuild()
 
     def _asks_what_is_kept(self, node: Node) -> bool:
@@ -104,7 +109,24 @@ class _Fuser:
             return
         if len(first.members) + len(second.members) > LARGEST or self._separated(first, second):
             return
+        self._join(first, second, now)
+
+    def _try_join_parts(self, node: Node, now: int) -> None:
+        """The two parts of complex numbers read the same: one loop computes both."""
+        real, imag = node.inputs
+        first, second = self.group[real], self.group[imag]
+        if first is second or not (_is_loop(real) and _is_loop(imag)):
+            return
+        if first.shape != second.shape or self.due.get(real) != self.due.get(imag):
+            return
+        if len(first.members) + len(second.members) > LARGEST:
+            return
+        if not (self._separated(first, second) or self._separated(second, first)):
+            self._join(first, second, now)
+
+    def _join(self, first: _Group, second: _Group, now: int) -> None:
         self._hand_down(first, second.above & ~first.above & ~first.me, now)
+        self._hand_down(second, first.above & ~second.above & ~second.me, now)
         first.me |= second.me
         first.above = (first.above | second.above) & ~first.me
         first.first = min(first.first, second.first)

@@ -7,10 +7,12 @@ from caldera.graph.body import users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, Nodes
 from caldera.graph.ops.attention import (
+    HEADS_INSIDE,
     attention_backward,
     attention_backward_packed,
-    heads_joined,
 )
+from caldera.graph.ops.base import reshape
+from caldera.graph.ops.movement import transpose
 from caldera.graph.program import Program, rebuild
 
 
@@ -25,31 +27,30 @@ def packed_attention(program: Program) -> Program:
     def pack(node: Node, inputs: Nodes) -> Nodes | None:
         if node not in found:
             return None
-        backward = _joined(inputs[0]).inputs[0]
-        return (attention_backward_packed(*backward.inputs, **backward.attrs),)
+        backward = inputs[0].inputs[0].inputs[0]
+        packed = attention_backward_packed(*backward.inputs, **backward.attrs)
+        return (reshape(packed, node.shape),)
 
     return rebuild(program, pack)
 
 
 def _is_packing(node: Node, users: dict[Node, list[Node]]) -> bool:
-    """Whether this joins all three gradients of one attention, which nobody else reads."""
+    """Whether this joins all three gradients of one attention, heads inside, which nobody else
+    reads."""
     if node.attrs["axis"] != 2 or len(node.inputs) != 3:
         return False
-    values = [_joined(part) for part in node.inputs]
+    if any(part.op.name != "transpose" or len(part.shape) != 4 for part in node.inputs):
+        return False
+    values = [part.inputs[0] for part in node.inputs]
     backward = values[0].inputs[0] if values[0].op is ITEM else None
     if backward is None or backward.op is not attention_backward or len(backward.outputs) != 3:
         return False
     for index, (part, value) in enumerate(zip(node.inputs, values, strict=True)):
         is_output = value.op is ITEM and value.inputs[0] is backward
-        if not is_output or value.attrs["index"] != index or len(value.shape) != 4:
+        if not is_output or value.attrs["index"] != index:
             return False
         # Nodes that are equal are one.
-        if part is not heads_joined(value) or len(users[value]) != 1 or len(users[part]) != 1:
+        is_turned = part is transpose(value, HEADS_INSIDE)
+        if not is_turned or len(users[value]) != 1 or len(users[part]) != 1:
             return False
     return True
-
-
-def _joined(part: Node) -> Node:
-    """x, if this is its reshaped transpose."""
-    turned = part.inputs[0] if part.inputs else part
-    return turned.inputs[0] if turned.inputs else turned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, DtypeError
 from caldera.graph.body import Body, rewrite
 from caldera.graph.node import Node
 from caldera.graph.opdef import parameter
@@ -14,6 +14,7 @@ from caldera.graph.ops.control import scan
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.graph.program import Program
 from caldera.passes import cse, fold, reshapes, simplify, stable_losses
+from caldera.passes.complex_parts import complex_parts, has_complex
 from caldera.passes.dead_code import eliminate_dead_code
 from caldera.passes.epilogue import epilogue
 from caldera.passes.fuse import fuse
@@ -52,6 +53,12 @@ def optimise(
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
+    if precision is not None and any(map(has_complex, program.order())):
+        raise DtypeError.build(
+            "precision", expected="real numbers alone for a precision of their own",
+            got=f"complex numbers, and precision={precision!r}",
+            hint="leave precision out, or compile the complex part by itself",
+        )  # fmt: skip
     for _, run in passes(has_kernel, frozenset(without), precision, channels_last=channels_last):
         program = run(program)
     return program
@@ -78,6 +85,7 @@ def passes(
 
     algebra = _algebra(without, in_loop)
     steps: list[tuple[str, Pass]] = [
+        ("complex", complex_parts),
         ("losses", stable_losses.RULES),
         ("precision", lambda program: lower_precision(program, precision)),
         ("algebra", algebra),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.graph.memory_format import dense_strides, laid_out
+from caldera.graph.memory_format import as_pairs, dense_strides, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.tensor.shape import Shape
 
@@ -55,6 +55,7 @@ _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
     "flip": lambda node: lambda x: x[_reversed(node.attrs["axis"], x.ndim)],
     "arrange": _arranged,
     "broadcast_to": lambda node: lambda x: _broadcast(x, node.shape),
+    "view_as_real": lambda node: as_pairs,
 }
 
 

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.tensor.dtype import DType, bool_, canonical, is_float, is_integer
+from caldera.tensor.dtype import (
+    DType,
+    bool_,
+    canonical,
+    is_complex,
+    is_float,
+    is_inexact,
+    is_integer,
+)
 
 Array = NDArray[Any]
 
@@ -34,6 +42,23 @@ def array_of(data: object, where: str) -> Array:
     # Byte-swapped data becomes native here; for all else nothing changes.
     dtype = canonical(array.dtype)
     return array if array.dtype is dtype else array.astype(dtype, copy=False)
+
+
+def real_array_of(data: object, where: str) -> Array:
+    """The same for data that networks are given: complex numbers are refused.
+
+    >>> real_array_of([1j], "data.ArrayData")
+    Traceback (most recent call last):
+    caldera.errors.DtypeError: data.ArrayData: expected real numbers, got complex128;
+    give the parts, np.stack([z.real, z.imag], -1)
+    """
+    array = array_of(data, where)
+    if is_complex(array.dtype):
+        raise DtypeError.build(
+            where, expected="real numbers", got=str(array.dtype),
+            hint="give the parts, np.stack([z.real, z.imag], -1)",
+        )  # fmt: skip
+    return array
 
 
 def little_endian(array: Array) -> Array:
@@ -70,12 +95,15 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
     array = array_of(values, where)
     if array.dtype == dtype:
         return array
-    if is_float(array.dtype) and not is_float(dtype):
+    drops_imaginary = is_complex(array.dtype) and not is_complex(dtype)
+    if drops_imaginary or (is_float(array.dtype) and not is_inexact(dtype)):
         raise DtypeError.build(
             where, expected=f"values that {dtype} can hold", got=str(array.dtype),
-            hint="convert them with astype first, or choose another dtype",
+            hint="take the real part first, or choose another dtype"
+            if drops_imaginary
+            else "convert them with astype first, or choose another dtype",
         )  # fmt: skip
-    if is_integer(array.dtype) and not is_float(dtype) and array.size:
+    if is_integer(array.dtype) and not is_inexact(dtype) and array.size:
         _require_range(int(array.min()), int(array.max()), dtype, where)
     return array.astype(dtype)
 

@@ -7,7 +7,7 @@ from typing import Any
 from caldera.memory import MANAGED, Kind
 from caldera.tensor import dlpack
 from caldera.tensor.convert import array_of, exactly
-from caldera.tensor.dtype import canonical, float32, is_float
+from caldera.tensor.dtype import canonical, is_inexact, of_scalar
 from caldera.tensor.tensor import DeviceSpec, Tensor
 
 
@@ -20,8 +20,8 @@ def tensor(
 ) -> Tensor:
     """A tensor with a copy of the data: a number, nested lists, an array or another tensor.
 
-    Python's floats become float32, its ints int64; arrays keep their dtype. A `dtype` of your own
-    may not drop fractions; convert with `astype` for that.
+    Python's floats become float32, its ints int64, its complex numbers complex64; arrays keep their
+    dtype. A `dtype` of your own may not drop fractions; convert with `astype` for that.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -34,8 +34,8 @@ def tensor(
     array = array_of(data, "tensor")
     if dtype is not None:
         array = exactly(array, canonical(dtype), "tensor")
-    elif is_float(array.dtype) and not _has_dtype(data):
-        array = array.astype(float32)
+    elif not _has_dtype(data) and is_inexact(array.dtype):
+        array = array.astype(of_scalar(array.dtype.type(0).item()))
     return Tensor.from_numpy(array, kind, device, name)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from caldera.errors import DtypeError, ShapeError
 from caldera.tensor import philox
 from caldera.tensor.convert import array_of, exactly
-from caldera.tensor.dtype import DType, bool_, float32, float64, is_float
+from caldera.tensor.dtype import DType, bool_, float32, float64, is_complex, is_float
 from caldera.tensor.seeding import streams
 from caldera.tensor.shape import Shape, size
 
@@ -68,7 +68,7 @@ def as_filler(fill: object, where: str) -> Filler:
     """
     if isinstance(fill, Filler):
         return fill
-    if isinstance(fill, bool | int | float | np.generic):
+    if isinstance(fill, bool | int | float | complex | np.generic):
         return Constant(array_of(fill, where).item())
     if callable(fill):
         raise DtypeError.build(
@@ -82,7 +82,7 @@ def as_filler(fill: object, where: str) -> Filler:
 class Constant(Filler):
     """The same value everywhere."""
 
-    value: bool | int | float
+    value: bool | int | float | complex
 
     def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
         """The value, `shape` times."""
@@ -118,8 +118,8 @@ class Uniform(Filler):
         return values
 
     def _require_range(self, dtype: DType) -> None:
-        if dtype == bool_:
-            raise DtypeError.build("uniform", expected="a float or integer dtype", got="bool")
+        if dtype == bool_ or is_complex(dtype):
+            raise DtypeError.build("uniform", expected="a float or integer dtype", got=str(dtype))
         limits = np.iinfo(dtype)
         if self.low < limits.min or self.high - 1 > limits.max:
             raise DtypeError.build(

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.arguments import checked, refusal
-from caldera.errors import DeviceError, ShapeError
+from caldera.errors import DeviceError, DtypeError, ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
 from caldera.tensor import dlpack
 from caldera.tensor.convert import exactly, little_endian
-from caldera.tensor.dtype import DType, canonical
+from caldera.tensor.dtype import DType, bool_, canonical, is_complex
 from caldera.tensor.fillers import Constant, as_filler, filled
 from caldera.tensor.layout import Layout, index_arrays, is_basic, is_element, picked
 from caldera.tensor.shape import (
@@ -266,6 +266,11 @@ class Tensor(StridedArray):
         wanted = canonical(dtype)
         if wanted == self._dtype:
             return self.copy()
+        if is_complex(self._dtype) and not is_complex(wanted) and wanted != bool_:
+            raise DtypeError.build(
+                "Tensor.astype", expected=f"real numbers to convert to {wanted}",
+                got=str(self._dtype), hint="take op.real(x) or op.abs(x) first",
+            )  # fmt: skip
         return Tensor.from_numpy(self.numpy().astype(wanted), self.kind, self.device, self.name)
 
     def to(self, device: DeviceSpec = None, kind: Kind | None = None) -> Tensor:
@@ -362,6 +367,9 @@ class Tensor(StridedArray):
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
 
     def __bool__(self) -> bool:
         return bool(self.item())

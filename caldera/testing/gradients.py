@@ -12,14 +12,14 @@ from caldera.graph.body import topological
 from caldera.graph.differentiate import gradients
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM
-from caldera.graph.ops.base import sum_
+from caldera.graph.ops.base import real, sum_
 from caldera.graph.ops.elementwise import mul
 from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
 from caldera.lazy import Expr, Variable, compile, lift, var, wrap
 from caldera.passes.lower import lower
 from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import float64, is_float
+from caldera.tensor.dtype import complex128, float64, is_complex, is_inexact
 
 STEP = 1e-3
 # Weights of f(x + k STEP), k = -2, -1, 1, 2: the derivative up to an error of STEP**4.
@@ -33,13 +33,14 @@ def check_gradients(
     order: int = 1,
     tolerance: float = 1e-6,
 ) -> float:
-    """Compare the derivatives of `function` with finite differences, in float64.
+    """Compare the derivatives of `function` with finite differences, in float64 or complex128.
 
     The derivatives are computed as in training, the differences by the reference kernels.
 
-    `function` takes one expression for each input and gives one (or several). Floating-point inputs
-    are differentiated, others are passed as they are. `order=2` checks the second derivatives as
-    well. Gives back the largest relative error; raises AssertionError if it exceeds `tolerance`.
+    `function` takes one expression for each input and gives one (or several). Floating-point and
+    complex inputs are differentiated, others are passed as they are. `order=2` checks the second
+    derivatives as well. Gives back the largest relative error; raises AssertionError if it exceeds
+    `tolerance`.
 
     >>> import numpy as np
     >>> from caldera import op, testing
@@ -50,8 +51,9 @@ def check_gradients(
     arguments: list[Any] = []
     variables: list[Variable] = []
     for index, array in enumerate(arrays):
-        if array.dtype.kind == "f":
-            variable = var(f"input {index}", array.shape, fill=array.astype(float64), dtype=float64)
+        if array.dtype.kind in "fc":
+            dtype = complex128 if array.dtype.kind == "c" else float64
+            variable = var(f"input {index}", array.shape, fill=array.astype(dtype), dtype=dtype)
             variables.append(variable)
             arguments.append(variable)
         else:
@@ -60,7 +62,7 @@ def check_gradients(
     several = result if isinstance(result, tuple | list) else (result,)
     if not all(isinstance(each, Expr) for each in several):
         raise refusal("check_gradients", "function", "a function that gives expressions", function)
-    scalar = _projected([each for each in several if is_float(each.dtype)], seed=1)
+    scalar = _projected([each for each in several if is_inexact(each.dtype)], seed=1)
     worst = _compare(scalar, variables, tolerance, "first")
     if order == 2:
         derivatives = _gradients(scalar, variables)
@@ -71,12 +73,15 @@ def check_gradients(
 
 
 def _projected(values: Sequence[Expr], seed: int) -> Expr:
-    """A scalar that depends on every element: the values times random weights, summed."""
+    """A real scalar that depends on every element: the values times random weights, summed."""
     generator = np.random.default_rng(seed)
     total: Expr | None = None
     for value in values:
-        weights = Expr(lift(np.asarray(generator.uniform(0.5, 1.5, value.shape))))
-        term = Expr(sum_(mul(value.node, weights.node), tuple(range(len(value.shape)))))
+        weights = np.asarray(generator.uniform(0.5, 1.5, value.shape))
+        if is_complex(value.dtype):
+            weights = np.asarray(weights + 1j * generator.uniform(0.5, 1.5, value.shape))
+        weighted = real(mul(value.node, lift(weights)))
+        term = Expr(sum_(weighted, tuple(range(len(value.shape)))))
         total = term if total is None else total + term
     assert total is not None, "the function gave no floating-point result"
     return total
@@ -145,12 +150,14 @@ def _evaluated(node: Node, values: Mapping[Node, tuple[np.ndarray, ...]]) -> tup
 
 
 def _differences(oracle: _Oracle, variable: Variable) -> np.ndarray:
-    numeric = np.zeros(variable.shape)
     start = np.array(variable.numpy())
+    numeric = np.zeros_like(start)
     value = oracle.of(variable)
+    directions = (1, 1j) if is_complex(variable.dtype) else (1,)
     for index in np.ndindex(*variable.shape):
-        for steps, weight in _STENCIL:
-            moved = start.copy()
-            moved[index] += steps * STEP
-            numeric[index] += weight * value(moved) / STEP
+        for direction in directions:
+            for steps, weight in _STENCIL:
+                moved = start.copy()
+                moved[index] += steps * STEP * direction
+                numeric[index] += direction * weight * value(moved) / STEP
     return numeric

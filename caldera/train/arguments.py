@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from caldera.errors import ConfigError, DataError
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
     caldera.errors.DataError: predict: expected inputs of as many samples each,
     got shapes (1, 1), (2, 1)
     """
-    found = [array_of(each, where) for each in given]
+    found = [real_array_of(each, where) for each in given]
     shapes = [array.shape for array in found]
     if not found or () in shapes or len({shape[0] for shape in shapes}) > 1:
         raise DataError.build(

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 from caldera.tensor.dtype import is_float
 
 
@@ -147,7 +147,7 @@ def _is_label(given: Any) -> bool:
 
 def _numbers(given: Any, name: str) -> np.ndarray:
     """Weights: numbers of at least 0."""
-    array = array_of(given, f"fit {name}")
+    array = real_array_of(given, f"fit {name}")
     if array.dtype.kind not in "biuf" and not is_float(array.dtype):
         raise DataError.build("fit", expected=f"{name}= numbers", got=f"{array.dtype}")
     weights = array.astype(np.float64)

@@ -35,7 +35,7 @@ from tests.object_cache import CACHE, cached_file
 
 HERE = Path(__file__).parent
 _RUN = """
-extern "C" __attribute__((visibility("default")))
+extern "C" __attribute__((visibility("default"), externally_visible))
 int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
     return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
                          arguments, meeting);
@@ -151,7 +151,10 @@ def globals_of(source: str) -> frozenset[str]:
 
 
 _OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
-            "-U_FORTIFY_SOURCE", "-nostdinc++")  # fmt: skip
+            "-U_FORTIFY_SOURCE", "-nostdinc++", "-fno-exceptions",
+            "-fno-asynchronous-unwind-tables")  # fmt: skip
+_WHOLE = "-fwhole-program"
+"""Nobody but `run` calls a kernel: where it is inlined there, it is not compiled a second time."""
 
 
 def _built(source: str, name: str) -> Path:
@@ -163,7 +166,7 @@ def _built(source: str, name: str) -> Path:
     return cached_file(
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
-            f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
+            _WHOLE, f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
             "-x", "none", str(machine), "-lgcc", text=text,
         ),
     )  # fmt: skip
@@ -184,7 +187,7 @@ def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
     cached_file(
         folder / "headers.cuh.gch",
         lambda file: _compile(
-            f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
+            _WHOLE, f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
         ),
     )  # fmt: skip
     return folder
@@ -197,7 +200,7 @@ def _machine() -> Path:
     ctypes.CDLL(ctypes.util.find_library("m"), mode=ctypes.RTLD_GLOBAL)
     header, code = HERE / "machine.cuh", HERE / "machine.cpp"
     version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=True)
-    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _RUN, version.stdout)
+    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _WHOLE, _RUN, version.stdout)
     folder = CACHE / "card" / digest
     folder.mkdir(parents=True, exist_ok=True)
     cached_file(folder / "machine.cuh", lambda file: file.write_text(header.read_text()))

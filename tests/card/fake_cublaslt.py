@@ -100,6 +100,7 @@ class FakeCublasLt:
         self.epilogues: list[str] = []
         self.compute_types: list[int] = []
         self.ranks: list[int] = []
+        self.limits: set[int] = set()
 
     def _new(self, **facts: Any) -> int:
         number = next(self._numbers)
@@ -150,6 +151,7 @@ class FakeCublasLt:
         if not self._algorithms:
             raise cuBLASLtError(15)
         facts = self.alive[preference]
+        self.limits.add(facts[MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES])
         found = 0
         for rank in range(min(wanted, self._algorithms)):
             needed = self._workspace * rank

@@ -131,6 +131,27 @@ def test_what_takes_much_longer_is_called_no_more_than_twice(real: Device) -> No
     assert len(calls) == 2
 
 
+def test_a_slow_launch_is_no_slow_kernel(real: Device) -> None:
+    calls = []
+
+    def library(call: Call) -> Runner:
+        compute = _by_oracle(call)
+
+        def run() -> None:
+            # The host is busy as long as nothing is replayed.
+            calls.append(call)
+            end = perf_counter() + (0.0008 if len(calls) <= 2 else 0.0)
+            compute()
+            while perf_counter() < end:
+                pass
+
+        return run
+
+    verdict = Choices(_kernels(library=library, tiles=_by_oracle)).verdict(_product(), "cuda")
+    assert verdict.times is not None
+    assert verdict.times["library"] < 0.0008
+
+
 @pytest.mark.parametrize("bind", [_wrongly, _not_at_all, _with_an_error])
 @pytest.mark.parametrize("judge", ["oracle", "own"])
 def test_what_is_wrong_is_left_out(

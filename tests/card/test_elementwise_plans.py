@@ -52,6 +52,21 @@ def test_a_small_network_and_its_gradient(card: Device) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_complex_numbers_and_their_gradients(card: Device) -> None:
+    """All but factorisations is made of real kernels: products, loops, transforms, copies."""
+
+    def build(given: Sequence[Any]) -> Sequence[Any]:
+        z, w = given
+        y = op.ifft(op.fft(z, axis=0) * w, axis=0)
+        return [y @ w, z, op.grad(op.sum(op.abs(y)), z)]
+
+    arrays = [(_numbers(4, 3) + 1j * _numbers(3, 4).T).astype("complex64"),
+              (_numbers(3) + 1j * _numbers(1, 3)[0]).astype("complex64")]  # fmt: skip
+    for found, wanted in _both(card, build, *arrays):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("length", [0, 1, 5])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_loops_over_steps(card: Device, length: int, reverse: bool) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.ops import linalg
+from caldera.graph.ops import factorisation, linalg
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
+from caldera.tensor.dtype import is_complex
 from tests.card.candidates import check, nodes_of_cases, run_kernel, stand_ins
 from tests.unit.kernels.checking import DTYPES
 
@@ -19,6 +20,9 @@ OPS = {"solve", "inverse", "slogdet", "cholesky", "qr", "svd", "eigh"}
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
     for node, inputs in nodes_of_cases(OPS, dtype):
+        if is_complex(node.inputs[0].dtype):
+            # These are the library's.
+            continue
         # Matrices of equal rows are singular.
         layouts = ["dense", "with gaps", "columns first", "backwards"]
         assert "one block" in check(card, node, inputs, layouts=layouts)
@@ -56,7 +60,7 @@ def test_equations(card: Device, n: int, dtype: str) -> None:
         (linalg.solve(*stand_ins(a, b)), (a, b)),
         (linalg.inverse(*stand_ins(a)), (a,)),
         (linalg.slogdet(*stand_ins(a)), (a,)),
-        (linalg.cholesky(*stand_ins(a @ a.swapaxes(1, 2))), (a @ a.swapaxes(1, 2),)),
+        (factorisation.cholesky(*stand_ins(a @ a.swapaxes(1, 2))), (a @ a.swapaxes(1, 2),)),
     ):
         maker = node[0].inputs[0] if isinstance(node, tuple) else node
         for mine, right in zip(_run(card, node, *inputs), evaluate(maker, inputs), strict=True):
@@ -70,8 +74,8 @@ def test_factors(card: Device, shape: tuple[int, ...], dtype: str) -> None:
     a = _matrices(*shape).astype(dtype)
     tolerance = 2e-5 if dtype == "float32" else 1e-13
     k = min(shape[-2:])
-    q, r = _run(card, linalg.qr(*stand_ins(a)), a)
-    u, s, vt = _run(card, linalg.svd(*stand_ins(a)), a)
+    q, r = _run(card, factorisation.qr(*stand_ins(a)), a)
+    u, s, vt = _run(card, factorisation.svd(*stand_ins(a)), a)
     np.testing.assert_allclose(q @ r, a, atol=tolerance)
     np.testing.assert_allclose((u * s[..., None, :]) @ vt, a, atol=tolerance)
     for columns in (q, u, vt.swapaxes(-1, -2)):
@@ -89,7 +93,7 @@ def test_eigenvectors(card: Device, n: int, dtype: str) -> None:
     a = _matrices(2, n, n).astype(dtype)
     symmetric = (a + a.swapaxes(-1, -2)) / 2
     tolerance = 2e-5 if dtype == "float32" else 1e-13
-    w, v = _run(card, linalg.eigh(*stand_ins(a)), a)
+    w, v = _run(card, factorisation.eigh(*stand_ins(a)), a)
     np.testing.assert_allclose(symmetric @ v, v * w[:, None, :], atol=tolerance)
     np.testing.assert_allclose(v.swapaxes(1, 2) @ v, [np.eye(n)] * 2, atol=tolerance)
     np.testing.assert_allclose(w, np.linalg.eigvalsh(symmetric), atol=tolerance)
@@ -101,7 +105,7 @@ def test_singular_vectors_are_orthonormal_where_values_are_zero(
     shape: tuple[int, int],
 ) -> None:
     for a in (np.zeros(shape), np.outer(np.arange(shape[0]), np.ones(shape[1]))):
-        u, s, vt = _run(card, linalg.svd(*stand_ins(a)), a)
+        u, s, vt = _run(card, factorisation.svd(*stand_ins(a)), a)
         np.testing.assert_allclose((u * s) @ vt, a, atol=1e-13)
         np.testing.assert_allclose(u.T @ u, np.eye(min(shape)), atol=1e-13)
         np.testing.assert_allclose(vt @ vt.T, np.eye(min(shape)), atol=1e-13)
@@ -110,9 +114,9 @@ def test_singular_vectors_are_orthonormal_where_values_are_zero(
 def test_large_and_small_numbers_do_not_overflow(card: Device) -> None:
     for scale in (1e30, 1e-30):
         a = (_matrices(4, 4) * scale).astype("float32")
-        q, r = _run(card, linalg.qr(*stand_ins(a)), a)
-        u, s, vt = _run(card, linalg.svd(*stand_ins(a)), a)
-        w, v = _run(card, linalg.eigh(*stand_ins(a)), a)
+        q, r = _run(card, factorisation.qr(*stand_ins(a)), a)
+        u, s, vt = _run(card, factorisation.svd(*stand_ins(a)), a)
+        w, v = _run(card, factorisation.eigh(*stand_ins(a)), a)
         np.testing.assert_allclose(q @ r / scale, a / scale, atol=1e-5)
         np.testing.assert_allclose(u * (s / scale) @ vt, a / scale, atol=1e-5)
         np.testing.assert_allclose((v * (w / scale)) @ v.T, (a + a.T) / 2 / scale, atol=1e-5)
@@ -126,12 +130,12 @@ def test_what_cannot_be_done_is_nan(card: Device) -> None:
         (result,) = _run(card, node, *inputs)
         assert np.isnan(result[0]).all()
         np.testing.assert_allclose(result[1], np.eye(2))
-    (factor,) = _run(card, linalg.cholesky(*stand_ins(both)), both - 2 * singular[0, 0])
+    (factor,) = _run(card, factorisation.cholesky(*stand_ins(both)), both - 2 * singular[0, 0])
     assert np.isnan(factor).all()
     sign, logarithm = _run(card, linalg.slogdet(*stand_ins(both)), both)
     assert sign.tolist() == [0.0, 1.0]
     assert logarithm.tolist() == [-np.inf, 0.0]
     for bad in (np.nan, np.inf):
         broken = np.full((2, 2), bad)
-        for node in (linalg.svd(*stand_ins(broken)), linalg.eigh(*stand_ins(broken))):
+        for node in (factorisation.svd(*stand_ins(broken)), factorisation.eigh(*stand_ins(broken))):
             assert all(np.isnan(part).all() for part in _run(card, node, broken))

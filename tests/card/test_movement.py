@@ -8,7 +8,7 @@ import pytest
 from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Spec, intern
 from caldera.graph.opdef import OPS, parameter
-from caldera.graph.ops import leaf, movement
+from caldera.graph.ops import base, leaf, movement
 from caldera.kernels.cuda.movement.copy import copy_calls, copying
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
@@ -122,3 +122,13 @@ def test_ranges(card: Device, dtype: str) -> None:
     for shape, axis in (((longest,), 0), ((3, longest), 1), ((longest, 4), 0), ((2, 2, 8), 1)):
         node = leaf.iota(shape=shape, axis=axis, dtype=BY_NAME[dtype])
         assert check(card, node, (), by=np.testing.assert_array_equal)
+
+
+def test_complex_numbers_are_written_and_copied(card: Device) -> None:
+    parts = _numbers((5, 3)), _numbers((5, 3)) + 1
+    node = base.complex_(*stand_ins(*parts))
+    assert check(card, node, parts, by=np.testing.assert_array_equal)
+    for dtype in ("complex64", "complex128"):
+        numbers = (parts[0] + 1j * parts[1]).astype(dtype)
+        copied = movement.arrange(*stand_ins(numbers), (1, 0))
+        assert check(card, copied, (numbers,), by=np.testing.assert_array_equal)

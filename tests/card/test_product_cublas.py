@@ -116,6 +116,14 @@ def test_the_workspace_is_what_the_algorithms_ask_for(card: Device, lt: FakeCubl
         assert _kernels(node)[0].workspace(node) == 4096 + 16 + WORKSPACE_ALIGNMENT
 
 
+def test_algorithms_are_those_whose_workspace_was_asked_for(card: Device, lt: FakeCublasLt) -> None:
+    node = products((20, 30), (30, 40), dtype="float32")
+    _check(card, node, numbers((20, 30), (30, 40)))
+    # Within another limit the library names other algorithms, and in another order.
+    assert lt.limits == {cublas.MOST_WORKSPACE}
+    assert set(lt.ranks) == {0, 1, 2}
+
+
 def test_a_library_without_an_algorithm(
     card: Device,
     monkeypatch: pytest.MonkeyPatch,

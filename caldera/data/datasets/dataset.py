@@ -17,7 +17,7 @@ from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.transforms.stage import StagesLike
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 
 _TEXT_KINDS = "US"
 # Samples are set aside in an order that no epoch of training has.
@@ -188,7 +188,7 @@ def arrays(
     (('iris', 'rose'), 2, 'float32')
     """
     where = f"data.{name}"
-    inputs = _compact(array_of(x, where))
+    inputs = _compact(real_array_of(x, where))
     labels = _labels(y, where)
     if not isinstance(test, tuple):
         targets = as_targets(labels, classes, where)
@@ -196,7 +196,7 @@ def arrays(
         train_data, test_data = split(samples, test=test, seed=seed)
         names = targets.class_names
         return Dataset(train_data, test_data, len(names), names, name)
-    test_inputs = _compact(array_of(test[0], where))
+    test_inputs = _compact(real_array_of(test[0], where))
     test_labels = _labels(test[1], where)
     both_text = {labels.dtype.kind in _TEXT_KINDS, test_labels.dtype.kind in _TEXT_KINDS}
     if (
@@ -290,9 +290,9 @@ def as_targets(labels: Array, classes: bool | None, where: str) -> Targets:
     if not classes:
         if is_text:
             raise DataError.build(where, expected="numbers to predict", got="texts")
-        return Targets(_compact(array_of(labels, where)), ())
+        return Targets(_compact(real_array_of(labels, where)), ())
     if not is_text and labels.dtype.kind not in "iub":
-        labels = array_of(labels, where)
+        labels = real_array_of(labels, where)
     if labels.dtype.kind in "iu" and labels.size and labels.min() >= 0:
         count = int(labels.max()) + 1
         # Far larger numbers are names, such as those of a catalogue.

@@ -25,7 +25,7 @@ from caldera.data.sources.base import (
     scaled,
 )
 from caldera.errors import ConfigError, ShapeError
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 from caldera.tensor.dtype import DType
 
 
@@ -47,7 +47,7 @@ class ArrayData(Data):
     def __init__(self, *arrays: ArrayLike, scale: float | None = SCALE) -> None:
         if not arrays:
             raise ConfigError.build("data.ArrayData", expected="x and y", got="nothing")
-        self._arrays = tuple(array_of(array, "data.ArrayData") for array in arrays)
+        self._arrays = tuple(real_array_of(array, "data.ArrayData") for array in arrays)
         shapes = [array.shape for array in self._arrays]
         if () in shapes or len({shape[0] for shape in shapes}) > 1:
             raise ShapeError.build(

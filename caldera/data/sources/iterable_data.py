@@ -13,7 +13,7 @@ from caldera.arguments import shown, within
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 from caldera.tensor.dtype import DType
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -220,8 +220,8 @@ class IterableData:
 def _as_arrays(item: Any, where: str) -> Arrays:
     try:
         if isinstance(item, tuple):
-            return tuple(array_of(part, where) for part in item)
-        return (array_of(item, where),)
+            return tuple(real_array_of(part, where) for part in item)
+        return (real_array_of(item, where),)
     except CalderaError as error:
         raise DataError.build(where, expected="arrays of numbers", got=str(error)) from None
 

@@ -15,7 +15,7 @@ from caldera.data.sources.base import Array, Data, scaled
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.lazy import Expr
-from caldera.tensor.convert import array_of
+from caldera.tensor.convert import real_array_of
 from caldera.tensor.dtype import float32, float64, is_float, uint8
 
 
@@ -135,7 +135,7 @@ class SubtractMean(Transform):
     mean: Array
 
     def __post_init__(self) -> None:
-        mean = array_of(self.mean, "data.SubtractMean").astype(np.float64)
+        mean = real_array_of(self.mean, "data.SubtractMean").astype(np.float64)
         if not np.isfinite(mean).all():
             raise ConfigError.build("data.SubtractMean", expected="finite numbers", got="others")
         object.__setattr__(self, "mean", mean)

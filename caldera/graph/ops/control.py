@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from caldera.graph.body import Body, topological
 from caldera.graph.differentiate import accumulate
@@ -22,7 +22,7 @@ from caldera.graph.ops.base import full, reshape
 from caldera.graph.ops.elementwise import add
 from caldera.graph.ops.movement import transpose
 from caldera.graph.ops.product import matmul
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import is_inexact
 
 
 @op("fused", kind="control")
@@ -93,11 +93,11 @@ def _(
     parameters = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
     seeds = [parameter(len(parameters) + i, node.spec) for i, node in enumerate(body.outputs)]
     live = [
-        seed if is_float(seed.dtype) and (i < carries or given[i] is not None) else None
+        seed if is_inexact(seed.dtype) and (i < carries or given[i] is not None) else None
         for i, seed in enumerate(seeds)
     ]
     found = accumulate(body.outputs, live, parameters)
-    carried = [i for i in range(carries) if is_float(parameters[i].dtype)]
+    carried = [i for i in range(carries) if is_inexact(parameters[i].dtype)]
     gradients: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
     for i in carried:
         gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
@@ -190,29 +190,54 @@ def _joined(stack: Node, inner_first: bool) -> Node:
 def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> list[Node]:
     """What of the forward step must be kept for the backward one.
 
-    The carries it started from, and the results of its expensive ops; cheap ones are run again.
+    The carries it started from, and the results of its expensive ops; cheap ones are run again. Of
+    a result that only one cheap op reads, what that op makes of it is kept: what else the op reads
+    is then not needed.
     """
     forward = set(topological(body.outputs))
     carries = set(carry)
-    saved: dict[Node, None] = {}
-    seen: set[Node] = set()
-    stack = list(outputs)
+
+    def is_kept(node: Node) -> bool:
+        maker = node.inputs[0] if node.op is ITEM else node
+        return node in carries or (
+            node in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
+        )
+
+    users = _readers(outputs, is_kept)
+    kept = {_used_as(node, users, forward, set(outputs)) for node in users if is_kept(node)}
+    return [node for node in _readers(outputs, kept.__contains__) if node in kept]
+
+
+_CHEAP = ("elementwise", "movement")
+
+
+def _readers(outputs: Sequence[Node], stop: Callable[[Node], bool]) -> dict[Node, list[Node]]:
+    """The nodes that outputs depend on, with those that read them; what stands below nodes at which
+    to stop is not visited."""
+    found: dict[Node, list[Node]] = {node: [] for node in outputs}
+    stack = list(found)
     while stack:
         node = stack.pop()
-        if node in seen:
+        if stop(node):
             continue
-        seen.add(node)
-        if node in carries:
-            saved[node] = None
-        elif node in forward and node.inputs:
-            maker = node.inputs[0] if node.op is ITEM else node
-            if maker.op.kind in ("elementwise", "movement"):
-                stack.extend(node.inputs)
-            else:
-                saved[node] = None
-        else:
-            stack.extend(node.inputs)
-    return list(saved)
+        for given in dict.fromkeys(node.inputs):
+            if given not in found:
+                found[given] = []
+                stack.append(given)
+            found[given].append(node)
+    return found
+
+
+def _used_as(
+    node: Node, users: Mapping[Node, Sequence[Node]], forward: set[Node], outputs: set[Node]
+) -> Node:
+    """What becomes of a node, as long as one element-wise op after another is all that reads it."""
+    while node not in outputs and len(users[node]) == 1:
+        (user,) = users[node]
+        if user not in forward or user.op.kind != "elementwise" or user.outputs != node.outputs:
+            break
+        node = user
+    return node
 
 
 def _history(

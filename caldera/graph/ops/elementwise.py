@@ -6,7 +6,8 @@ Conventions where the derivative is not unique, all of them tested: abs and sign
 at 0; maximum and minimum share it half and half at a tie, and give it to neither beside a nan; relu
 has 0 at 0; floor, ceil, round and floor division have 0 everywhere, so mod has 1 and -floor(a / b);
 a**0 has 0 everywhere, at a = 0 too; 0**b has 0 with respect to b. Floor division rounds down and
-mod takes the sign of the divisor, as in Python.
+mod takes the sign of the divisor, as in Python. The sign of a complex number is the number over its
+magnitude; both have derivative 0 at 0.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from caldera.errors import ShapeError
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Op, op, refuse_dtype, refuse_shape
-from caldera.graph.ops.base import full, sum_to
-from caldera.graph.ops.leaf import constant
-from caldera.tensor.dtype import bool_, is_float
+from caldera.graph.ops.base import cast, conj, full, real, sum_to
+from caldera.graph.ops.leaf import Number, constant
+from caldera.tensor.dtype import bool_, is_complex, is_inexact, part_of
 from caldera.tensor.shape import Shape, broadcast_shapes
 
 Gradient = tuple[Node | None, ...]
@@ -52,9 +53,13 @@ def _numbers(*specs: Spec) -> Spec:
 def floats(*specs: Spec) -> Spec:
     """The rule of functions of floating-point numbers: one dtype, shapes that broadcast."""
     result = _same(*specs)
-    if not is_float(result.dtype):
+    if not is_inexact(result.dtype):
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
     return result
+
+
+def _magnitude(x: Spec) -> Spec:
+    return Spec(_numbers(x).shape, part_of(x.dtype))
 
 
 def _truths(*specs: Spec) -> Spec:
@@ -73,7 +78,7 @@ def define(name: str, rule: Callable[..., Spec], *, commutative: bool = False) -
     return op(name, kind="elementwise", commutative=commutative)(rule)
 
 
-def scalar(value: float, like: Node) -> Node:
+def scalar(value: Number, like: Node) -> Node:
     """A constant of the dtype of `like`."""
     return constant(value, like.dtype)
 
@@ -225,7 +230,7 @@ sqrt = define("sqrt", floats)
 rsqrt = define("rsqrt", floats)
 square = define("square", _numbers)
 reciprocal = define("reciprocal", floats)
-abs_ = define("abs", _numbers)
+abs_ = define("abs", _magnitude)
 sign = define("sign", _numbers)
 floor = define("floor", floats)
 ceil = define("ceil", floats)
@@ -295,14 +300,25 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 
 @abs_.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (mul(g, sign(x)),)
+    return (mul(cast(g, x.dtype), sign(x)),)
+
+
+@sign.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    if not is_complex(x.dtype):
+        return (None,)
+    # What points along the number changes its magnitude alone.
+    along = cast(real(mul(conj(y), g)), x.dtype)
+    length = abs_(x)
+    safe = where(equal(length, scalar(0, length)), scalar(1, length), length)
+    across = div(sub(g, mul(along, y)), cast(safe, x.dtype))
+    return (where(equal(x, scalar(0, x)), scalar(0, x), across),)
 
 
 def _no_gradient(g: Node, y: Node, x: Node) -> Gradient:
     return (None,)
 
 
-sign.gradient(_no_gradient)
 floor.gradient(_no_gradient)
 ceil.gradient(_no_gradient)
 round_.gradient(_no_gradient)

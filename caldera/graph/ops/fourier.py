@@ -1,6 +1,7 @@
 """Fourier transforms.
 
-There is no complex dtype: a complex number is a pair (real, imaginary) on a last axis of length 2.
+Here, as for kernels, a complex number is a pair (real, imaginary) on a last axis of length 2; the
+public functions go from complex dtypes to pairs and back.
 A real transform keeps the n // 2 + 1 frequencies that determine the rest.
 
 All three primitives are sums without a factor in front; the public inverse transforms divide by n.
@@ -10,11 +11,10 @@ So each one's gradient is another of them: the adjoint of a transform is its inv
 from __future__ import annotations
 
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.graph.ops.base import full, sum_to
-from caldera.graph.ops.elementwise import add, broadcast, equal, logical_or, mul, neg, sub, where
+from caldera.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.graph.ops.base import full
+from caldera.graph.ops.elementwise import equal, logical_or, mul, where
 from caldera.graph.ops.leaf import constant, iota
-from caldera.graph.ops.movement import concat, narrow
 from caldera.tensor.dtype import DType, int64, is_float
 
 
@@ -23,7 +23,7 @@ def _check_float(x: Spec) -> None:
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
 
 
-def _check_complex(x: Spec) -> None:
+def _check_pairs(x: Spec) -> None:
     _check_float(x)
     if x.rank < 1 or x.shape[-1] != 2:
         refuse_shape(
@@ -45,7 +45,7 @@ def frequencies(n: int) -> int:
 @op("fft")
 def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
     """The sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
-    _check_complex(x)
+    _check_pairs(x)
     if not 0 <= axis < x.rank - 1:
         refuse_shape(f"a signal along axis {axis}, before the axis of (real, imaginary)")
     _check_length(x, axis)
@@ -74,7 +74,7 @@ def irfft(x: Spec, *, axis: int, n: int) -> Spec:
 
     The imaginary parts of frequency 0 and, for even n, of the last one are ignored.
     """
-    _check_complex(x)
+    _check_pairs(x)
     if not 0 <= axis < x.rank - 1:
         refuse_shape(f"frequencies along axis {axis}, before the axis of (real, imaginary)")
     if n < 1:
@@ -129,34 +129,3 @@ def _(node: Node) -> int:
 @irfft.flops
 def _(node: Node) -> int:
     return 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2
-
-
-@composite("complex_mul")
-def complex_mul(a: Node, b: Node) -> Node:
-    """The product of complex numbers, element by element; all axes but the last broadcast."""
-    _check_complex(a.spec)
-    _check_complex(b.spec)
-    broadcast(a.spec, b.spec)
-    real_a, imaginary_a = _parts(a)
-    real_b, imaginary_b = _parts(b)
-    real = sub(mul(real_a, real_b), mul(imaginary_a, imaginary_b))
-    imaginary = add(mul(real_a, imaginary_b), mul(imaginary_a, real_b))
-    return concat((real, imaginary), len(real.shape) - 1)
-
-
-@complex_mul.gradient
-def _(g: Node, y: Node, a: Node, b: Node) -> Nodes:
-    return (
-        sum_to(complex_mul(g, _conjugate(b)), a.shape),
-        sum_to(complex_mul(g, _conjugate(a)), b.shape),
-    )
-
-
-def _parts(x: Node) -> Nodes:
-    last = len(x.shape) - 1
-    return narrow(x, last, 0, 1), narrow(x, last, 1, 1)
-
-
-def _conjugate(x: Node) -> Node:
-    real, imaginary = _parts(x)
-    return concat((real, neg(imaginary)), len(x.shape) - 1)

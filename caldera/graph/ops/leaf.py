@@ -7,16 +7,18 @@ import numpy as np
 from caldera.errors import DtypeError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import op, refuse_dtype, refuse_shape
-from caldera.tensor.dtype import DType, is_float
+from caldera.tensor.dtype import DType, is_complex, is_float
 from caldera.tensor.shape import Shape
+
+Number = bool | int | float | complex
 
 
 @op("constant", kind="leaf")
-def _constant(*, value: bool | int | float, dtype: DType) -> Spec:
+def _constant(*, value: Number, dtype: DType) -> Spec:
     return Spec((), dtype)
 
 
-def constant(value: bool | int | float, dtype: DType) -> Node:
+def constant(value: Number, dtype: DType) -> Node:
     """A scalar constant, rounded to `dtype`."""
     try:
         rounded = np.asarray(value).astype(dtype)[()]
@@ -24,9 +26,11 @@ def constant(value: bool | int | float, dtype: DType) -> Node:
         raise DtypeError.build(
             "constant", expected=f"a number that {dtype} can hold", got=str(value)
         ) from None
-    plain: bool | int | float
+    plain: Number
     if is_float(dtype):
         plain = float(rounded)
+    elif is_complex(dtype):
+        plain = complex(rounded)
     else:
         plain = bool(rounded) if dtype == np.bool_ else int(rounded)
     node: Node = _constant(value=plain, dtype=dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caldera.graph.node import Node
 from caldera.graph.opdef import composite
-from caldera.graph.ops.base import broadcast_to, full, reshape, sum_
+from caldera.graph.ops.base import broadcast_to, cast, full, reshape, sum_
 from caldera.graph.ops.elementwise import (
     abs_,
     add,
@@ -25,19 +25,19 @@ from caldera.graph.ops.elementwise import (
     sub,
     where,
 )
+from caldera.graph.ops.factorisation import svd
 from caldera.graph.ops.linalg import (
     Gradient,
+    adjoint,
     check_matrix,
     check_square,
     diagonal_matrix,
     product,
     solve,
-    svd,
 )
-from caldera.graph.ops.movement import swap_last
 from caldera.graph.ops.reduction import max_
 from caldera.graph.ops.widening import widened
-from caldera.tensor.dtype import float64
+from caldera.tensor.dtype import float64, part_of
 
 
 def _identity(like: Node) -> Node:
@@ -49,21 +49,21 @@ def pinv(a: Node, *, rtol: float) -> Node:
     """The pseudo-inverse; singular values up to `rtol` times the largest count as 0."""
     check_matrix(a.spec)
     if 0 in a.shape[-2:]:
-        return swap_last(a)
+        return adjoint(a)
     u, s, vt = svd(a)
     axis = len(s.shape) - 1
     limit = mul(max_(s, axis=(axis,), keepdims=True), scalar(rtol, s))
     counts = greater(s, limit)
     inverses = where(counts, reciprocal(where(counts, s, scalar(1, s))), scalar(0, s))
-    scaled = mul(u, reshape(inverses, (*s.shape[:-1], 1, s.shape[-1])))
+    scaled = mul(u, cast(reshape(inverses, (*s.shape[:-1], 1, s.shape[-1])), a.dtype))
     return product(vt, scaled, ta=True, tb=True)
 
 
 @pinv.gradient
 def _(g: Node, y: Node, a: Node, *, rtol: float) -> Gradient:
     # Golub and Pereyra (1973), for matrices whose rank does not change.
-    turned = swap_last(g)
-    outside = sub(_identity(swap_last(a)), product(a, y))
+    turned = adjoint(g)
+    outside = sub(_identity(adjoint(a)), product(a, y))
     beside = sub(_identity(a), product(y, a))
     first = neg(product(product(y, g, ta=True), y, tb=True))
     second = product(outside, product(turned, product(y, y, tb=True)))
@@ -90,13 +90,13 @@ def expm(a: Node) -> Node:
     check_square(a.spec)
     if a.shape[-1] == 0:
         return a
-    wide = a.dtype == float64
+    wide = part_of(a.dtype) == float64
     largest, coefficients = (_LARGEST_13, _PADE_13) if wide else (_LARGEST_7, _PADE_7)
     squarings = _squarings(stop_gradient(a), largest)
-    scaled = mul(a, exp2(neg(squarings)))
+    scaled = mul(a, cast(exp2(neg(squarings)), a.dtype))
     result = _pade(scaled, coefficients)
     for step in range(_MOST_SQUARINGS):
-        goes_on = greater(squarings, scalar(step, a))
+        goes_on = greater(squarings, scalar(step, squarings))
         # What need not be squared any more is taken as 0, whose square cannot overflow.
         factor = where(goes_on, result, scalar(0, a))
         result = where(goes_on, product(factor, factor), result)
@@ -107,10 +107,10 @@ def _squarings(a: Node, largest: float) -> Node:
     """How often each matrix has to be halved, as a number beside its elements (..., 1, 1)."""
     rank = len(a.shape)
     norm = max_(sum_(abs_(a), (rank - 2,), True), axis=(rank - 1,), keepdims=True)
-    ratio = maximum(div(norm, scalar(largest, a)), scalar(1, a))
-    known = logical_and(isfinite(ratio), greater(ratio, scalar(1, a)))
-    count = where(known, ceil(log2(ratio)), scalar(0, a))
-    node: Node = minimum(count, scalar(_MOST_SQUARINGS, a))
+    ratio = maximum(div(norm, scalar(largest, norm)), scalar(1, norm))
+    known = logical_and(isfinite(ratio), greater(ratio, scalar(1, norm)))
+    count = where(known, ceil(log2(ratio)), scalar(0, norm))
+    node: Node = minimum(count, scalar(_MOST_SQUARINGS, norm))
     return node
 
 

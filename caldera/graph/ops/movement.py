@@ -1,12 +1,20 @@
-"""Ops that move elements without computing: transpose, slice, pad, flip, concat, split, arrange."""
+"""Ops that move elements without computing: transpose, slice, pad, flip, concat, split, arrange,
+and complex numbers as pairs."""
 
 from __future__ import annotations
 
 from caldera.graph.memory_format import Order
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
-from caldera.graph.ops.base import Axes, broadcast_to, full, reshape
-from caldera.tensor.dtype import is_integer
+from caldera.graph.ops.base import (
+    Axes,
+    broadcast_to,
+    check_complex,
+    check_part,
+    full,
+    reshape,
+)
+from caldera.tensor.dtype import complex_of, is_complex, is_integer, part_of
 from caldera.tensor.shape import Shape
 
 Bounds = tuple[tuple[int, int, int], ...]
@@ -77,24 +85,28 @@ def _(g: Node, y: Node, x: Node, *, shape: Shape, bounds: Bounds) -> Nodes:
 
 
 @op("pad", kind="movement")
-def _pad(x: Spec, *, widths: Widths, value: float) -> Spec:
+def _pad(x: Spec, *, widths: Widths, value: complex) -> Spec:
     if len(widths) != x.rank or any(width < 0 for pair in widths for width in pair):
         refuse_shape(f"{x.rank} pairs of widths, none negative, not {widths}")
     return Spec(tuple(a + n + b for n, (a, b) in zip(x.shape, widths, strict=True)), x.dtype)
 
 
 @_pad.gradient
-def _(g: Node, y: Node, x: Node, *, widths: Widths, value: float) -> Nodes:
+def _(g: Node, y: Node, x: Node, *, widths: Widths, value: complex) -> Nodes:
     bounds = tuple((a, a + n, 1) for n, (a, _) in zip(x.shape, widths, strict=True))
     return (slice_(g, bounds),)
 
 
-def pad(x: Node, widths: Widths, value: float = 0) -> Node:
+def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
     """`x` with `value` around it."""
     if all(pair == (0, 0) for pair in widths):
         return x
-    # As a float it would lose the digits of large integers.
-    around = int(value) if is_integer(x.dtype) else float(value)
+    around: complex
+    if is_complex(x.dtype):
+        around = complex(value)
+    else:
+        # As a float it would lose the digits of large integers.
+        around = int(value.real) if is_integer(x.dtype) else float(value.real)
     node: Node = _pad(x, widths=widths, value=around)
     return node
 
@@ -187,6 +199,35 @@ def arrange(x: Node, order: Order | None) -> Node:
     """The same value in memory whose axes have this order (None: row major). Made by a pass."""
     node: Node = x if x.spec.order == order else _arrange(x, order=order)
     return node
+
+
+@op("view_as_real", kind="movement")
+def view_as_real(x: Spec) -> Spec:
+    """Complex numbers as pairs (real, imaginary) on a new last axis."""
+    check_complex(x)
+    return Spec((*x.shape, 2), part_of(x.dtype))
+
+
+@view_as_real.gradient
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (view_as_complex(g),)
+
+
+@op("view_as_complex", kind="movement")
+def view_as_complex(x: Spec) -> Spec:
+    """Pairs (real, imaginary) on a last axis of length 2 as complex numbers."""
+    check_part(x.dtype)
+    if x.rank < 1 or x.shape[-1] != 2:
+        refuse_shape(
+            "a last axis of length 2: (real, imaginary)",
+            hint="stack the two parts along a new last axis",
+        )
+    return Spec(x.shape[:-1], complex_of(x.dtype))
+
+
+@view_as_complex.gradient
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (view_as_real(g),)
 
 
 @composite("tile", kind="movement")

@@ -14,7 +14,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import reshape, sum_to
 from caldera.graph.ops.elementwise import broadcast
-from caldera.tensor.dtype import is_float
+from caldera.tensor.dtype import is_inexact
 from caldera.tensor.shape import Shape, size
 
 Pair = tuple[int, int]
@@ -23,7 +23,7 @@ Padding = tuple[Pair, Pair]
 
 
 def _check_floats(*specs: Spec) -> None:
-    if any(spec.dtype != specs[0].dtype or not is_float(spec.dtype) for spec in specs):
+    if any(spec.dtype != specs[0].dtype or not is_inexact(spec.dtype) for spec in specs):
         refuse_dtype("operands of one floating-point dtype", hint="cast one of them with op.cast")
 
 

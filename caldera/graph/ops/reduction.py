@@ -11,7 +11,17 @@ import math
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, composite, op, refuse_shape
-from caldera.graph.ops.base import Axes, cast, expand_reduced, full, reduced_shape, reshape, sum_
+from caldera.graph.ops.base import (
+    Axes,
+    cast,
+    expand_reduced,
+    full,
+    imag,
+    real,
+    reduced_shape,
+    reshape,
+    sum_,
+)
 from caldera.graph.ops.elementwise import (
     abs_,
     add,
@@ -29,7 +39,7 @@ from caldera.graph.ops.elementwise import (
 )
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.movement import flip, narrow, pad
-from caldera.tensor.dtype import HALVES, float32, int64
+from caldera.tensor.dtype import HALVES, float32, int64, is_complex, part_of
 from caldera.tensor.shape import size
 
 
@@ -146,10 +156,13 @@ def mean(x: Node, *, axis: Axes, keepdims: bool) -> Node:
 
 @composite("var", kind="reduction")
 def var(x: Node, *, axis: Axes, keepdims: bool, correction: int) -> Node:
-    """The variance over `axis`, divided by the number of elements less `correction`."""
+    """The variance over `axis`, divided by the number of elements less `correction`.
+
+    Of complex numbers it is the mean of |x - mean|^2, a real number.
+    """
     wide = _widened(x)
-    total = sum_(square(_centred(wide, axis)), axis, keepdims)
-    return cast(div(total, _freedom(wide, axis, correction)), x.dtype)
+    total = sum_(_squared_size(_centred(wide, axis)), axis, keepdims)
+    return cast(div(total, _freedom(total, count(x, axis), correction)), part_of(x.dtype))
 
 
 @var.gradient
@@ -158,7 +171,8 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool, correction: int)
     wide = _widened(x)
     twice = mul(constant(2, wide.dtype), _centred(wide, axis))
     spread = expand_reduced(cast(g, wide.dtype), x.shape, axis)
-    return (cast(mul(spread, div(twice, _freedom(wide, axis, correction))), x.dtype),)
+    freedom = _freedom(wide, count(x, axis), correction)
+    return (cast(mul(spread, div(twice, freedom)), x.dtype),)
 
 
 def _centred(x: Node, axis: Axes) -> Node:
@@ -166,8 +180,17 @@ def _centred(x: Node, axis: Axes) -> Node:
     return node
 
 
-def _freedom(x: Node, axis: Axes, correction: int) -> Node:
-    return constant(max(count(x, axis) - correction, 0), x.dtype)
+def _freedom(like: Node, elements: int, correction: int) -> Node:
+    return constant(max(elements - correction, 0), like.dtype)
+
+
+def _squared_size(x: Node) -> Node:
+    """|x|^2, a real number."""
+    if not is_complex(x.dtype):
+        node: Node = square(x)
+    else:
+        node = add(square(real(x)), square(imag(x)))
+    return node
 
 
 @composite("logsumexp", kind="reduction")
@@ -188,12 +211,12 @@ def logsumexp(x: Node, *, axis: Axes, keepdims: bool) -> Node:
 @composite("norm", kind="reduction")
 def norm(x: Node, *, axis: Axes, keepdims: bool, order: float) -> Node:
     """The 1-, 2- or infinity-norm over `axis`; the derivative of the 2-norm at 0 is taken as 0."""
-    wide = _widened(x)
+    wide, result = _widened(x), part_of(x.dtype)
     if order == 1:
-        return cast(sum_(abs_(wide), axis, keepdims), x.dtype)
+        return cast(sum_(abs_(wide), axis, keepdims), result)
     if order == math.inf:
-        return cast(max_(abs_(wide), axis=axis, keepdims=keepdims), x.dtype)
-    total = sum_(square(wide), axis, keepdims)
-    zero = equal(total, constant(0, wide.dtype))
-    safe = where(zero, full(total.shape, 1, wide.dtype), total)
-    return cast(where(zero, full(total.shape, 0, wide.dtype), sqrt(safe)), x.dtype)
+        return cast(max_(abs_(wide), axis=axis, keepdims=keepdims), result)
+    total = sum_(_squared_size(wide), axis, keepdims)
+    zero = equal(total, constant(0, total.dtype))
+    safe = where(zero, full(total.shape, 1, total.dtype), total)
+    return cast(where(zero, full(total.shape, 0, total.dtype), sqrt(safe)), result)

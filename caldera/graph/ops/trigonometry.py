@@ -23,6 +23,7 @@ from caldera.graph.ops.elementwise import (
     sub,
 )
 from caldera.graph.ops.special import hypot, length_or_one
+from caldera.tensor.dtype import is_complex
 
 tan = define("tan", floats)
 asin = define("asin", floats)
@@ -83,7 +84,8 @@ def _(g: Node, y: Node, x: Node) -> Gradient:
 
 @asinh.gradient
 def _(g: Node, y: Node, x: Node) -> Gradient:
-    return (div(g, hypot(x, scalar(1, x))),)
+    one = scalar(1, x)
+    return (div(g, sqrt(add(square(x), one)) if is_complex(x.dtype) else hypot(x, one)),)
 
 
 @acosh.gradient

@@ -7,6 +7,7 @@ from __future__ import annotations
 from caldera.kernels.native import (
     attention,
     collective,
+    complex_numbers,
     convolution,
     indexing,
     movement,

@@ -62,12 +62,14 @@ UFUNCS: dict[str, np.ufunc] = {
     "ceil": np.ceil, "round": np.rint, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
     "log2": np.log2, "log10": np.log10, "exp2": np.exp2, "tan": np.tan, "asin": np.arcsin,
     "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "conj": np.conjugate,
 }  # fmt: skip
 for _name, _ufunc in UFUNCS.items():
     reference(_name)(_ufunc)
 reference("where")(np.where)
 reference("erf")(erf)
+reference("real")(np.real)
+reference("imag")(np.imag)
 
 
 def _by_number(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:

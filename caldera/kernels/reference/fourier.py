@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.graph.memory_format import as_pairs
 from caldera.kernels.reference.registry import reference
 
 _COMPLEX = {"float32": np.complex64, "float64": np.complex128}
@@ -14,21 +15,17 @@ def _as_complex(pairs: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pairs).view(_COMPLEX[pairs.dtype.name])[..., 0]
 
 
-def _as_pairs(numbers: np.ndarray) -> np.ndarray:
-    return np.stack([numbers.real, numbers.imag], axis=-1)
-
-
 @reference("fft")
 def _fft(x: np.ndarray, *, axis: int, inverse: bool) -> np.ndarray:
     signal = _as_complex(x)
     if inverse:
-        return _as_pairs(np.fft.ifft(signal, axis=axis, norm="forward"))
-    return _as_pairs(np.fft.fft(signal, axis=axis))
+        return as_pairs(np.fft.ifft(signal, axis=axis, norm="forward"))
+    return as_pairs(np.fft.fft(signal, axis=axis))
 
 
 @reference("rfft")
 def _rfft(x: np.ndarray, *, axis: int) -> np.ndarray:
-    return _as_pairs(np.fft.rfft(x, axis=axis))
+    return as_pairs(np.fft.rfft(x, axis=axis))
 
 
 @reference("irfft")

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from caldera.errors import DataError
+from caldera.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.kernels.reference.registry import reference
-
-ABOUT_EQUAL = 0.99
-"""Components of a vector this close to its largest decide its sign: the first of them does."""
-
 
 _INVERTIBLE = "invertible matrices", "add a multiple of the identity to it"
 _FINITE = "finite matrices", "look for nan or infinity in what was computed before"
@@ -40,7 +37,7 @@ def named(name: str) -> Iterator[None]:
 
 
 def _symmetric(a: np.ndarray) -> np.ndarray:
-    return (a + a.swapaxes(-1, -2)) * a.dtype.type(0.5)
+    return (a + a.swapaxes(-1, -2).conj()) * a.dtype.type(0.5)
 
 
 @reference("inverse")
@@ -70,9 +67,13 @@ def _cholesky(a: np.ndarray) -> np.ndarray:
 @reference("qr")
 def _qr(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     q, r = np.linalg.qr(a)
-    diagonal = np.diagonal(r, axis1=-2, axis2=-1)
-    sign = np.where(diagonal < 0, -1, 1).astype(a.dtype)
-    return q * sign[..., None, :], r * sign[..., :, None]
+    sign = _sign(np.diagonal(r, axis1=-2, axis2=-1))
+    r = r * sign.conj()[..., :, None]
+    if np.iscomplexobj(r):
+        # What rounding left beside the real diagonal.
+        steps = np.arange(r.shape[-2])
+        r[..., steps, steps] = r[..., steps, steps].real
+    return q * sign[..., None, :], r
 
 
 @reference("svd")
@@ -80,22 +81,36 @@ def _svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with named("svd"):
         u, s, vt = np.linalg.svd(a, full_matrices=False)
     sign = _sign_of_columns(u)
-    return u * sign[..., None, :], s, vt * sign[..., :, None]
+    return u * sign.conj()[..., None, :], s, vt * sign[..., :, None]
 
 
 @reference("eigh")
 def _eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with named("eigh"):
         w, v = np.linalg.eigh(_symmetric(a))
-    return w, v * _sign_of_columns(v)[..., None, :]
+    return w, v * _sign_of_columns(v).conj()[..., None, :]
+
+
+@reference("eig")
+def _eig(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with named("eig"):
+        w, v = np.linalg.eig(a)
+    return w, v * _sign_of_columns(v).conj()[..., None, :]
+
+
+def _sign(x: np.ndarray) -> np.ndarray:
+    """The direction of each number, 1 for 0: what makes it positive if it is divided by it."""
+    if not np.iscomplexobj(x):
+        return np.where(x < 0, -1, 1).astype(x.dtype)
+    return np.where(x == 0, 1, np.sign(x)).astype(x.dtype)
 
 
 def _sign_of_columns(vectors: np.ndarray) -> np.ndarray:
-    """1 or -1 for each column: what makes the first of its largest components positive."""
+    """The direction of each column: that of the first of its largest components."""
     if vectors.size == 0:
         return np.ones((*vectors.shape[:-2], vectors.shape[-1]), vectors.dtype)
     magnitude = np.abs(vectors)
     among_largest = magnitude >= ABOUT_EQUAL * magnitude.max(axis=-2, keepdims=True)
     first = np.argmax(among_largest, axis=-2, keepdims=True)
     deciding = np.take_along_axis(vectors, first, axis=-2)[..., 0, :]
-    return np.where(deciding < 0, -1, 1).astype(vectors.dtype)
+    return _sign(deciding)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.memory_format import Order
+from caldera.graph.memory_format import Order, as_pairs
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.dtype import DType
+from caldera.tensor.dtype import DType, complex_of
 from caldera.tensor.shape import Shape
 
 
 @reference("constant")
-def _constant(*, value: float, dtype: DType) -> np.ndarray:
+def _constant(*, value: complex, dtype: DType) -> np.ndarray:
     return np.asarray(value, dtype=dtype)
 
 
@@ -55,7 +55,7 @@ def _unslice(
 
 
 @reference("pad")
-def _pad(x: np.ndarray, *, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
+def _pad(x: np.ndarray, *, widths: tuple[tuple[int, int], ...], value: complex) -> np.ndarray:
     shape = tuple(a + n + b for n, (a, b) in zip(x.shape, widths, strict=True))
     result = np.full(shape, value, x.dtype)
     result[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))] = x
@@ -80,6 +80,25 @@ def _concat(*parts: np.ndarray, axis: int) -> np.ndarray:
 @reference("split")
 def _split(x: np.ndarray, *, sizes: tuple[int, ...], axis: int) -> tuple[np.ndarray, ...]:
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+@reference("complex")
+def _complex(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
+    # real + 1j * imag would turn infinities into nan.
+    result = np.empty(real.shape, complex_of(real.dtype))
+    result.real, result.imag = real, imag
+    return result
+
+
+@reference("view_as_real")
+def _view_as_real(x: np.ndarray) -> np.ndarray:
+    pairs: np.ndarray = as_pairs(x)
+    return pairs
+
+
+@reference("view_as_complex")
+def _view_as_complex(x: np.ndarray) -> np.ndarray:
+    return _complex(x[..., 0], x[..., 1])
 
 
 @reference("assign")

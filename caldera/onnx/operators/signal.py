@@ -22,10 +22,10 @@ def _length_changed(x: Value, axis: int, length: int) -> Value:
 
 
 def _complex(x: Value) -> Value:
-    """Numbers as pairs, with 0 as imaginary part if they have none."""
+    """Complex numbers from pairs, or from real parts alone."""
     if x.shape[-1] == 2:
-        return x
-    return op.pad(x, [(0, 0)] * (len(x.shape) - 1) + [(0, 1)])
+        return op.view_as_complex(x)
+    return op.squeeze(x, -1)
 
 
 @operator("DFT")
@@ -47,12 +47,9 @@ def dft(
         length = integer(dft_length, "a length")
     if inverse and onesided:
         length = length if dft_length is not None else 2 * (x.shape[position] - 1)
-        half = _length_changed(_complex(x), position, length // 2 + 1)
-        return op.unsqueeze(op.irfft(half, length, position), -1)
-    signal = _complex(_length_changed(x, position, length))
-    if inverse:
-        return op.ifft(signal, position)
-    spectrum = op.fft(signal, position)
+        return op.unsqueeze(op.irfft(_complex(x), length, position), -1)
+    transform = op.ifft if inverse else op.fft
+    spectrum = op.view_as_real(transform(_complex(x), length, position))
     return _length_changed(spectrum, position, length // 2 + 1) if onesided else spectrum
 
 
@@ -77,7 +74,7 @@ def stft(
     frames = op.gather(signal, places, axis=1)
     if window is not None:
         frames = op.mul(frames, op.reshape(window, (length, 1)))
-    spectrum = op.fft(_complex(frames), 2)
+    spectrum = op.view_as_real(op.fft(_complex(frames), axis=2))
     return _length_changed(spectrum, 2, length // 2 + 1) if onesided else spectrum
 
 

@@ -80,7 +80,7 @@ class Bomb:
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([Bomb()], object), np.zeros(2, complex), np.array(["a"]), np.zeros(2, "f4,i4"),
+    [np.array([Bomb()], object), np.zeros(2, np.clongdouble), np.array(["a"]), np.zeros(2, "f4,i4"),
      np.zeros(2, "M8[s]"), np.zeros(2, np.longdouble)],
     ids=lambda array: str(array.dtype),
 )  # fmt: skip

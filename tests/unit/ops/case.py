@@ -35,3 +35,8 @@ class Case:
 def numbers(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> np.ndarray:
     """Random float64 numbers, the same every time."""
     return np.random.default_rng([seed, *shape]).uniform(low, high, shape)
+
+
+def complex_numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Random complex128 numbers, the same every time."""
+    return numbers(*shape, seed=seed) + 1j * numbers(*shape, seed=seed + 100)

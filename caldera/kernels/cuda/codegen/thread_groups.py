@@ -3,7 +3,7 @@ include/row_primitives.cuh."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.kernels.cuda.codegen.strided import next_power_of_two
 
@@ -33,6 +33,16 @@ class ThreadGroup:
     def rows(self) -> int:
         """Rows that a block has at a time."""
         return {"thread": self.threads, "warp": self.threads // 32, "block": 1}[self.kind]
+
+    def exactly(self, length: int) -> ThreadGroup:
+        """The same without room for more than rows of this length: where a kernel keeps several
+        numbers of each element, that is many registers.
+
+        >>> thread_group_for(768, 8, 32).exactly(768).rounds
+        3
+        """
+        lanes = 32 if self.kind == "warp" else self.threads
+        return replace(self, rounds=min(self.rounds, -(-length // (lanes * self.together))))
 
     def blocks(self, rows: int) -> int:
         """Blocks for so many rows."""

@@ -72,12 +72,13 @@ __device__ __forceinline__ Level<A> level_of(
                 total = moved(total, largest, top);
                 largest = top;
             }
+            // Numbers of -inf add nothing; if there is no other, `below` makes all nan. A nan does.
+            bool is_plain = op_abs(largest) < infinity_like(largest);
 #pragma unroll
             for (int v = 0; v < Group::V; v++) {
                 A value = kept.at[v];
-                // Numbers of -inf add nothing; if there is no other, `below` makes all nan.
-                if (value != -infinity_like(value))
-                    total += value == largest ? (S)1 : (S)op_exp(value - largest);
+                if (is_plain) total += (S)op_exp(value - largest);
+                else if (value != -infinity_like(value)) total += (S)op_exp(below(value, largest));
             }
         });
         A highest = Group::max(largest);
@@ -220,9 +221,15 @@ __device__ __forceinline__ void cross_entropy_with_gradient(
     each<Group>(length, [&](int k, int index) {
         A values[Group::V];
         weights<Group>(logits, level, k, index, kept, values);
+        // The place of the label among these, of which few threads have one.
+        i64 place = named - index;
+        bool is_here = place >= 0 && place < Group::V;
 #pragma unroll
-        for (int v = 0; v < Group::V; v++)
-            values[v] = (values[v] * share - (named == index + v ? (A)1 : (A)0)) * gradient;
+        for (int v = 0; v < Group::V; v++) {
+            values[v] *= share;
+            if (is_here && place == v) values[v] -= (A)1;
+            values[v] *= gradient;
+        }
         dx.template store<Group::V>(index, values);
     });
     if (Group::lane()) return;

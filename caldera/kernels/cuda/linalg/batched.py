@@ -34,6 +34,7 @@ from caldera.kernels.cuda.codegen.thread_groups import threads_for
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import is_float
 from caldera.tensor.shape import Shape
 
 _COLUMNS = 64
@@ -295,6 +296,7 @@ for _op, _bind, _blocks_of, _per_row in (
     ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(Kernel(
-        _op, "cuda", "one block", _bind, workspace=partial(_workspace, _blocks_of),
+        _op, "cuda", "one block", _bind, lambda node: is_float(node.inputs[0].dtype),
+        workspace=partial(_workspace, _blocks_of),
         estimate=partial(_seconds, _blocks_of, _per_row), measured=False,
     ))  # fmt: skip

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.kernels.cuda.runtime.libraries import cupy_array
-from caldera.kernels.reference.linalg import ABOUT_EQUAL, named
+from caldera.kernels.reference import FUNCTIONS
+from caldera.kernels.reference.linalg import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import PACKAGE, card_count, cupy
 from caldera.optional import optional_import
-from caldera.tensor.dtype import float32, float64
+from caldera.tensor.dtype import FLOATS, HALVES, part_of
 
 _CALL_SECONDS = 2e-4
 _ROW_SECONDS = 2e-6
@@ -29,7 +31,7 @@ Results = tuple[Any, ...]
 
 
 def _symmetric(a: Any) -> Any:
-    return (a + a.T) * a.dtype.type(0.5)
+    return (a + a.T.conj()) * a.dtype.type(0.5)
 
 
 def _inverse(a: Any) -> Results:
@@ -51,28 +53,46 @@ def _cholesky(a: Any) -> Results:
 
 def _qr(a: Any) -> Results:
     q, r = cupy().linalg.qr(a)
-    sign = cupy().where(cupy().diagonal(r) < 0, -1, 1).astype(a.dtype)
-    return q * sign, r * sign[:, None]
+    sign = _sign(cupy().diagonal(r))
+    r = r * sign.conj()[:, None]
+    if r.dtype.kind == "c":
+        # What rounding left beside the real diagonal.
+        steps = cupy().arange(r.shape[0])
+        r[steps, steps] = r[steps, steps].real
+    return q * sign, r
 
 
 def _svd(a: Any) -> Results:
     u, s, vt = cupy().linalg.svd(a, full_matrices=False)
     sign = _sign_of_columns(u)
-    return u * sign, s, vt * sign[:, None]
+    return u * sign.conj(), s, vt * sign[:, None]
 
 
 def _eigh(a: Any) -> Results:
     w, v = cupy().linalg.eigh(_symmetric(a))
-    return w, v * _sign_of_columns(v)
+    return w, v * _sign_of_columns(v).conj()
+
+
+def _eig(a: Any) -> Results:
+    # CuPy has no such function for all libraries of CUDA 12: the host computes it.
+    return tuple(map(cupy().asarray, FUNCTIONS["eig"](cupy().asnumpy(a))))
+
+
+def _sign(x: Any) -> Any:
+    """The direction of each number, 1 for 0: what makes it positive if it is divided by it."""
+    if x.dtype.kind != "c":
+        return cupy().where(x < 0, -1, 1).astype(x.dtype)
+    length = cupy().abs(x)
+    return cupy().where(length == 0, 1, x / cupy().where(length == 0, 1, length)).astype(x.dtype)
 
 
 def _sign_of_columns(vectors: Any) -> Any:
-    """1 or -1 for each column: what makes the first of its largest components positive."""
+    """The direction of each column: that of the first of its largest components."""
     magnitude = cupy().abs(vectors)
     among_largest = magnitude >= ABOUT_EQUAL * magnitude.max(axis=0, keepdims=True)
     first = cupy().argmax(among_largest, axis=0)
     deciding = vectors[first, cupy().arange(vectors.shape[1])]
-    return cupy().where(deciding < 0, -1, 1).astype(vectors.dtype)
+    return _sign(deciding)
 
 
 def _bind(function: Callable[..., Results], call: Call) -> Runner:
@@ -96,7 +116,7 @@ def _bind(function: Callable[..., Results], call: Call) -> Runner:
 
 def _supports(node: Node) -> bool:
     sizes = [given.spec.size for given in node.inputs]
-    return card_count() > 0 and node.inputs[0].dtype in (float32, float64) and min(sizes) > 0
+    return card_count() > 0 and part_of(node.inputs[0].dtype) in FLOATS - HALVES and min(sizes) > 0
 
 
 def _seconds(row_seconds: float, node: Node) -> float:
@@ -113,6 +133,7 @@ for _op, _function, _row in (
     ("qr", _qr, _ROW_SECONDS),
     ("eigh", _eigh, _ROTATION_SECONDS),
     ("svd", _svd, _ROTATION_SECONDS),
+    ("eig", _eig, _ROTATION_SECONDS),
 ):
     TABLE.add(Kernel(
         _op, "cuda", "cusolver", partial(_bind, _function), _supports,

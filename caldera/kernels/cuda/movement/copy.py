@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from caldera.graph.memory_format import as_pairs
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
@@ -55,7 +56,8 @@ def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Launch]:
     for given in pairs:
         if not given[0].size:
             continue
-        target, source = map(as_bits, given)
+        # No dtype has the bits of complex128; its parts have.
+        target, source = map(as_bits, map(as_pairs, given) if given[0].itemsize == 16 else given)
         axes = axes_of(target.shape, [target, source])
         across = _lying_across(axes, target.itemsize)
         if across is not None:

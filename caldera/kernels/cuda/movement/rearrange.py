@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caldera.graph.memory_format import as_pairs
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.loop_operands import (
@@ -99,6 +100,12 @@ def _bind_split(call: Call) -> Runner:
     axis = call.node.attrs["axis"]
     pieces = _stretches(call.inputs[0], [piece.shape[axis] for piece in call.outputs], axis)
     return CudaRunner(copying(list(zip(call.outputs, pieces, strict=True))))
+
+
+def _bind_complex(call: Call) -> Runner:
+    pairs = as_pairs(call.outputs[0])
+    places = [pairs[..., which] for which in (0, 1)]
+    return CudaRunner(copying(list(zip(places, call.inputs, strict=True))))
 
 
 # --- an array with something around it
@@ -285,6 +292,7 @@ for _op, _bind in (
     ("arrange", bind_copy),
     ("reshape", _bind_reshape),
     ("concat", _bind_concat),
+    ("complex", _bind_complex),
     ("split", _bind_split),
     ("pad", _bind_pad),
     ("unslice", _bind_unslice),

@@ -7,7 +7,7 @@ it computes the gradient of x, and a second kernel adds up the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -37,10 +37,11 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
 
 _HEADER = "layernorm.cuh"
-_MOST_KEPT, _MOST_KEPT_OF_GRADIENT = 32, 16
-"""Elements of a row that a thread keeps; the gradient has several numbers for each."""
-_FEW_BLOCKS, _MOST_BLOCKS = 2, 8
-"""Blocks of a multiprocessor that share the rows of a gradient: two, and more where a block would
+_MOST_KEPT, _MOST_KEPT_OF_BLOCK = 32, 16
+"""Elements of a row that a thread keeps, and those of a gradient that one of a large block does:
+each has several numbers there."""
+_FEW_BLOCKS, _MOST_BLOCKS = 3, 8
+"""Blocks of a multiprocessor that share the rows of a gradient: three, and more where a block would
 else have many rows one after the other."""
 _ROWS_IN_TURN = 8
 """Rows that a group has at least where there are more blocks: each leaves sums behind, which are
@@ -129,10 +130,11 @@ def _bind_gradient(call: Call) -> Runner:
     if for_scale.size == 0:
         return CudaRunner([])
     axes, length = call.node.attrs["axis"], scale.size
-    seen = _rows(
-        x.shape, axes, [x, g, dx], [mean, variance], [scale, for_scale, for_shift],
-        _MOST_KEPT_OF_GRADIENT,
-    )  # fmt: skip
+    arrays = [x, g, dx], [mean, variance], [scale, for_scale, for_shift]
+    seen = _rows(x.shape, axes, *arrays, _MOST_KEPT)
+    if seen.group.kind != "warp":
+        seen = _rows(x.shape, axes, *arrays, _MOST_KEPT_OF_BLOCK)
+    seen = replace(seen, group=seen.group.exactly(length))
     *own, scale_steps, first, second = seen.row.strides
     row = StridedLayout(seen.row.sizes, (*own, scale_steps))
     spec = _partial(call.node)

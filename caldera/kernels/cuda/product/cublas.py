@@ -124,10 +124,15 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
         return None
     calls: list[Any] = []
     spare = _aligned_part(scratch.rest)
+    # Asked for what just fits, the library would name others than when the workspace was measured.
+    limit = _limit(0 if plan.terms is None else workspace_bytes(Spec(terms.shape, plan.terms)))
     for part in parts:
-        problem = problem_of(part, plan.epilogue, spare.nbytes)
-        found = None if problem is None else algorithms(problem, libraries.current_card())
-        if problem is None or found is None or not len(found):
+        problem = problem_of(part, plan.epilogue, limit)
+        if problem is None:
+            return None
+        found = algorithms(problem, libraries.current_card())
+        found = found[found["workspace"] <= spare.nbytes]
+        if not len(found):
             return None
         last = min(rank + 1, len(found))
         calls.append(LtCall(part, problem, found[last - 1 : last], spare))

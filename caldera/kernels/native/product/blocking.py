@@ -66,8 +66,7 @@ def blocking_of(
 ) -> Blocking:
     """For `count` products of this extent on so many threads; `flipped` says that the columns of
     the left matrix are dense, so that reading its strips needs no packing."""
-    # Of nothing there are no rectangles, and no work for those of a row and a column.
-    rows, columns = max(rows, 1), max(columns, 1)
+    count, rows, columns = (max(1, each) for each in (count, rows, columns))
     height, width = min(
         sorted(_rectangles(rows, columns, parts, tile)),
         key=lambda shape: _cost(count, rows, columns, shape, parts, tile),
