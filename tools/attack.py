@@ -192,11 +192,15 @@ def files(count: int, root: Path, draw: random.Random) -> dict[str, Outcome]:
     for name, form in formats.items():
         found[name] = Counter()
         for _ in range(count):
-            damaged_files(form, others, root / "damaged", draw)
+            how = damaged_files(form, others, root / "damaged", draw)
             found[name][
                 outcome_of(
-                    lambda name=name, form=form: _SAME.get(name, lambda *_: True)(
-                        form.read(root / "damaged"), right.get(name)
+                    # Another valid file in its place is read as what it is.
+                    lambda name=name, form=form, how=how: (
+                        _SAME.get(name, lambda *_: True)(
+                            form.read(root / "damaged"), right.get(name)
+                        )
+                        or " is " in how
                     )
                 )
             ] += 1

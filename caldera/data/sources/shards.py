@@ -16,6 +16,7 @@ The index is written last, so a folder without one is not finished.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -213,13 +214,20 @@ def _read_index(path: Path, where: str) -> tuple[list[int], list[Column], tuple[
     return counts, columns, names
 
 
+_LARGEST_SAMPLE = 1 << 31
+"""Elements of a sample: an index that says more is damaged."""
+
+
 def _column(entry: dict[str, Any]) -> Column:
     name = str(entry["name"])
     if not name.isidentifier():
         raise ValueError(f"the name {name[:50]!r}")
     if entry.get("encoded") is True:
         return Column(name, None, ())
-    return Column(name, canonical(str(entry["dtype"])), tuple(_whole(n) for n in entry["shape"]))
+    shape = tuple(_whole(n) for n in entry["shape"])
+    if math.prod(shape) >= _LARGEST_SAMPLE:
+        raise ValueError(f"samples of shape {shape}")
+    return Column(name, canonical(str(entry["dtype"])), shape)
 
 
 def _whole(value: Any) -> int:

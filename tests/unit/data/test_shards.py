@@ -216,3 +216,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         data.Shards(tmp_path, block=0)
     with pytest.raises(IndexingError, match="0 to 22, got 3 to 23"):
         shards.batch(np.array([3, 23]))
+
+
+def test_samples_larger_than_any_file_are_refused(tmp_path: Path) -> None:
+    data.write_shards(tmp_path / "shards", (np.ones((4, 3), "float32"), np.arange(4)))
+    index = tmp_path / "shards" / "index.json"
+    text = json.loads(index.read_text())
+    text["arrays"][0]["shape"] = [999999999999]
+    index.write_text(json.dumps(text))
+    with pytest.raises(DataError, match="samples of shape"):
+        data.Shards(tmp_path / "shards")
