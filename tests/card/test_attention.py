@@ -9,11 +9,14 @@ import pytest
 
 from caldera.graph.node import Spec, intern
 from caldera.graph.ops import attention
+from caldera.kernels.cuda.runtime import driver
+from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases, run_kernel
+from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.card.variants import node_of, numbers
 from tests.unit.kernels.checking import DTYPES, compare
 
@@ -133,6 +136,26 @@ def test_tensor_cores(
         card, q, key, v, masks, dtype, causal=causal, compute=compute, names=names
     )
     assert found == set(names)
+
+
+def test_tensor_cores_ask_what_the_card_has(card: Device) -> None:
+    def names(width: int, dtype: str, properties: CardProperties) -> set[str]:
+        given = tuple(numbers(5, width, dtype=BY_NAME[dtype], seed=i) for i in range(4))
+        logarithm = (numbers(5, seed=4),)
+        driver.use(EmulatedDriver(properties))
+        node = node_of(attention.attention_backward, (*given, given[0], *logarithm),
+                       causal=True, scale=0.3)  # fmt: skip
+        return {kernel.name for kernel in TABLE.candidates(node, "cuda")}
+
+    if not isinstance(card, EmulatedCard):
+        pytest.skip("a real card has what it has")
+    large, small = (CardProperties((8, 9), 4, nbytes << 10, 1536) for nbytes in (227, 99))
+    assert "tensor cores" in names(256, "bfloat16", large)
+    assert "tensor cores" in names(64, "bfloat16", small)
+    assert "tensor cores" not in names(256, "bfloat16", small)
+    turing = CardProperties((7, 5), 4, 64 << 10, 1024)
+    assert "tensor cores" not in names(16, "bfloat16", turing)
+    assert "tensor cores" in names(16, "float16", turing)
 
 
 def test_tensor_cores_with_heads_in_the_middle(card: Device) -> None:

@@ -15,10 +15,11 @@ from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row
 from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import HALVES, float32
+from caldera.tensor.dtype import DType, bfloat16, float16, float32
 
 HEADER = "attention_cores.cuh"
 THREADS = 128
@@ -40,6 +41,26 @@ def _padded(length: int) -> int:
 
 def _rows_bytes(rows: int, columns: int, item: int) -> int:
     return rows * (columns * item + PIECE)
+
+
+def _forward_bytes(depth: int, width: int, item: int) -> int:
+    """Shared memory: queries, and two tiles of keys and values."""
+    columns = min(_padded(width), MOST_COLUMNS)
+    return 3 * _rows_bytes(ROWS, _padded(depth), item) + 2 * _rows_bytes(ROWS, columns, item)
+
+
+def _backward_step(depth: int, width: int) -> int:
+    """Keys or queries that pass through shared memory together."""
+    return ROWS if max(_padded(depth), _padded(width)) <= ROWS else ROWS // 2
+
+
+def _backward_bytes(depth: int, width: int, item: int) -> int:
+    """Shared memory: 64 rows of both kinds, two tiles of what they meet, and two numbers a row."""
+    step = _backward_step(depth, width)
+    return 2 * 2 * 4 * step + sum(
+        _rows_bytes(ROWS, _padded(each), item) + 2 * _rows_bytes(step, _padded(each), item)
+        for each in (depth, width)
+    )
 
 
 def _tiles(length: int) -> int:
@@ -103,16 +124,8 @@ class _CoreGradient(GradientWork):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self.padded = (_padded(self.depth), _padded(self.width))
-        self.step = ROWS if max(self.padded) <= ROWS else ROWS // 2
-        """Keys or queries that pass through shared memory together."""
-
-    def _shared(self, numbers: int = 0) -> int:
-        """For 64 rows of both kinds, two times `step` of both, and numbers for as many."""
-        item = self.call.inputs[0].itemsize
-        return sum(
-            _rows_bytes(ROWS, columns, item) + 2 * _rows_bytes(self.step, columns, item)
-            for columns in self.padded
-        ) + 2 * numbers * 4 * self.step  # fmt: skip
+        self.step = _backward_step(self.depth, self.width)
+        self.shared = _backward_bytes(self.depth, self.width, call.inputs[0].itemsize)
 
     def _sizes(self) -> str:
         return f"{self.padded[0]}, {self.padded[1]}, {self.step}"
@@ -133,7 +146,7 @@ class _CoreGradient(GradientWork):
         )
         parts = self.padded[0] // columns
         return work.launch(HEADER, "core_query_gradients", _tiles(self.queries), parts, body,
-                           THREADS, self._shared())  # fmt: skip
+                           THREADS, self.shared)  # fmt: skip
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
         """The gradients of keys, of values, or of both where they are shared alike."""
@@ -164,7 +177,7 @@ class _CoreGradient(GradientWork):
         )
         parts = -(-max(self.padded) // MOST_COLUMNS)
         return work.launch(HEADER, "core_key_gradients", _tiles(self.keys), parts, body,
-                           THREADS, self._shared(numbers=2))  # fmt: skip
+                           THREADS, self.shared)  # fmt: skip
 
 
 def _bind_backward(call: Call) -> Runner:
@@ -183,16 +196,25 @@ def _bind_backward(call: Call) -> Runner:
 
 
 def _supports(node: Node) -> bool:
-    specs = [*(each.outputs[0] for each in node.inputs), *node.outputs]
-    dtype = specs[0].dtype
-    is_rounded = dtype == float32 and node.attrs.get("compute") == "tf32"
-    if not (is_rounded or dtype in HALVES) or any(0 in spec.shape for spec in specs):
-        return False
     is_forward = node.op.name == "scaled_dot_product_attention"
+    specs = [*(each.outputs[0] for each in node.inputs), *node.outputs]
     q, v = (specs[i] for i in ((0, 2) if is_forward else (1, 3)))
+    if not _multiplies(q.dtype, node.attrs.get("compute")) or any(0 in x.shape for x in specs):
+        return False
     if not is_forward and specs[5].dtype != float32:
         return False
-    return max(q.shape[-1], v.shape[-1]) * dtype.itemsize <= LONGEST
+    sizes = (q.shape[-1], v.shape[-1], q.dtype.itemsize)
+    if max(sizes[:2]) * sizes[2] > LONGEST:
+        return False
+    needed = _forward_bytes(*sizes) if is_forward else _backward_bytes(*sizes)
+    return needed <= driver().shared_bytes
+
+
+def _multiplies(dtype: DType, compute: str | None) -> bool:
+    """Whether the card's tensor cores do, and may."""
+    if dtype == float32:
+        return compute == "tf32" and driver().card.has_tf32
+    return dtype == float16 or (dtype == bfloat16 and driver().card.has_bfloat16)
 
 
 TABLE.add(
