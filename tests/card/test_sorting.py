@@ -7,7 +7,7 @@ import pytest
 
 from caldera.graph.ops.indexing import sort
 from caldera.memory import Device
-from caldera.tensor.dtype import ALL, BY_NAME
+from caldera.tensor.dtype import ALL, BY_NAME, is_complex
 from tests.card.candidates import check, nodes_of_cases, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
 
@@ -28,14 +28,15 @@ def _many_equal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
         special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0])
         x = np.where(generator.random(shape) < 0.3, special[generator.integers(0, 5, shape)], x)
     elif "int" in dtype:
-        limits = np.iinfo(dtype)
-        ends = np.where(generator.random(shape) < 0.5, limits.min, limits.max)
-        x = np.where(generator.random(shape) < 0.2, ends, x)
+        # In the dtype itself: a float would lose the digits of its limits.
+        ends = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
+        some = ends[generator.integers(0, 2, shape)]
+        x = np.where(generator.random(shape) < 0.2, some, x.astype(dtype))
     return x.astype(BY_NAME[dtype])
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("dtype", [dtype.name for dtype in ALL])
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in ALL if not is_complex(dtype)])
 def test_every_dtype_both_ways(card: Device, dtype: str, descending: bool) -> None:
     x = _many_equal((3, 17, 5), dtype)
     for axis in range(3):
