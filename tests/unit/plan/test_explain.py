@@ -14,7 +14,7 @@ from caldera.errors import ConfigError
 from caldera.file_cache import FileCache
 from caldera.graph.node import Node
 from caldera.kernels.choose import Choices, Verdict, choices
-from caldera.kernels.table import TABLE, Runner
+from caldera.kernels.table import TABLE, Kernel, Runner
 from caldera.memory import Device
 from caldera.plan import profile, roofline
 from caldera.plan.roofline import Peaks, cpu_peaks
@@ -168,7 +168,9 @@ def test_results_written_over_an_input_are_counted() -> None:
 
 
 def test_beaten_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def verdict(self: Choices, node: Node, family: str, *, measure: bool) -> Verdict:
+    def verdict(
+        self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool
+    ) -> Verdict:
         (kernel, *_) = TABLE.candidates(node, family)
         times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
         return Verdict(kernel, times, "measured")
