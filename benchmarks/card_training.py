@@ -130,6 +130,12 @@ def measure(
             f"| {entry.samples / 2**20:,.0f} MiB | {losses} | {apart:.2g} |",
             flush=True,
         )
+    if steps > STEPS:
+        # Where curves are steep, one that is a step behind is far apart.
+        shown = range(0, steps, max(1, steps // 20))
+        print(f"losses of steps {', '.join(map(str, shown))}")
+        for entry in entries:
+            print(entry.label, " ".join(f"{entry.losses[step]:.4f}" for step in shown), flush=True)
 
 
 def main() -> None:
