@@ -111,7 +111,7 @@ def test_casts(card: Device, source: str) -> None:
         # Near the middle between two halves: rounding twice would show.
         x = np.concatenate([x, [16777217, 33554435, 8421505, 2049, 65519]]).astype(x.dtype)
     inside = np.clip(np.nan_to_num(x.astype("float64")), 0, 100).astype(x.dtype)
-    targets = [each for each in ALL if each != x.dtype]
+    targets = [BY_NAME[name] for name in DTYPES if name != source]
     for values, wanted in (
         (x, [each for each in targets if is_float(each) or each == bool_]),
         # A float outside of the integers' range has no meaning in NumPy.
