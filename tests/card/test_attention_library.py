@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.graph.ops.attention import (
     attention,
@@ -77,8 +76,7 @@ def test_values_and_gradients(
     card: Device, library: FakeCudnn, q: Shape, key: Shape, v: Shape, causal: bool
 ) -> None:
     for node, inputs in problems(q, key, v, causal=causal):
-        names = [kernel.name for kernel in kernels(node)]
-        assert names == ["cudnn", "cudnn, any order"][: 1 + (node.op is attention_backward)]
+        assert [kernel.name for kernel in kernels(node)] == ["cudnn"]
         for kernel in kernels(node):
             before = len(library.executed)
             results = run_kernel(card, kernel, node, inputs, times=2)
@@ -102,7 +100,7 @@ def test_heads_in_the_middle_are_read_as_they_lie(card: Device, library: FakeCud
                 run_kernel(card, kernel, node, given), evaluate(node, inputs), strict=True
             ):
                 compare(result, right)
-    assert len(library.executed) == 3
+    assert len(library.executed) == 2
 
 
 def test_gradients_are_written_side_by_side(card: Device, library: FakeCudnn) -> None:
@@ -112,7 +110,7 @@ def test_gradients_are_written_side_by_side(card: Device, library: FakeCudnn) ->
     for kernel in kernels(packed):
         (result,) = run_kernel(card, kernel, packed, inputs)
         compare(result, evaluate(packed, inputs)[0])
-    assert len(library.executed) == 2
+    assert len(library.executed) == 1
 
 
 def test_arrays_that_lie_otherwise_are_our_own_kernels_business(
@@ -142,9 +140,7 @@ def test_what_is_left_to_our_own_kernels(card: Device, library: FakeCudnn) -> No
         assert kernels(node) == [], node
 
 
-def test_determinism_is_asked_for(card: Device, library: FakeCudnn) -> None:
+def test_every_run_gives_the_same_sums(card: Device, library: FakeCudnn) -> None:
     *_, (node, _) = problems((10, 8), (10, 8), (10, 8), causal=True)
-    assert [each.name for each in kernels(node)] == ["cudnn", "cudnn, any order"]
-    assert library.ordered == [True, False]
-    with settings.override(deterministic=True):
-        assert [each.name for each in kernels(node)] == ["cudnn"]
+    assert [each.name for each in kernels(node)] == ["cudnn"]
+    assert library.ordered == [True]

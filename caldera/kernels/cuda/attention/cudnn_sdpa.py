@@ -2,20 +2,19 @@
 
 Queries, keys, values and results are read and written as they lie, so heads may stand in the middle
 of the axes (views of one product) as well as before them. The library knows no row without a key,
-which has to give 0: nor does it get one. Its faster backward pass adds up queries' gradients in
-any order, and serves only where results may differ from run to run.
+which has to give 0: nor does it get one. Its backward pass is asked for the same sums on every run:
+a resumed run ends with the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.memory_format import dense_strides
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
@@ -53,17 +52,16 @@ Lie = tuple[Shape, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class GraphKey:
-    """All that a graph depends on; `ordered`: the same results on every run."""
+    """All that a graph depends on."""
 
     op: str
     dtype: str
     causal: bool
     scale: float
-    ordered: bool
     tensors: tuple[Lie, ...]
 
     @classmethod
-    def of(cls, node: Node, ordered: bool, arrays: Sequence[Array] | None = None) -> GraphKey:
+    def of(cls, node: Node, arrays: Sequence[Array] | None = None) -> GraphKey:
         """For these arrays, or as a plan would lay them out."""
         specs = [*(given.outputs[0] for given in node.inputs), *node.outputs]
         strides = [
@@ -75,9 +73,7 @@ class GraphKey:
             for spec, steps, role in zip(specs, strides, roles(node.op.name), strict=True)
         )
         attrs = node.attrs
-        return cls(
-            node.op.name, specs[0].dtype.name, attrs["causal"], attrs["scale"], ordered, tensors
-        )
+        return cls(node.op.name, specs[0].dtype.name, attrs["causal"], attrs["scale"], tensors)
 
     def lie(self, role: int) -> Lie:
         """How the tensor of a role lies."""
@@ -132,7 +128,7 @@ class AttentionGraph(CudnnGraph):
             g, q, k, v, result, statistics = tensors
             found = graph.sdpa_backward(
                 q=q, k=k, v=v, o=result, dO=g, stats=statistics,
-                use_deterministic_algorithm=key.ordered, **how,
+                use_deterministic_algorithm=True, **how,
             )  # fmt: skip
         for tensor, role in zip(found, results, strict=True):
             deliver(tensor, role, *key.lie(role), self._kind(role))
@@ -149,9 +145,9 @@ def graph_of(key: GraphKey, card: int) -> AttentionGraph | None:
     return found if found.plan(0) is not None else None
 
 
-def _bind(ordered: bool, call: Call) -> Runner:
+def _bind(call: Call) -> Runner:
     arrays = (*call.inputs, *call.outputs)
-    key = GraphKey.of(call.node, ordered, arrays)
+    key = GraphKey.of(call.node, arrays)
     graph = graph_of(key, libraries.current_card()) if _is_aligned(key, arrays) else None
     allowed = 0 if call.workspace is None else call.workspace.nbytes
     if graph is None or graph.workspace(0) > allowed:
@@ -175,8 +171,8 @@ def _is_aligned(key: GraphKey, arrays: Sequence[Array]) -> bool:
     return True
 
 
-def _supports(ordered: bool, node: Node) -> bool:
-    if libraries.cudnn() is None or (not ordered and settings.deterministic):
+def _supports(node: Node) -> bool:
+    if libraries.cudnn() is None:
         return False
     if len(node.inputs) != len(ROLES[node.op.name][0]) or node.inputs[0].dtype not in HALVES:
         return False
@@ -191,22 +187,15 @@ def _supports(ordered: bool, node: Node) -> bool:
         return False
     if node.attrs["causal"] and q[-2] > key[-2]:
         return False
-    return graph_of(GraphKey.of(node, ordered), libraries.current_card()) is not None
+    return graph_of(GraphKey.of(node), libraries.current_card()) is not None
 
 
-def _workspace(ordered: bool, node: Node) -> int:
-    graph = graph_of(GraphKey.of(node, ordered), libraries.current_card())
+def _workspace(node: Node) -> int:
+    graph = graph_of(GraphKey.of(node), libraries.current_card())
     assert graph is not None
     needed = workspace_bytes(Spec((graph.workspace(0),), np.dtype(np.uint8)))
     return max(needed, tiles.common_bytes(node) if node.op.name == BACKWARD else 0)
 
 
-for _op, _name, _ordered in (
-    (FORWARD, "cudnn", True), (BACKWARD, "cudnn", True), (BACKWARD, "cudnn, any order", False),
-):  # fmt: skip
-    TABLE.add(
-        Kernel(
-            _op, "cuda", _name, partial(_bind, _ordered), partial(_supports, _ordered),
-            partial(_workspace, _ordered), priority=10 if _ordered else 9,
-        )
-    )  # fmt: skip
+for _op in (FORWARD, BACKWARD):
+    TABLE.add(Kernel(_op, "cuda", "cudnn", _bind, _supports, _workspace, priority=10))
