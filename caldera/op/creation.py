@@ -97,7 +97,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
     wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
     count = max(math.ceil((last - first) / step), 0)
     ends = (first, first + (count - 1) * step) if count else ()
-    if any(side_of_range(math.trunc(each), wanted) for each in ends):
+    if any(side_of_range(int(each), wanted) for each in ends):
         raise ConfigError.build(
             "op.arange", expected=f"numbers that {wanted} can hold",
             got=" to ".join(map(str, ends)),

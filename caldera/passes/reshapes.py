@@ -29,7 +29,8 @@ def _narrowed_first(x: Node, node: Node) -> Node | None:
 def _sum_of_original(x: Node, seen: Node, node: Node, wide: Node | None = None) -> Node | None:
     """A sum over merged axes is one over those that were merged: the loop that makes x can take
     it along, also in a wider dtype."""
-    if x.op.kind != "elementwise":
+    # Axes of nothing do not tell which of them were merged.
+    if x.op.kind != "elementwise" or 0 in x.shape:
         return None
     if wide is not None:
         x = cast(x, wide.dtype)

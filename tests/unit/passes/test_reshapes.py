@@ -87,3 +87,10 @@ def test_parts_that_do_not_fit_stay_as_they_are() -> None:
         concat((y, y), 2),
     ):
         assert rewritten(RULES, node) is node
+
+
+@pytest.mark.parametrize("merged", [(0, 8), (0,), (4, 0)])
+@pytest.mark.parametrize("axis", [(0,), (-1,)])
+def test_sums_of_nothing(merged: tuple[int, ...], axis: tuple[int, ...]) -> None:
+    x = variable(0, 2, 4)
+    same(sum_(reshape(exp(x), merged), tuple(each % len(merged) for each in axis)), x)
