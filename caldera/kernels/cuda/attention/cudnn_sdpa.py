@@ -28,7 +28,7 @@ from caldera.kernels.cuda.runtime.cudnn import (
     CudnnGraph,
     deliver,
     describe,
-    refusals,
+    supported,
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -138,11 +138,7 @@ class AttentionGraph(CudnnGraph):
 @lru_cache(maxsize=1024)
 def graph_of(key: GraphKey, card: int) -> AttentionGraph | None:
     """The graph for a key; None where cuDNN has no plan for it."""
-    try:
-        found = AttentionGraph(key, card)
-    except refusals():
-        return None
-    return found if found.plan(0) is not None else None
+    return supported(lambda: AttentionGraph(key, card))
 
 
 def _bind(call: Call) -> Runner:

@@ -31,7 +31,7 @@ from caldera.kernels.cuda.runtime.cudnn import (
     CudnnGraph,
     deliver,
     describe,
-    refusals,
+    supported,
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -170,11 +170,7 @@ def _refused(notes: Any, key: GraphKey) -> list[Any]:
 @lru_cache(maxsize=1024)
 def graph_of(key: GraphKey, card: int) -> ConvolutionGraph | None:
     """The graph for a key; None where cuDNN has no plan for it."""
-    try:
-        found = ConvolutionGraph(key, card)
-    except refusals():
-        return None
-    return found if found.plan(0) is not None else None
+    return supported(lambda: ConvolutionGraph(key, card))
 
 
 # --- kernels

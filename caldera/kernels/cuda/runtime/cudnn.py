@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from caldera.kernels.cuda.runtime import libraries
@@ -42,7 +42,7 @@ def handle(card: int, lane: int) -> Any:
     return libraries.cudnn().create_handle()
 
 
-def refusals() -> tuple[type[Exception], ...]:
+def _refusals() -> tuple[type[Exception], ...]:
     """What the library raises for graphs and plans that are not supported."""
     return (
         libraries.cudnn().cudnnGraphNotSupportedError, RuntimeError, ValueError,
@@ -93,7 +93,7 @@ class CudnnGraph(ABC):
             try:
                 self._graph.build_plan_at_index(self._next)
                 self._plans.append(self._next)
-            except refusals():
+            except _refusals():
                 # This one is not for this graph, or was deselected.
                 pass
             self._next += 1
@@ -110,6 +110,18 @@ class CudnnGraph(ABC):
         with _one_at_a_time:
             self._library.set_stream(context, launching_stream())
             self._graph.execute_plan_at_index(tensors, workspace, self.plan(rank), context)
+
+
+_Graph = TypeVar("_Graph", bound=CudnnGraph)
+
+
+def supported(make: Callable[[], _Graph]) -> _Graph | None:
+    """The graph that is made; None where the library has no plan for it."""
+    try:
+        found = make()
+    except _refusals():
+        return None
+    return found if found.plan(0) is not None else None
 
 
 class CudnnCall:

@@ -7,7 +7,6 @@ and each thread says how they are to be read before it does.
 from __future__ import annotations
 
 import ctypes
-import errno
 import sys
 from functools import lru_cache
 from typing import Any
@@ -32,9 +31,8 @@ def has_amx() -> bool:
     features = host_target().features.split(",")
     if sys.platform != "linux" or not {"+amx-tile", "+amx-bf16"} <= set(features):
         return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
-    return not failed or ctypes.get_errno() == errno.EALREADY
+    libc = ctypes.CDLL(None)
+    return not libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,8 @@
 """Products of bfloat16 matrices in tile registers, with float32 sums.
 
 As packed products are: each thread packs what it needs for a rectangle of the result of its own.
-Sums are never cut, so that they are rounded to bfloat16 once, after bias and activation.
+Sums are never cut, so that they are rounded to bfloat16 once, after bias and activation. The
+registers take numbers below 1.2e-38 for 0.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.epilogue import NOTHING, Epilogue
+from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
@@ -28,7 +29,7 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import BLOCK, SIDE, pack_left, pack_right
 from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.native.product.epilogue import apply_epilogue
-from caldera.kernels.native.product.gemm import dense_bias
+from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import bfloat16, float32, uint8
@@ -163,12 +164,8 @@ def _bind(call: Call) -> Runner:
     calls = [*calls, *more]
     out = product.out
     place = out if steps(out)[1] == 1 or columns == 1 else dense(out.shape, out.dtype, scratch)
-    epilogue, bias = NOTHING, None
-    if call.node.op.name == "matmul_epilogue":
-        epilogue = Epilogue.of(call.node)
-        for array in call.inputs[2:]:
-            bias, more = dense_bias(array, scratch)
-            calls += more
+    epilogue, bias, more = epilogue_of(call, scratch)
+    calls += more
     table = np.stack([offsets_of(each, batch) for each in (left.array, right.array, place)], axis=1)
     calls.append(
         _multiply.call(

@@ -10,7 +10,7 @@ from caldera.kernels.native.codegen.target import host_target
 
 DEEPEST = 512
 """Terms of a sum between two visits of the result: a panel of so many rows stays in the cache of
-second level, and the visits cost nothing that can be measured."""
+second level, and a visit is little beside them."""
 CACHED_ELEMENTS = 1 << 16
 """Elements of the left matrix that are used again and again: half of a cache of second level."""
 WIDEST = 1536
@@ -18,7 +18,8 @@ WIDEST = 1536
 WORTH_PACKING = 4
 """How many panels must read a strip of the left matrix for packing it to pay."""
 _PACKING = 1.5
-"""What it costs to pack a vector, in vectors multiplied."""
+"""What it costs to pack a vector, in vectors multiplied: a guess, which decides between rectangles
+that are nearly alike."""
 
 
 @dataclass(frozen=True)

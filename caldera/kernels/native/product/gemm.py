@@ -126,6 +126,17 @@ def dense_bias(array: Array, scratch: Scratch) -> tuple[Array, list[NativeCall]]
     return copy, copied(row, copy)
 
 
+def epilogue_of(call: Call, scratch: Scratch) -> tuple[Epilogue, Array, list[NativeCall]]:
+    """What follows the product of a call, its bias if it has one, and what makes that ready."""
+    if call.node.op.name != "matmul_epilogue":
+        return NOTHING, None, []
+    bias: Array = None
+    calls: list[NativeCall] = []
+    for array in call.inputs[2:]:
+        bias, calls = dense_bias(array, scratch)
+    return Epilogue.of(call.node), bias, calls
+
+
 class Binder:
     """Makes the calls of one product: copies of operands, the product itself, what follows."""
 
@@ -137,12 +148,8 @@ class Binder:
         self.calls: list[NativeCall] = []
         self.left = self._prepared(self.product.left)
         self.right = self._prepared(self.product.right)
-        self.epilogue = NOTHING
-        self.bias: Array = None
-        if call.node.op.name == "matmul_epilogue":
-            self.epilogue = Epilogue.of(call.node)
-            for array in call.inputs[2:]:
-                self.bias = self.in_a_row(array)
+        self.epilogue, self.bias, calls = epilogue_of(call, self.scratch)
+        self.calls += calls
         # A result that lies otherwise is computed elsewhere and copied.
         out = self.product.out
         place = None if out.dtype in HALVES else as_matrices(out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.common.epilogue import NOTHING, Epilogue
+from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import offsets_of, steps
 from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch
@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_ke
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product.epilogue import apply_epilogue
-from caldera.kernels.native.product.gemm import dense_bias
+from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
 from caldera.kernels.native.product.problem import (
     copied,
@@ -93,12 +93,8 @@ def _bind(call: Call) -> Runner:
     right, calls = _with_dense_rows(product.right, scratch)
     out = product.out
     place = out if steps(out)[1] == 1 or out.shape[-1] == 1 else np.empty(out.shape, out.dtype)
-    epilogue, bias = NOTHING, None
-    if call.node.op.name == "matmul_epilogue":
-        epilogue = Epilogue.of(call.node)
-        for array in call.inputs[2:]:
-            bias, more = dense_bias(array, scratch)
-            calls += more
+    epilogue, bias, more = epilogue_of(call, scratch)
+    calls += more
     rows, columns, length = product.extent
     lanes, vectors, height = tile_for(rows, columns, out.dtype.name)
     batch = product.batch
