@@ -30,9 +30,10 @@ class _Group:
         self.members = members
         self.nodes = nodes
         self.boxes = Mailboxes(len(members), failure)
-        self.boxes.timeout_s = TIMEOUT_S
-        self.boxes.missing = self._missing
-        self._failure = failure
+        for box in self.boxes.boxes:
+            box.timeout_s = TIMEOUT_S
+            box.missing = self._missing
+        self.failure = failure
         self._threads = threads
         self._lock = threading.Lock()
         self._made: dict[object, _Group] = {}
@@ -41,7 +42,7 @@ class _Group:
         """The group of that key: made by the first rank that asks, found by the others."""
         with self._lock:
             if key not in self._made:
-                self._made[key] = _Group(members, self.nodes, self._failure, self._threads)
+                self._made[key] = _Group(members, self.nodes, self.failure, self._threads)
             return self._made[key]
 
     def _missing(self, rank: int, wanted: str) -> CommError:
@@ -52,7 +53,7 @@ class _Group:
         ]
         return CommError.build(
             f"rank {self.members[rank]}", expected=wanted,
-            got=f"none after {self.boxes.timeout_s:g} s: " + "; ".join(others),
+            got=f"none after {TIMEOUT_S:g} s: " + "; ".join(others),
             hint="every rank must call the same collectives in the same order",
         )  # fmt: skip
 
@@ -103,6 +104,9 @@ class VirtualRank(Communicator):
             group = self._group.derived("duplicate", self._group.members)
             self._background = VirtualRank(self.rank, group, self.traffic)
         return self._background
+
+    def Revoke(self, reason: str) -> None:
+        self._group.failure.fail(self.rank, CommError(reason))
 
 
 MOST_RANKS = 4096
