@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from caldera import optim
 from caldera.errors import ConfigError, DeviceError
+from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
-from caldera.nn.losses import Loss, losses
+from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION
@@ -25,7 +26,8 @@ from caldera.train.predictors import Predictors
 from caldera.train.step import Steps
 from caldera.train.step_graph import MAIN, Objective
 
-GivenLoss = str | Loss | Mapping[str, str | Loss]
+OneLoss = str | Loss | Callable[[Expr, Expr], Expr]
+GivenLoss = OneLoss | Mapping[str, OneLoss]
 
 
 class ModelSettings(Layer):
@@ -290,7 +292,7 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
             raise ConfigError.build(
                 "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
             )
-    return Objective({name: losses.make(each) for name, each in given.items()}, dict(weights))
+    return Objective({name: as_loss(each) for name, each in given.items()}, dict(weights))
 
 
 def _usual_metrics(objective: Objective) -> list[str]:
