@@ -1,0 +1,62 @@
+"""Search for the best hyper-parameters and architectures.
+
+from caldera import search
+space = {"learning_rate": search.log(1e-4, 1e-1), "hidden": search.integer(64, 1024, step=64)}
+study = search.run(build, space, data, method="tpe", stop="asha", trials=200, folder="study")
+study.best.model
+"""
+
+from __future__ import annotations
+
+from caldera.arguments import guard as _guard
+from caldera.search.dimension import Dimension, choice, integer, log, uniform
+from caldera.search.method import Method, Proposal, methods
+from caldera.search.methods.grid import Grid
+from caldera.search.methods.random import Random, Threshold
+from caldera.search.objective import (
+    Constraint,
+    Objective,
+    accuracy,
+    at_least,
+    at_most,
+    metric,
+    pareto,
+    time_to,
+    weighted,
+)
+from caldera.search.runner import run
+from caldera.search.scheduler import StudyCallback
+from caldera.search.space import Space
+from caldera.search.study import Study, load
+from caldera.search.trial import Trial
+
+__all__ = [
+    "Constraint",
+    "Dimension",
+    "Grid",
+    "Method",
+    "Objective",
+    "Proposal",
+    "Random",
+    "Space",
+    "Study",
+    "StudyCallback",
+    "Threshold",
+    "Trial",
+    "accuracy",
+    "at_least",
+    "at_most",
+    "choice",
+    "integer",
+    "load",
+    "log",
+    "methods",
+    "metric",
+    "pareto",
+    "run",
+    "time_to",
+    "uniform",
+    "weighted",
+]
+
+_guard(globals())
