@@ -25,12 +25,11 @@ for each in ALL:
     if each.differentiable:
         DERIVATIVES.setdefault(each.op, []).append(each)
 
-
-@contextmanager
 APART = ("leaf", "distributed")
 """Kinds of ops without a case here: those of ranks together are in tests/unit/sharding."""
 
 
+@contextmanager
 def _about(case: Case) -> Iterator[None]:
     """What happens inside is about this case; random numbers are those of a test of its own."""
     cd.seed(0)
