@@ -45,7 +45,7 @@ class Convolution(Layer):
     fill: Any
 
     def __post_init__(self) -> None:
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def build(self, x: Expr) -> None:
         if x.ndim != 2 + self.axes:
@@ -66,7 +66,7 @@ class Convolution(Layer):
         y = self.convolve(x)
         if self.offset is not None:
             y = op.bias_add(y, self.offset, axis=1)
-        return self._activation(y)
+        return activation_function(self.activation)(y)
 
     def check_groups(self, groups: int, channels: int, filters: int) -> None:
         """Refuse groups that do not divide the channels or the filters."""

@@ -166,10 +166,10 @@ class RNN(Recurrent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        return (self._activation(x + state[0] @ weights.state_weight),)
+        return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
 
 
 @register

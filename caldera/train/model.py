@@ -185,6 +185,7 @@ class Model(ModelSettings):
         integers.
         """
         arrays = self._inputs(checked_arrays(inputs))
+        self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
 
     def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -304,6 +305,7 @@ class Model(ModelSettings):
 
     def evaluation_steps(self, data: TrainingData) -> Steps:
         """The plans for evaluating; made once."""
+        self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
         return self._evaluator

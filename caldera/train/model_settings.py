@@ -12,7 +12,7 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.nn.layer import Layer
+from caldera.nn.layer import Layer, LayerWatch
 from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
@@ -33,6 +33,11 @@ GivenLoss = OneLoss | Mapping[str, OneLoss]
 class ModelSettings(Layer):
     """The settings of a model, each of which takes another value later as it does at first."""
 
+    untraced = frozenset({
+        "loss", "metrics", "optimizer", "learning_rate", "batch_size", "epochs", "precision",
+        "seed", "device", "schema", "epochs_done", "steps_done",
+    })  # fmt: skip
+
     def _set(
         self,
         loss: GivenLoss,
@@ -49,6 +54,7 @@ class ModelSettings(Layer):
     ) -> None:
         self._predictors = Predictors()
         self._evaluator: Steps | None = None
+        self._watch: LayerWatch | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
         self._optimizer = _optimizer(optimizer, learning_rate)
@@ -67,6 +73,13 @@ class ModelSettings(Layer):
         """What was compiled for other settings is of no use any more."""
         self._predictors.clear()
         self._evaluator = None
+
+    def _check_plans(self) -> None:
+        """Forget plans that were made of layers as they no longer are."""
+        if self._watch is None:
+            self._watch = LayerWatch(self)
+        elif self._watch.saw_change(self):
+            self._forget_plans()
 
     # --- what is learned
 
@@ -234,7 +247,9 @@ class ModelSettings(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans are made anew, and a device has its name.
-        kept = {"_predictors": None, "_evaluator": None, "_device": self._device.name}
+        kept = {
+            "_predictors": None, "_evaluator": None, "_watch": None, "_device": self._device.name,
+        }  # fmt: skip
         return super().__getstate__() | kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
