@@ -20,6 +20,7 @@ from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_digest import data_digest, weights_digest
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.held_out import Parts
+from caldera.train.kept_steps import facts_of
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, Validation, loader_for
@@ -164,7 +165,16 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     learn_schema(model, given.pipeline)
     if held_out is not None:
         check_schema(model, held_out)
-    steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
+    source = _source(model, given, strategy)
+    facts = facts_of(
+        model, strategy, source, weighted=given.weights is not None,
+        targets=len(given.sample) - len(model.signature.inputs),
+    )  # fmt: skip
+    steps = model.kept_steps.take(facts, model)
+    if steps is None:
+        steps = make_steps(model, given, strategy, source=source)
+    else:
+        check_targets(model, given.pipeline, given.sample, weighted=given.weights is not None)
     if strategy.communicator.rank == 0:
         warn_of_one_class(model, given.pipeline, given.sample)
         parts.warn_of_test(model, options.callbacks)
@@ -185,6 +195,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     history.selection = parts.selection(model, options.callbacks)
     model.epochs_done = loader.epoch
     model.steps_done = int(steps.random.numpy()[1])
+    model.kept_steps.keep(facts, steps)
     return history
 
 

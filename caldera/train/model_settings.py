@@ -22,6 +22,7 @@ from caldera.passes.precision import NAMES as PRECISIONS
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import whole_number
+from caldera.train.kept_steps import KeptSteps
 from caldera.train.predictors import Predictors
 from caldera.train.step import Steps
 from caldera.train.step_graph import MAIN, Objective
@@ -54,6 +55,7 @@ class ModelSettings(Layer):
     ) -> None:
         self._predictors = Predictors()
         self._evaluator: Steps | None = None
+        self._trainer = KeptSteps()
         self._watch: LayerWatch | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
@@ -73,6 +75,7 @@ class ModelSettings(Layer):
         """What was compiled for other settings is of no use any more."""
         self._predictors.clear()
         self._evaluator = None
+        self._trainer.clear()
 
     def _check_plans(self) -> None:
         """Forget plans that were made of layers as they no longer are."""
@@ -80,6 +83,11 @@ class ModelSettings(Layer):
             self._watch = LayerWatch(self)
         elif self._watch.saw_change(self):
             self._forget_plans()
+
+    @property
+    def kept_steps(self) -> KeptSteps:
+        """The plans of the last run, for `fit`."""
+        return self._trainer
 
     # --- what is learned
 
@@ -248,12 +256,16 @@ class ModelSettings(Layer):
     def __getstate__(self) -> dict[str, Any]:
         # Plans are made anew, and a device has its name.
         kept = {
-            "_predictors": None, "_evaluator": None, "_watch": None, "_device": self._device.name,
+            "_predictors": None, "_evaluator": None, "_trainer": None, "_watch": None,
+            "_device": self._device.name,
         }  # fmt: skip
         return super().__getstate__() | kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        made = {"_predictors": Predictors(), "_device": _device_here(state["_device"])}
+        made = {
+            "_predictors": Predictors(), "_trainer": KeptSteps(),
+            "_device": _device_here(state["_device"]),
+        }  # fmt: skip
         super().__setstate__(state | made)
 
 

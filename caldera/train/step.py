@@ -94,6 +94,19 @@ class Steps:
         twin._watch = LayerWatch(self.model)
         return twin
 
+    def begin_again(self, seed: int, steps_done: int) -> None:
+        """Make the variables of a new run of those of the last one; the plans stay."""
+        self.random.assign(as_words(seed, steps_done))
+        self.bad_step.assign(np.array(-1))
+        self.tally.assign(np.zeros(self.tally.shape))
+        for totals in (self.training_totals, self.evaluation_totals):
+            totals.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """What the plans hold on to."""
+        return self._plans.nbytes
+
     # --- running
 
     def train(
