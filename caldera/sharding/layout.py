@@ -114,16 +114,20 @@ class Layout(ABC):
         taken = [whole[index_of(piece.axes)].reshape(-1) for piece in pieces]
         return np.concatenate(taken).reshape(self.local_shape(rank))
 
+    def put(self, whole: np.ndarray, rank: int, part: np.ndarray) -> None:
+        """Write a rank's part to where it belongs in an array."""
+        flat = np.ascontiguousarray(part).reshape(-1)
+        for piece in self.pieces(rank):
+            own = flat[piece.offset : piece.offset + piece.size]
+            whole[index_of(piece.axes)] = own.reshape(piece.shape)
+
     def whole_of(self, parts: Mapping[int, np.ndarray] | Sequence[np.ndarray]) -> np.ndarray:
         """The array that these are the parts of, by rank."""
         given = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
         dtype = next(iter(given.values())).dtype if given else np.float64
         whole = np.zeros(self.shape, dtype)
         for rank in self.ranks:
-            flat = np.ascontiguousarray(given[rank]).reshape(-1)
-            for piece in self.pieces(rank):
-                own = flat[piece.offset : piece.offset + piece.size]
-                whole[index_of(piece.axes)] = own.reshape(piece.shape)
+            self.put(whole, rank, given[rank])
         return whole
 
 
