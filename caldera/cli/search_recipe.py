@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera import search
-from caldera.cli.option_types import Choice, Count, Number, OptionType
+from caldera.cli.option_types import Choice, Count, Number, OptionType, Text
 from caldera.cli.options import OPTIONS, Option, names_of
 from caldera.cli.recipe import checked_options, read_toml
 from caldera.errors import ConfigError
@@ -40,6 +40,8 @@ OWN = (
            "what ends trials that are not worth going on with, such as asha or median"),
     Option("trials", Count(1), "how many trials there shall be (default: as the method says)"),
     Option("seconds", Number(), "for how long new trials begin"),
+    Option("workers", Text("N"), "how many trials run at once, each in a process of its own, or "
+           "as in threads:4 in threads (default: 1; ranks under caldera run)"),
 )  # fmt: skip
 _OWN = {option.name: option for option in OWN}
 _TABLES = ("space", "method", "stop", "objective")

@@ -49,9 +49,9 @@ class Study:
         self.objective = objective
         self.space = space
         self.job = job
-        self.trials: list[Trial] = record.trials(space) if record.exists else []
-        for trial in self.trials:
-            self._adopt(trial)
+        self.trials: list[Trial] = []
+        for trial in record.trials(space) if record.exists else []:
+            self.adopt(trial)
         self._models: dict[int, Any] = {}
 
     @property
@@ -59,16 +59,17 @@ class Study:
         """Where it is kept."""
         return self.record.folder
 
-    def _adopt(self, trial: Trial) -> None:
+    def adopt(self, trial: Trial) -> None:
+        """Let a trial that is written down be one of this study."""
         if self.job is not None and self.job.samples is not None:
             trial.make = self.model_of
+        self.trials.append(trial)
 
     def add(self, trial: Trial) -> None:
         """A trial has been asked for; it gets its number."""
         assert self.space is not None
         trial.number = self.record.add(trial, self.space)
-        self._adopt(trial)
-        self.trials.append(trial)
+        self.adopt(trial)
 
     # --- looking at it
 
