@@ -63,7 +63,7 @@ class SearchRecipe:
     options: dict[str, Any]
     space: dict[str, Any]
     settings: dict[str, Any]
-    """Arguments of `search.run`: method, stop, trials, seconds, objective."""
+    """Arguments of `search.run`: method, stop, trials, seconds, workers, objective."""
 
 
 def searched_options() -> list[str]:
@@ -116,7 +116,8 @@ def _settings(given: Mapping[str, Any], name: str) -> dict[str, Any]:
         elif key in ("method", "stop") and isinstance(value, Mapping):
             found[key] = _method(value, where)
         else:
-            found[key] = _OWN[key].kind.checked(value, where)
+            plain = key == "workers" and isinstance(value, int)
+            found[key] = _OWN[key].kind.checked(str(value) if plain else value, where)
     return found
 
 

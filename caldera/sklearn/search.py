@@ -27,8 +27,9 @@ class CalderaSearchCV(BaseSearchCV):
     - `random_state`: a number for the same trials each time.
 
     After `fit`: all that `GridSearchCV` has (`best_estimator_`, `best_params_`, `best_score_`,
-    `cv_results_`, ...), and `study_`, with its table, pictures and page; it is not pickled. For
-    searches that stop bad trials early, keep a folder or use many processes there is `search.run`.
+    `cv_results_`, ...), and `study_`, with its table, pictures and page, which also has candidates
+    none of whose fits succeeded; it is not pickled. For searches that stop bad trials early, keep a
+    folder or use many processes there is `search.run`.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import Ridge
@@ -107,7 +108,8 @@ class CalderaSearchCV(BaseSearchCV):
                 raise errors[0] from None
             raise
         # One candidate may fail; where all do, the data or the estimator are wrong.
-        if errors and len(errors) == len(self.study_.trials):
+        strict = isinstance(self.error_score, str)
+        if errors and (strict or len(errors) == len(self.study_.trials)):
             raise errors[0]
 
     def _check_names(self) -> None:
