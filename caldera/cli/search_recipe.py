@@ -43,7 +43,7 @@ OWN = (
     Option("workers", Text("N"), "how many trials run at once, each in a process of its own, or "
            "as in threads:4 in threads (default: 1; ranks under caldera run)"),
 )  # fmt: skip
-_OWN = {option.name: option for option in OWN}
+SEARCH_OPTIONS: Mapping[str, Option] = {option.name: option for option in OWN}
 _TABLES = ("space", "method", "stop", "objective")
 """Keys of a recipe that may be tables."""
 _NOT_SEARCHED = (
@@ -88,10 +88,10 @@ def read_search_recipe(path: str | PathLike[str]) -> SearchRecipe:
     """  # noqa: E501
     name = Path(path).name
     found = read_toml(path, "trials = 100")
-    given = {key: found.pop(key) for key in [*_TABLES, *_OWN] if key in found}
+    given = {key: found.pop(key) for key in [*_TABLES, *SEARCH_OPTIONS] if key in found}
     for key in found:
         if key not in OPTIONS:
-            known = [*OPTIONS, *_TABLES, *_OWN]
+            known = [*OPTIONS, *_TABLES, *SEARCH_OPTIONS]
             raise ConfigError.build(name, got=f"unknown key {key!r}", hint=nearest(key, known))
     options = checked_options(found, name)
     space = _space(given.pop("space", {}), f"{name} [space]")
@@ -117,7 +117,7 @@ def _settings(given: Mapping[str, Any], name: str) -> dict[str, Any]:
             found[key] = _method(value, where)
         else:
             plain = key == "workers" and isinstance(value, int)
-            found[key] = _OWN[key].kind.checked(str(value) if plain else value, where)
+            found[key] = SEARCH_OPTIONS[key].kind.checked(str(value) if plain else value, where)
     return found
 
 
@@ -129,7 +129,7 @@ def _method(given: Mapping[str, Any], where: str) -> Any:
             where, expected="a name in it", got=", ".join(settings) or "an empty table",
             hint='as in { name = "tpe" }; the other keys are the arguments of the method',
         )  # fmt: skip
-    name = _OWN["method"].kind.checked(settings.pop("name"), f"{where} name")
+    name = SEARCH_OPTIONS["method"].kind.checked(settings.pop("name"), f"{where} name")
     return methods.make(name, **settings)
 
 
