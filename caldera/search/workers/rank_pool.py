@@ -48,7 +48,7 @@ class RankWorkers(WorkerPool):
         }
         self._rank_of: dict[Channel, int] = {}
         self._left_over: list[Channel] = []
-        self._lost: set[int] = set()
+        self._hung: set[int] = set()
 
     def start(self) -> None:
         self._selector.register(self._listening, selectors.EVENT_READ)
@@ -57,28 +57,30 @@ class RankWorkers(WorkerPool):
 
     def drop(self, member: Member, reason: str) -> str:
         assert isinstance(member, Group)
-        self._lost.update(member.ranks)
+        if reason:
+            # One whose connection has ended is dead, and MPI knows that by itself.
+            self._hung.update(member.ranks)
         return super().drop(member, reason)
 
     def end(self, *, at_once: bool) -> None:
         for member in self.members:
             assert isinstance(member, Group)
             if not member.ready:
-                self._lost.update(member.ranks)
+                self._hung.update(member.ranks)
         for channel in self._left_over:
             channel.send({"kind": "end", **self.last_words})
             channel.close()
         self._listening.close()
         super().end(at_once=at_once)
 
-    def warn_of_the_lost(self, *, with_mpi: bool) -> None:
-        """Ranks that were lost do not come to the end of the program, where MPI waits for all."""
-        if not self._lost:
+    def end_the_hung(self, *, with_mpi: bool) -> None:
+        """Ranks that hang never come to the end of the program, where MPI waits for all."""
+        if not self._hung:
             return
-        names = ", ".join(f"rank {rank}" for rank in sorted(self._lost))
+        names = ", ".join(f"rank {rank}" for rank in sorted(self._hung))
         sys.stderr.write(
-            f"caldera search: {names} was lost; the study is complete without it, and all ranks "
-            "are ended with the program of the master\n"
+            f"caldera search: {names} hangs; the study is complete without it, and all ranks are "
+            "ended with the program of the master\n"
         )
         if with_mpi:
             atexit.register(end_all)
@@ -113,7 +115,7 @@ class RankWorkers(WorkerPool):
             return
         known = [each for each in self.members if isinstance(each, Group) and each.ranks == ranks]
         group = known[0] if known else self._expect(ranks)
-        self._lost.difference_update(ranks)
+        self._hung.difference_update(ranks)
         self._rank_of[channel] = int(hello["rank"])
         self._of_channel[channel] = group
         group.channels = sorted([*group.channels, channel], key=self._rank_of.__getitem__)

@@ -51,7 +51,7 @@ def run_on_ranks(
         communicator.Split(None)
         _say_who_is_left_over(communicator.size, groups)
         Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(last_words)
-        pool.warn_of_the_lost(with_mpi=isinstance(communicator, MpiCommunicator))
+        pool.end_the_hung(with_mpi=isinstance(communicator, MpiCommunicator))
         return pool.last_words
     address = communicator.bcast_object(None, MASTER)
     number = next((n for n, group in enumerate(groups) if communicator.rank in group), None)
