@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from caldera.arguments import guard as _guard
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
+from caldera.search.importance import Importance
+from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, Proposal, methods
 from caldera.search.methods.grid import Grid
 from caldera.search.methods.random import Random, Threshold
@@ -27,13 +29,17 @@ from caldera.search.objective import (
 from caldera.search.runner import run
 from caldera.search.scheduler import StudyCallback
 from caldera.search.space import Space
-from caldera.search.study import Study, load
+from caldera.search.study import Study, is_study, load
+from caldera.search.table import Table
+from caldera.search.tensorboard import TensorBoard
 from caldera.search.trial import Trial
 
 __all__ = [
     "Constraint",
     "Dimension",
     "Grid",
+    "Importance",
+    "Luck",
     "Method",
     "Objective",
     "Proposal",
@@ -41,6 +47,8 @@ __all__ = [
     "Space",
     "Study",
     "StudyCallback",
+    "Table",
+    "TensorBoard",
     "Threshold",
     "Trial",
     "accuracy",
@@ -48,8 +56,10 @@ __all__ = [
     "at_most",
     "choice",
     "integer",
+    "is_study",
     "load",
     "log",
+    "luck",
     "methods",
     "metric",
     "pareto",

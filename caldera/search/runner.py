@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.search.architecture import keep_architecture
 from caldera.search.job import Job
 from caldera.search.journal import held_lock
+from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import Record
@@ -72,6 +74,8 @@ def run(
     - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
       that were running are run again. `storage` is the address of a database instead of a file.
     - `seed`: the same seed gives the same trials.
+    - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
+      terminal and nothing elsewhere (the usual), 2 for a line a trial.
     - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
       threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
       gets the study; with `ranks_per_trial` several of them train each model.
@@ -111,12 +115,15 @@ def run(
         return study
     with nullcontext() if place is None else _alone(place):
         record = Record(place, storage)
-        facts = {"method": repr(proposer), "stop": repr(stoppers), "seed": seed, "epochs": epochs}
+        facts = {
+            "method": repr(proposer), "stop": repr(stoppers), "seed": seed, "epochs": epochs,
+            "samples": None if samples is None else samples.choosing,
+        }  # fmt: skip
         record.begin(space, goal, facts)
         study = Study(record, goal, space, job)
         scheduler = Scheduler(
             study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
-            callbacks=watchers,
+            callbacks=[*watchers, LiveTable(verbose, trials=trials)],
         )  # fmt: skip
         _go(scheduler, job, ways)
     return study
@@ -128,6 +135,7 @@ def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
 
     def end() -> dict[str, Any]:
         _look_at_test(study)
+        keep_architecture(study)
         return last_words(study)
 
     for each in scheduler.callbacks:

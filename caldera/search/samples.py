@@ -59,6 +59,14 @@ class Samples:
         rest = np.setdiff1d(np.arange(len(self._given)), held)
         return self._given.subset(rest), self._given.subset(np.sort(held))
 
+    @property
+    def choosing(self) -> int | None:
+        """How many samples the trials are chosen by; None if nobody can count them."""
+        if self.folds > 1:
+            return len(self._given)
+        found = Pipeline.of(self._parts.validation)
+        return None if found.is_stream else len(found)
+
     @cached_property
     def _parts(self) -> Parts:
         return Parts.of(Pipeline.of(self._given), self._validation, None, self._seed)
