@@ -35,7 +35,7 @@ FLOORS = {
     5: ("plan", "compress", "sharding"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel"),
+    8: ("train", "parallel", "dmath"),
     9: ("planner", "bench", "onnx", "sklearn", "report"),
     10: ("cli",),
 }

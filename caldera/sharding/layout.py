@@ -226,6 +226,11 @@ class CartesianLayout(Layout):
         first = int(np.ravel_multi_index((*parts, 0), self.mesh))
         return self.ranks[first : first + self.replicas]
 
+    def mesh_with_terms(self, terms: int, place: int) -> tuple[int, ...]:
+        """The ranks if the first of `terms` of the replicas are an axis of the mesh, at a place."""
+        split = np.array(self.ranks).reshape(*self._parts, terms, self.replicas // terms)
+        return tuple(np.moveaxis(split, len(self._parts), place).reshape(-1).tolist())
+
     # --- what a layout says
 
     def axis_intervals(self, rank: int, axis: int) -> Intervals:
