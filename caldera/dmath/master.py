@@ -114,7 +114,7 @@ class Master(Session):
             pieces = layout.pieces(rank)
             if pieces not in parts:
                 # Ranks that have the same come one after the other.
-                parts = {pieces: np.ascontiguousarray(layout.part_of(array, rank))}
+                parts = {pieces: np.asarray(layout.part_of(array, rank), order="C")}
             part = parts[pieces]
             self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
             self._send(rank, part)

@@ -53,7 +53,7 @@ class RankProgram:
 
     def __init__(self, definition: Definition, communicator: Communicator) -> None:
         found = definition.lowered(communicator.rank, communicator.size)
-        self._outputs = found.outputs
+        self._roots, self._count = found.roots, len(found.outputs)
         self._leaves: Sequence[Symbol] = found.leaves
         self._communicator = communicator
         self._plan: Plan | None = None
@@ -64,10 +64,8 @@ class RankProgram:
             if symbol.value is not value:
                 symbol.move(value)
         if self._plan is None:
-            self._plan = compile_nodes(
-                self._outputs, communicator=self._communicator, remember=False
-            )
-        return self._plan.run()
+            self._plan = compile_nodes(self._roots, communicator=self._communicator, remember=False)
+        return self._plan.run()[: self._count]
 
     def release(self, freed: Sequence[Tensor]) -> None:
         """Hold on to none of these values."""

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.comm import Communicator, SingleProcess, Traffic
+from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
 from caldera.dmath.handle import Handle
 from caldera.dmath.rank import Definition, Rank
@@ -108,9 +109,27 @@ class Session(ABC):
 
     def call(self, service: str, *arguments: Any) -> list[Any]:
         """What a service of `SERVICES` says on each rank."""
+        return self.call_each(service, [arguments] * self.ranks)
+
+    def call_each(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The same, with arguments for each rank."""
         self.check_open()
         with self._lock:
-            return self._call(service, [arguments] * self.ranks)
+            return self._call(service, arguments)
+
+    def new_handle(self, spec: Spec, layout: Layout) -> Handle:
+        """An array that ranks are about to have."""
+        with self._lock:
+            return Handle(self, self._take_numbers(1), spec, layout)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether what is done once is done here."""
+        return True
+
+    def agree(self, text: str) -> str:
+        """The same text wherever the script runs: that of the first."""
+        return text
 
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
@@ -223,6 +242,13 @@ class SpmdSession(Session):
         self.ranks = self._here.communicator.size
         self.traffic = self._here.communicator.traffic
 
+    @property
+    def is_first(self) -> bool:
+        return self._here.communicator.rank == 0
+
+    def agree(self, text: str) -> str:
+        return str(self._here.communicator.bcast_object(text))
+
     def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
         self._here.put(number, layout.part_of(array, self._here.communicator.rank))
 
@@ -235,7 +261,7 @@ class SpmdSession(Session):
 
     def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
         comm = self._here.communicator
-        mine = np.ascontiguousarray(self._here.part(handle.number).numpy())
+        mine = np.asarray(self._here.part(handle.number).numpy(), order="C")
         sizes = [handle.layout.elements(rank) if rank in ranks else 0 for rank in range(comm.size)]
         everything = np.empty(sum(sizes), mine.dtype)
         own = mine.reshape(-1)[: sizes[comm.rank]]

@@ -11,6 +11,7 @@ import traceback
 
 import numpy as np
 
+from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.messages import (
     CALL,
@@ -109,7 +110,7 @@ class Worker:
     def _get(self, content: bytes) -> None:
         serial, number = varints(content)
         try:
-            part = np.ascontiguousarray(self._rank.part(number).numpy())
+            part = np.asarray(self._rank.part(number).numpy(), order="C")
         except CommError as error:
             self._reports.send(0, REFUSAL + varint(serial) + _as_text(error))
             return

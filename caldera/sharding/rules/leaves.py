@@ -16,6 +16,7 @@ from caldera.sharding.layout import CartesianLayout, replicated
 from caldera.sharding.ops import random_part
 from caldera.sharding.rules.registry import Lazy, rule
 from caldera.sharding.rules.stretches import part
+from caldera.tensor import Tensor
 
 if TYPE_CHECKING:
     from caldera.sharding.propagation import Propagation
@@ -27,8 +28,8 @@ def _free(layout: CartesianLayout) -> float:
 
 def array_leaf(values: np.ndarray) -> Node:
     """A constant array as a node."""
-    spec = Spec(values.shape, values.dtype)
-    node: Node = array(symbol=Symbol("", spec, "array", np.ascontiguousarray(values)))
+    held = Tensor.from_numpy(values)
+    node: Node = array(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
     return node
 
 
@@ -39,7 +40,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 @rule("array")
 def _(graph: Propagation, node: Node) -> Lazy:
-    values = node.attrs["symbol"].value
+    values = node.attrs["symbol"].value.numpy()
 
     def make(layout: CartesianLayout) -> Node:
         if layout.is_replicated:
