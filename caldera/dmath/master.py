@@ -32,6 +32,7 @@ from caldera.dmath.messages import (
     REPORT_TAG,
     ROOM,
     RUN,
+    UNDEFINE,
     Channel,
     pack_numbers,
     varint,
@@ -124,6 +125,10 @@ class Master(Session):
         content = DEFINE + varint(number) + definition.to_bytes()
         for rank in range(self.ranks):
             self._order(rank, content)
+
+    def _undefine(self, number: int) -> None:
+        for rank in range(self.ranks):
+            self._order(rank, UNDEFINE + varint(number))
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         self._look_for_failures()

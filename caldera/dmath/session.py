@@ -7,9 +7,9 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,12 +20,16 @@ from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
 from caldera.dmath.handle import Handle
 from caldera.dmath.rank import Definition, Rank
+from caldera.dmath.replicas import CacheCounts, View
 from caldera.dmath.services import SERVICES
 from caldera.errors import ConfigError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.sharding.axis_split import Intervals
 from caldera.sharding.layout import Layout, check_shape, index_of
 from caldera.tensor.dtype import canonical
+
+MOST_PROGRAMS = 512
+"""Programs that ranks keep: of more, those that were not run for the longest time are sent anew."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Known:
 
     number: int
     layouts: tuple[Layout, ...]
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Session(ABC):
         self._process = os.getpid()
         self._is_open = True
         self._arrays = 0
-        self._known: dict[bytes, Known] = {}
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._programs = 0
         self._written: weakref.WeakKeyDictionary[Node, _Written] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
         self._lock = threading.RLock()
@@ -131,6 +137,24 @@ class Session(ABC):
         """The same text wherever the script runs: that of the first."""
         return text
 
+    def replicate(self, handle: Handle, layout: Layout) -> None:
+        """Begin to bring an array to a second layout, while other things are computed; programs
+        that need it there wait for what is still on its way, and nothing moves then."""
+        self.check_open(handle)
+        view = View(handle.layout, layout, handle.spec.dtype)
+        self.call("fetch", handle.number, view)
+
+    @property
+    def cache(self) -> CacheCounts:
+        """What was kept of what ranks have seen of each other's parts, and how often that helped:
+        bytes on all ranks, kept bytes of the one with the most."""
+        counts = [CacheCounts(*each) for each in self.call("cache")]
+        return replace(counts[0], nbytes=max(each.nbytes for each in counts))
+
+    def limit_cache(self, nbytes: int) -> None:
+        """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
+        self.call("limit_cache", nbytes)
+
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
         # Called by the garbage collector, in any thread and in the middle of anything.
@@ -179,6 +203,9 @@ class Session(ABC):
     def _define(self, number: int, definition: Definition) -> None: ...
 
     @abstractmethod
+    def _undefine(self, number: int) -> None: ...
+
+    @abstractmethod
     def _run(self, program: int, leaves: list[int], first: int) -> None: ...
 
     @abstractmethod
@@ -195,7 +222,9 @@ class Session(ABC):
         before = self._written.get(outputs[0])
         if before is not None and before.wanted == wanted:
             same = zip(before.outputs, outputs, strict=False)
-            if len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same):
+            alike = len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same)
+            if alike and before.known.digest in self._known:
+                self._known.move_to_end(before.known.digest)
                 return before.known, before.leaves
         graph, symbols = encode_graph(outputs)
         leaves = tuple(symbol for symbol in symbols if symbol.role != "array")
@@ -205,10 +234,16 @@ class Session(ABC):
         content = definition.to_bytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known = self._known.get(digest)
-        if known is None:
-            known = Known(len(self._known), definition.lowered(0, self.ranks).layouts)
+        if known is not None:
+            self._known.move_to_end(digest)
+        else:
+            layouts = definition.lowered(0, self.ranks).layouts
+            known = Known(self._programs, layouts, digest)
+            self._programs += 1
             self._define(known.number, definition)
             self._known[digest] = known
+            if len(self._known) > MOST_PROGRAMS:
+                self._undefine(self._known.popitem(last=False)[1].number)
         found = tuple(weakref.ref(node) for node in outputs)
         self._written[outputs[0]] = _Written(found, wanted, known, leaves)
         return known, leaves
@@ -254,6 +289,9 @@ class SpmdSession(Session):
 
     def _define(self, number: int, definition: Definition) -> None:
         self._here.define(number, definition)
+
+    def _undefine(self, number: int) -> None:
+        self._here.undefine(number)
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         self._here.free(self._take_forgotten())
