@@ -5,6 +5,7 @@ from __future__ import annotations
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
+from caldera.dmath.files import load, save
 from caldera.dmath.session import Session
 from caldera.sharding.distributions import (
     Axis,
@@ -38,9 +39,11 @@ __all__ = [
     "evaluate",
     "eye",
     "full",
+    "load",
     "normal",
     "ones",
     "random",
+    "save",
     "spmd",
     "zeros",
 ]

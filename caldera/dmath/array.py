@@ -112,8 +112,13 @@ class Array(Expr):
 
     def numpy(self) -> np.ndarray:
         """All of it as a NumPy array, here."""
-        handle = _handle(self.eval().node)
+        handle = self.handle
         return handle.session.get(handle)
+
+    @property
+    def handle(self) -> Handle:
+        """What the session knows it by, once it is computed."""
+        return _handle(self.eval().node)
 
     def item(self) -> Any:
         return self.numpy().item()
