@@ -116,11 +116,28 @@ class Overview:
         return next((name for name in candidates if name in there), "")
 
     def curve(self, trial: Trial) -> list[tuple[float, float]]:
-        """A trial's learning curve: step from 1, and value."""
-        return [
+        """A trial's learning curve: step and value. One that goes on with another's model begins
+        where that one ended."""
+        begun = self._begun[trial.number]
+        points = [
             (float(step), float(row.get(self.curve_name, math.nan)))
-            for step, row in enumerate(trial.curve, 1)
+            for step, row in enumerate(trial.curve, begun + 1)
         ]
+        if begun and trial.parent is not None:
+            last = self.trials[trial.parent].curve[-1]
+            points.insert(0, (float(begun), float(last.get(self.curve_name, math.nan))))
+        return points
+
+    @cached_property
+    def _begun(self) -> list[int]:
+        """How many steps the model of each trial had behind it when the trial began."""
+        found: list[int] = []
+        for trial in self.trials:
+            parent = trial.parent
+            # A study that was read may say anything: only trials before it can be its parents.
+            known = parent is not None and 0 <= parent < len(found)
+            found.append(found[parent] + len(self.trials[parent].curve) if known else 0)  # type: ignore[index]
+        return found
 
     # --- luck
 
