@@ -19,7 +19,7 @@ from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
-from caldera.search.architecture import architecture
+from caldera.search.best_network import network_cards
 from caldera.search.charts import (
     coordinates_picture,
     curves_chart,
@@ -158,7 +158,7 @@ def _best(overview: Overview) -> Safe:
         note = "Looked at once, after the choice."
         cards.append(card("On the test data", facts(shown), note=note))
     chosen = tag("div", *cards, class_="masonry")
-    return section("best", "The best trial", chosen, *architecture(overview.study, best))
+    return section("best", "The best trial", chosen, *network_cards(overview.study, best))
 
 
 def _spent(overview: Overview, best: Trial) -> float:

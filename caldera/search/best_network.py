@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 24
 """A picture that is larger is not for a page."""
 
 
-def keep_architecture(study: Study) -> None:
+def keep_network(study: Study) -> None:
     """Write down what the network of the best trial is, in a study with networks and a folder."""
     best = study.best_or_none()
     if best is None or study.folder is None:
@@ -69,7 +69,7 @@ def _layers(model: Model) -> dict[str, Any]:
     return {"layers": rows, "parameters": summary.parameters, "flops": summary.flops}
 
 
-def architecture(study: Study, best: Trial) -> Iterator[Safe]:
+def network_cards(study: Study, best: Trial) -> Iterator[Safe]:
     """What a page shows of the network of the best trial; nothing if none is known."""
     known = study.record.notes().get(_NOTE, {})
     model = None
