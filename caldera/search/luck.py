@@ -36,6 +36,10 @@ class Luck:
       `low`, `high`: where nine of ten such bests would lie.
     - `noise`: the standard deviation with which a value is measured, if it is known;
       `optimism`: how much of the best is likely an error of measuring, None if it is not known.
+
+    >>> from caldera import search
+    >>> search.luck([0.90, 0.95, 0.93, 0.94], noise=0.01).trials
+    4
     """
 
     trials: int

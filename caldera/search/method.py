@@ -33,6 +33,10 @@ class Proposal:
     - `parent`: the number of a trial whose model is trained further.
     - `keep`: save the model, so that it can be a parent.
     - `note`: plain data that the method finds again in `trial.note`, also after a restart.
+
+    >>> from caldera import search
+    >>> search.Proposal({"rate": 0.1}, epochs=3).epochs
+    3
     """
 
     point: Point
@@ -52,6 +56,15 @@ class Method(Configurable):
     - `self.space`, `self.objective`, `self.seed`;
     - `self.trials`: all trials so far, also those that wait or run;
     - `self.budget`: how many trials there shall be, or None; `self.epochs`: of a whole trial.
+
+    >>> from caldera import search
+    >>> class Climber(search.Method):
+    ...     def ask(self, number):
+    ...         random, best = self.random(number), self.best()
+    ...         return self.space.near(best.point, random) if best else self.space.draw(random)
+    >>> space = {"x": search.uniform(-4, 4)}
+    >>> search.run(lambda x: x * x, space, method=Climber(), trials=60, verbose=0).best.value < 0.1
+    True
     """
 
     ends: ClassVar[bool] = False

@@ -35,6 +35,13 @@ class Objective:
 
     `modes` has "min" or "max" for each value. `seeds` or `folds` train a trial several times, and
     the means count.
+
+    >>> from caldera import search
+    >>> class Gap(search.Objective):
+    ...     def measure(self, row):
+    ...         return row["val_loss"] - row["loss"]
+    >>> Gap().measure({"val_loss": 0.5, "loss": 0.25})
+    0.25
     """
 
     modes: tuple[str, ...] = ("min",)
@@ -201,7 +208,12 @@ class Pareto(Objective):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A number of the report that must not be above (or below) a limit."""
+    """A number of the report that must not be above (or below) a limit.
+
+    >>> from caldera import search
+    >>> search.Constraint("parameters", 1e6).violated({"parameters": 2e6})
+    'expected parameters at most 1e+06, got 2e+06'
+    """
 
     name: str
     limit: float
@@ -322,7 +334,12 @@ def at_most(name: str, limit: float) -> Constraint:
 
 
 def at_least(name: str, limit: float) -> Constraint:
-    """A constraint: trials below the limit cannot be the best."""
+    """A constraint: trials below the limit cannot be the best.
+
+    >>> from caldera import search
+    >>> search.at_least("val_accuracy", 0.9).violated({"val_accuracy": 0.95})
+    ''
+    """
     return Constraint(name, float(limit), above=True)
 
 

@@ -30,7 +30,17 @@ _FIRST_FAILURES = 20
 
 class StudyCallback:
     """What may look at a search while it goes on: override what you need, and pass it to
-    `search.run(callbacks=[...])`."""
+    `search.run(callbacks=[...])`.
+
+    >>> from caldera import search
+    >>> class Printer(search.StudyCallback):
+    ...     def trial_ends(self, study, trial):
+    ...         print(trial.number, trial.state)
+    >>> _ = search.run(lambda x: x, {"x": search.integer(1, 2)}, method="grid", verbose=0,
+    ...                callbacks=[Printer()])
+    0 done
+    1 done
+    """
 
     def study_begins(self, study: Study) -> None:
         """Before the first trial."""

@@ -255,7 +255,12 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def is_study(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds a study, as `search.run(folder=...)` writes it."""
+    """Whether a folder holds a study, as `search.run(folder=...)` writes it.
+
+    >>> from caldera import search
+    >>> search.is_study("/none")
+    False
+    """
     return (Path(folder) / "journal.log").is_file()
 
 
@@ -263,6 +268,14 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     """The study in a folder, to look at: trials, best, table, page.
 
     To go on with it, or to get its models, call `search.run` with the same folder.
+
+    >>> import tempfile
+    >>> from caldera import search
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = search.run(lambda x: x, {"x": search.integer(1, 2)}, method="grid", folder=folder,
+    ...                    verbose=0)
+    ...     len(search.load(folder).trials)
+    2
     """
     path = Path(folder)
     if storage is None and not is_study(path):
