@@ -84,7 +84,7 @@ class Overview:
         names = dict.fromkeys(name for trial in self.trials for name in trial.point)
         logs = set(_log_names(self.settings.get("space")))
         return [
-            Column(name, [t.point.get(name) for t in self.trials], name.rpartition(".")[2] in logs)
+            Column(name, [t.point.get(name) for t in self.trials], _is_log(name, logs))
             for name in names
         ]
 
@@ -155,14 +155,22 @@ class Overview:
         return luck(values, larger_is_better=larger, noise=noise)
 
 
-def _log_names(described: Any) -> Iterator[str]:
+def _log_names(described: Any, inside: str = "") -> Iterator[str]:
     """The names of all parameters whose range is logarithmic, wherever a choice opens them."""
     if not isinstance(described, Mapping):
         return
-    for name, part in described.items():
+    for key, part in described.items():
+        # What is repeated has the name of the list.
+        name = inside if key == "part" else str(key)
         if isinstance(part, Mapping) and part.get("log") is True:
-            yield str(name)
-        yield from _log_names(part)
+            yield name
+        yield from _log_names(part, name)
+
+
+def _is_log(path: str, names: set[str]) -> bool:
+    """Whether the parameter at a path such as `rate`, `optimizer=sgd.rate`, `hidden.0` is one."""
+    *outer, last = path.split(".")
+    return last in names or (last.isdigit() and bool(outer) and outer[-1] in names)
 
 
 @dataclass(frozen=True)

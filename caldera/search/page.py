@@ -338,6 +338,8 @@ def described(part: Any) -> str:
             more = "; ".join(f"{n}: {described(p)}" for n, p in (inside or {}).items())
             texts.append(f"{label} ({more})" if more else str(label))
         return ", ".join(texts)
+    if kind == "repeat":
+        return f"{part.get('least')} to {part.get('most')} times {described(part.get('part'))}"
     if kind == "fixed":
         return str(part.get("value"))
     return ", ".join(f"{name}: {described(each)}" for name, each in part.items())
