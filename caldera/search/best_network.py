@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from caldera.amounts import flops_text
 from caldera.draw.graph import graph_svg
 from caldera.draw.html import Safe, card, table, tag
 from caldera.file_cache import write_file
 from caldera.graph.program import Program
+from caldera.plain_data import from_plain, to_plain
 from caldera.report.graph import viewer
 from caldera.search.trial import Trial
+from caldera.train.tracking.measure_run import network_record
+from caldera.train.tracking.run_record import NetworkRecord
 
 if TYPE_CHECKING:
     from caldera.search.study import Study
@@ -37,7 +40,8 @@ def keep_network(study: Study) -> None:
         return
     model = _untrained(study, best)
     if model is not None:
-        study.record.note(_NOTE, {"trial": best.number, **_layers(model)})
+        kept = {"trial": best.number, "network": to_plain(network_record(model))}
+        study.record.note(_NOTE, kept)
         write_file(_path(study.folder, best), network_svg(model))
 
 
@@ -61,32 +65,27 @@ def _path(folder: Path, trial: Trial) -> Path:
     return folder / f"network-{trial.number}.svg"
 
 
-def _layers(model: Model) -> dict[str, Any]:
-    summary = model.summary(show=False)
-    rows = [
-        [row.path, row.kind, list(row.shape), row.parameters, row.flops] for row in summary.rows
-    ]
-    return {"layers": rows, "parameters": summary.parameters, "flops": summary.flops}
-
-
 def network_cards(study: Study, best: Trial) -> Iterator[Safe]:
     """What a page shows of the network of the best trial; nothing if none is known."""
     known = study.record.notes().get(_NOTE, {})
-    model = None
-    if known.get("trial") != best.number:
-        model = _untrained(study, best)
-        if model is None:
-            return
-        known = _layers(model)
+    is_known = known.get("trial") == best.number
+    model = None if is_known else _untrained(study, best)
+    if model is not None:
+        network = network_record(model)
+    elif is_known:
+        where = f"study in {study.folder}, network"
+        network = from_plain(NetworkRecord, known.get("network"), where)
+    else:
+        return
     head = ("layer", "kind", "output", "parameters", "work")
     rows = [
         (
-            str(path), str(kind), " \u00d7 ".join(map(str, shape)) or "1", f"{parameters:,}",
-            flops_text(flops) if flops else "\u2013",
+            layer.path, layer.kind, " \u00d7 ".join(map(str, layer.shape)) or "1",
+            f"{layer.parameters:,}", flops_text(layer.flops) if layer.flops else "\u2013",
         )
-        for path, kind, shape, parameters, flops in known["layers"]
+        for layer in network.layers
     ]  # fmt: skip
-    note = f"{known['parameters']:,} parameters; {flops_text(known['flops'])} for one sample."
+    note = f"{network.parameters:,} parameters; {flops_text(network.flops)} for one sample."
     yield card("Its network, for one sample", table(head, rows, numbers=(3, 4)), note=note)
     picture = _read_picture(study, best) if model is None else network_svg(model)
     if picture is not None:

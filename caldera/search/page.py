@@ -306,7 +306,8 @@ def _settings(overview: Overview) -> Safe:
         for name, value in overview.settings.items()
         if name not in ("space", "objective") and value not in (None, [], {})
     }
-    space = {name: described(part) for name, part in overview.settings.get("space", {}).items()}
+    given = overview.settings.get("space")
+    space = {name: described(part) for name, part in given.items()} if given else {}
     cards = [card("Search", facts(own)), card("Space", facts(space))]
     return section("settings", "Settings", tag("div", *cards, class_="masonry"))
 
