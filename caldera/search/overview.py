@@ -118,25 +118,38 @@ class Overview:
     def curve(self, trial: Trial) -> list[tuple[float, float]]:
         """A trial's learning curve: step and value. One that goes on with another's model begins
         where that one ended."""
-        begun = self._begun[trial.number]
-        points = [
-            (float(step), float(row.get(self.curve_name, math.nan)))
-            for step, row in enumerate(trial.curve, begun + 1)
-        ]
-        if begun and trial.parent is not None:
-            last = self.trials[trial.parent].curve[-1]
-            points.insert(0, (float(begun), float(last.get(self.curve_name, math.nan))))
+        parent = self._parent(trial)
+        before = [] if parent is None else self._own_curve(parent)[-1:]
+        return before + self._own_curve(trial)
+
+    def whole_curve(self, trial: Trial) -> list[tuple[float, float]]:
+        """The learning curve of a trial's model, from its first step on."""
+        points = self._own_curve(trial)
+        parent = self._parent(trial)
+        while parent is not None:
+            points = self._own_curve(parent) + points
+            parent = self._parent(parent)
         return points
+
+    def _own_curve(self, trial: Trial) -> list[tuple[float, float]]:
+        return [
+            (float(step), float(row.get(self.curve_name, math.nan)))
+            for step, row in enumerate(trial.curve, self._begun[trial.number] + 1)
+        ]
+
+    def _parent(self, trial: Trial) -> Trial | None:
+        """The trial whose model it goes on with. A study that was read may say anything: only those
+        before it can be."""
+        parent = trial.parent
+        return self.trials[parent] if parent is not None and 0 <= parent < trial.number else None
 
     @cached_property
     def _begun(self) -> list[int]:
         """How many steps the model of each trial had behind it when the trial began."""
         found: list[int] = []
         for trial in self.trials:
-            parent = trial.parent
-            # A study that was read may say anything: only trials before it can be its parents.
-            known = parent is not None and 0 <= parent < len(found)
-            found.append(found[parent] + len(self.trials[parent].curve) if known else 0)  # type: ignore[index]
+            parent = self._parent(trial)
+            found.append(0 if parent is None else found[parent.number] + len(parent.curve))
         return found
 
     # --- luck
