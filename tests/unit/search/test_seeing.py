@@ -261,3 +261,10 @@ def test_the_network_of_the_best_is_drawn_without_the_code_that_built_it(tmp_pat
     kept = search.run(build, space, data, verbose=0, **given)
     assert len(built) == 3
     assert "Its architecture" in study_page(Overview(kept))
+
+
+def test_a_trial_is_one_line(study: search.Study) -> None:
+    for trial in study.trials:
+        assert len(repr(trial)) < 210
+        assert "\n" not in repr(trial)
+    assert repr(study.best).startswith(f"<Trial {study.best.number}: done: 0.9")
