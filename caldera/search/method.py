@@ -1,4 +1,4 @@
-"""`Method`: what proposes trials and may stop them. One file each in `methods`.
+"""`Method`: what proposes trials and may stop them. One file each in `algorithms`.
 
 A method of your own writes `ask`, and what else it needs:
 
@@ -35,8 +35,8 @@ class Proposal:
     - `note`: plain data that the method finds again in `trial.note`, also after a restart.
 
     >>> from caldera import search
-    >>> search.Proposal({"rate": 0.1}, epochs=3).epochs
-    3
+    >>> search.Proposal({"x": 0.5}, note={"why": "in the middle"}).point
+    {'x': 0.5}
     """
 
     point: Point
@@ -58,12 +58,15 @@ class Method(Configurable):
     - `self.budget`: how many trials there shall be, or None; `self.epochs`: of a whole trial.
 
     >>> from caldera import search
-    >>> class Climber(search.Method):
+    >>> class HillClimbing(search.Method):
     ...     def ask(self, number):
     ...         random, best = self.random(number), self.best()
-    ...         return self.space.near(best.point, random) if best else self.space.draw(random)
+    ...         if best is None:
+    ...             return self.space.draw(random)
+    ...         return self.space.near(best.point, random)
     >>> space = {"x": search.uniform(-4, 4)}
-    >>> search.run(lambda x: x * x, space, method=Climber(), trials=60, verbose=0).best.value < 0.1
+    >>> study = search.run(lambda x: x * x, space, method=HillClimbing(), trials=50, verbose=0)
+    >>> study.best.value < 0.1
     True
     """
 

@@ -1,9 +1,10 @@
 """Objectives: what makes a trial better than another.
 
 An objective reads what a trial reports after each step: every column of the history of `fit`
-(`loss`, `val_accuracy`, ...), and `seconds`, `epochs`, `parameters`; also `flops`, `memory` and
-`latency`, which are measured if an objective or a constraint names them. Methods see losses: what
-should be large is negated.
+(`loss`, `val_accuracy`, ...), and `seconds` since the trial began, `epochs`, `parameters`. If an
+objective or a constraint names them, also: `flops` of one sample forward, an estimate of the
+`memory` of a training step in bytes, and `latency`, the seconds that `predict` takes for one
+sample. Methods see losses: what should be large is negated.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Objective:
     >>> from caldera import search
     >>> class Gap(search.Objective):
     ...     def measure(self, row):
-    ...         return row["val_loss"] - row["loss"]
-    >>> Gap().measure({"val_loss": 0.5, "loss": 0.25})
-    0.25
+    ...         return abs(row["loss"] - row["val_loss"])
+    >>> Gap().values([{"loss": 0.5, "val_loss": 0.75}])
+    (0.25,)
     """
 
     modes: tuple[str, ...] = ("min",)
@@ -211,8 +212,8 @@ class Constraint:
     """A number of the report that must not be above (or below) a limit.
 
     >>> from caldera import search
-    >>> search.Constraint("parameters", 1e6).violated({"parameters": 2e6})
-    'expected parameters at most 1e+06, got 2e+06'
+    >>> search.at_most("memory", 2e9)
+    Constraint(name='memory', limit=2000000000.0, above=False)
     """
 
     name: str
@@ -337,8 +338,8 @@ def at_least(name: str, limit: float) -> Constraint:
     """A constraint: trials below the limit cannot be the best.
 
     >>> from caldera import search
-    >>> search.at_least("val_accuracy", 0.9).violated({"val_accuracy": 0.95})
-    ''
+    >>> search.at_least("val_accuracy", 0.9).violated({"val_accuracy": 0.8})
+    'expected val_accuracy at least 0.9, got 0.8'
     """
     return Constraint(name, float(limit), above=True)
 

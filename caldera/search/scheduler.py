@@ -35,11 +35,11 @@ class StudyCallback:
     >>> from caldera import search
     >>> class Printer(search.StudyCallback):
     ...     def trial_ends(self, study, trial):
-    ...         print(trial.number, trial.state)
-    >>> _ = search.run(lambda x: x, {"x": search.integer(1, 2)}, method="grid", verbose=0,
-    ...                callbacks=[Printer()])
-    0 done
-    1 done
+    ...         print(trial.parameters, trial.value)
+    >>> space = {"x": search.integer(1, 2)}
+    >>> _ = search.run(lambda x: x, space, method="grid", callbacks=[Printer()], verbose=0)
+    {'x': 1} 1.0
+    {'x': 2} 2.0
     """
 
     def study_begins(self, study: Study) -> None:

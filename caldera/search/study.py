@@ -272,10 +272,10 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     >>> import tempfile
     >>> from caldera import search
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = search.run(lambda x: x, {"x": search.integer(1, 2)}, method="grid", folder=folder,
-    ...                    verbose=0)
-    ...     len(search.load(folder).trials)
-    2
+    ...     space = {"x": search.integer(1, 3)}
+    ...     _ = search.run(lambda x: x, space, method="grid", folder=folder, verbose=0)
+    ...     search.load(folder)
+    Study(3 done; best: trial 0, value 1)
     """
     path = Path(folder)
     if storage is None and not is_study(path):
