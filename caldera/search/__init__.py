@@ -11,8 +11,14 @@ from __future__ import annotations
 from caldera.arguments import guard as _guard
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.method import Method, Proposal, methods
+from caldera.search.methods.controller import Controller
+from caldera.search.methods.early_stopping import ASHA, Hyperband, Median
+from caldera.search.methods.evolution import Evolution, HierarchicalEvolution
 from caldera.search.methods.grid import Grid
+from caldera.search.methods.optuna_samplers import CMAES, NSGA2, TPE, GaussianProcess, QuasiRandom
+from caldera.search.methods.pbt import PBT
 from caldera.search.methods.random import Random, Threshold
+from caldera.search.methods.swarm import Swarm
 from caldera.search.objective import (
     Constraint,
     Objective,
@@ -31,16 +37,29 @@ from caldera.search.study import Study, load
 from caldera.search.trial import Trial
 
 __all__ = [
+    "ASHA",
+    "CMAES",
+    "NSGA2",
+    "PBT",
+    "TPE",
     "Constraint",
+    "Controller",
     "Dimension",
+    "Evolution",
+    "GaussianProcess",
     "Grid",
+    "HierarchicalEvolution",
+    "Hyperband",
+    "Median",
     "Method",
     "Objective",
     "Proposal",
+    "QuasiRandom",
     "Random",
     "Space",
     "Study",
     "StudyCallback",
+    "Swarm",
     "Threshold",
     "Trial",
     "accuracy",

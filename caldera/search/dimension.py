@@ -113,32 +113,38 @@ class Uniform(Dimension):
                     got=repr(self.step),
                 )  # fmt: skip
             # The last step may not reach the end.
-            object.__setattr__(self, "high", self.low + self._steps * float(self.step))
+            object.__setattr__(self, "high", self.low + self.steps * float(self.step))
 
     @property
-    def _steps(self) -> int:
+    def steps(self) -> int:
+        """How many steps there are from the first value to the last."""
         assert self.step is not None
         return math.floor((self.high - self.low) / self.step + 1e-9)
 
     def decode(self, unit: float) -> float:
         if self.step is not None:
-            index = min(int(unit * (self._steps + 1)), self._steps)
-            return self._at(index)
+            index = min(int(unit * (self.steps + 1)), self.steps)
+            return self.at(index)
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             return min(max(math.exp(low + unit * (high - low)), self.low), self.high)
         return self.low + unit * (self.high - self.low)
 
-    def _at(self, index: int) -> float:
+    def at(self, index: int) -> float:
+        """The value so many steps from the first."""
         # 0.1 + 2 * 0.1 should be 0.3, and a value that is visited twice should be one value.
         return float(f"{self.low + index * float(self.step or 0):.12g}")
+
+    def index(self, stored: float) -> int:
+        """How many steps a value is from the first."""
+        return round((stored - self.low) / float(self.step or 1))
 
     def stored(self, unit: float) -> float:
         return self.decode(unit)
 
     def unit(self, stored: Any) -> float:
         if self.step is not None:
-            return (round((stored - self.low) / self.step) + 0.5) / (self._steps + 1)
+            return (self.index(stored) + 0.5) / (self.steps + 1)
         if self.log:
             return math.log(stored / self.low) / math.log(self.high / self.low)
         return (stored - self.low) / (self.high - self.low)
@@ -153,7 +159,7 @@ class Uniform(Dimension):
     def grid(self) -> list[Stored] | None:
         if self.step is None:
             return None
-        return [self._at(index) for index in range(self._steps + 1)]
+        return [self.at(index) for index in range(self.steps + 1)]
 
     def distribution(self, optuna: Any) -> Any:
         return optuna.distributions.FloatDistribution(
@@ -190,17 +196,18 @@ class Integer(Dimension):
             )  # fmt: skip
         if self.step < 1:
             raise ConfigError.build("integer", expected="step= at least 1", got=repr(self.step))
-        object.__setattr__(self, "high", self.low + self._steps * self.step)
+        object.__setattr__(self, "high", self.low + self.steps * self.step)
 
     @property
-    def _steps(self) -> int:
+    def steps(self) -> int:
+        """How many steps there are from the first value to the last."""
         return (self.high - self.low) // self.step
 
     def decode(self, unit: float) -> int:
         if self.log:
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return min(max(round(math.exp(low + unit * (high - low))), self.low), self.high)
-        index = min(int(unit * (self._steps + 1)), self._steps)
+        index = min(int(unit * (self.steps + 1)), self.steps)
         return self.low + index * self.step
 
     def stored(self, unit: float) -> int:
@@ -210,7 +217,7 @@ class Integer(Dimension):
         if self.log:
             low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
             return (math.log(stored) - low) / (high - low)
-        return ((stored - self.low) // self.step + 0.5) / (self._steps + 1)
+        return ((stored - self.low) // self.step + 0.5) / (self.steps + 1)
 
     def value(self, stored: Any) -> int:
         return int(stored)
@@ -220,7 +227,7 @@ class Integer(Dimension):
         return is_whole and self.low <= stored <= self.high
 
     def grid(self) -> list[Stored] | None:
-        if self._steps >= _MOST_POINTS:
+        if self.steps >= _MOST_POINTS:
             return None
         return list(range(self.low, self.high + 1, self.step))
 

@@ -108,6 +108,7 @@ class Job:
         if task.parent is not None:
             assert self.samples is not None
             self.load(model, task.parent)
+            _give_rate(model)
         return model
 
     def _train(self, task: Task, recorder: _Recorder, parallel: Strategy) -> None:
@@ -366,6 +367,13 @@ def _number(value: Any, name: str) -> float:
             "trial", expected=f"{name} as a number", got=repr(value)[:80],
             hint="give a number, or a dict of numbers by name",
         ) from None  # fmt: skip
+
+
+def _give_rate(model: Model) -> None:
+    """The rate that a model was built with, instead of the one that its parent had."""
+    rate = model.learning_rate
+    if isinstance(rate, int | float) and model.optimizer.state:
+        model.optimizer.learning_rate.assign(rate)
 
 
 def digest_of(model: Model) -> str:

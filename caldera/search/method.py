@@ -56,6 +56,8 @@ class Method(Configurable):
 
     ends: ClassVar[bool] = False
     """Whether it comes to an end by itself."""
+    saves: ClassVar[bool] = False
+    """Whether models have to be saved, since others go on with them."""
 
     space: Space
     objective: Objective

@@ -100,6 +100,10 @@ def run(
     watchers = instances(callbacks, StudyCallback, "callbacks", _WHERE)
     place = checked_folder(folder, "folder", _WHERE)
     samples = None
+    if proposer.saves and data is not None and place is None:
+        raise ConfigError.build(
+            _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
+        )
     if data is not None:
         samples = Samples(data, validation, test, folds=goal.folds, seed=seed)
     job = Job(build, space, goal, samples, limits, epochs, fit, place)
