@@ -9,16 +9,23 @@ study.best.model
 from __future__ import annotations
 
 from caldera.arguments import guard as _guard
+from caldera.search.algorithms.controller import Controller
+from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median
+from caldera.search.algorithms.evolution import Evolution, HierarchicalEvolution
+from caldera.search.algorithms.grid import Grid
+from caldera.search.algorithms.optuna_samplers import (
+    CMAES,
+    NSGA2,
+    TPE,
+    GaussianProcess,
+    QuasiRandom,
+)
+from caldera.search.algorithms.pbt import PBT
+from caldera.search.algorithms.random import Random, Threshold
+from caldera.search.algorithms.swarm import Swarm
+from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.method import Method, Proposal, methods
-from caldera.search.methods.controller import Controller
-from caldera.search.methods.early_stopping import ASHA, Hyperband, Median
-from caldera.search.methods.evolution import Evolution, HierarchicalEvolution
-from caldera.search.methods.grid import Grid
-from caldera.search.methods.optuna_samplers import CMAES, NSGA2, TPE, GaussianProcess, QuasiRandom
-from caldera.search.methods.pbt import PBT
-from caldera.search.methods.random import Random, Threshold
-from caldera.search.methods.swarm import Swarm
 from caldera.search.objective import (
     Constraint,
     Objective,
@@ -32,6 +39,7 @@ from caldera.search.objective import (
 )
 from caldera.search.runner import run
 from caldera.search.scheduler import StudyCallback
+from caldera.search.sensible import build_like, space_of
 from caldera.search.space import Space
 from caldera.search.study import Study, load
 from caldera.search.trial import Trial
@@ -65,14 +73,22 @@ __all__ = [
     "accuracy",
     "at_least",
     "at_most",
+    "build_like",
+    "cell",
     "choice",
+    "hierarchy",
     "integer",
+    "layers",
     "load",
     "log",
+    "make_cell",
+    "make_layers",
     "methods",
     "metric",
     "pareto",
+    "repeat",
     "run",
+    "space_of",
     "time_to",
     "uniform",
     "weighted",

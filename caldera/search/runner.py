@@ -115,7 +115,10 @@ def run(
         return study
     with nullcontext() if place is None else _alone(place):
         record = Record(place, storage)
-        facts = {"method": repr(proposer), "stop": repr(stoppers), "seed": seed, "epochs": epochs}
+        facts = {
+            "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
+            "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
+        }  # fmt: skip
         record.begin(space, goal, facts)
         study = Study(record, goal, space, job)
         scheduler = Scheduler(

@@ -63,6 +63,14 @@ class Samples:
     def _parts(self) -> Parts:
         return Parts.of(Pipeline.of(self._given), self._validation, None, self._seed)
 
+    @property
+    def chosen_by(self) -> int | None:
+        """How many samples a trial is judged by; None for a stream."""
+        if self.folds > 1:
+            return len(self._given)
+        held = self._parts.validation
+        return None if held is None or held.is_stream else len(held)
+
     def sample(self) -> tuple[np.ndarray, ...]:
         """A batch of one, to build a model for."""
         return Pipeline.of(self._given).blank()

@@ -30,7 +30,17 @@ _FIRST_FAILURES = 20
 
 class StudyCallback:
     """What may look at a search while it goes on: override what you need, and pass it to
-    `search.run(callbacks=[...])`."""
+    `search.run(callbacks=[...])`.
+
+    >>> from caldera import search
+    >>> class Printer(search.StudyCallback):
+    ...     def trial_ends(self, study, trial):
+    ...         print(trial.parameters, trial.value)
+    >>> space = {"x": search.integer(1, 2)}
+    >>> _ = search.run(lambda x: x, space, method="grid", callbacks=[Printer()], verbose=0)
+    {'x': 1} 1.0
+    {'x': 2} 2.0
+    """
 
     def study_begins(self, study: Study) -> None:
         """Before the first trial."""

@@ -216,6 +216,14 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     """The study in a folder, to look at: trials, best, table, page.
 
     To go on with it, or to get its models, call `search.run` with the same folder.
+
+    >>> import tempfile
+    >>> from caldera import search
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     space = {"x": search.integer(1, 3)}
+    ...     _ = search.run(lambda x: x, space, method="grid", folder=folder, verbose=0)
+    ...     search.load(folder)
+    Study(3 done; best: trial 0, value 1)
     """
     path = Path(folder)
     if storage is None and not (path / "journal.log").is_file():

@@ -72,6 +72,7 @@ LAYERS: dict[str, Given] = {
     "Activation": lambda f: f("relu"),
     "AdaptiveAveragePool2D": lambda f: f(2),
     "Branches": lambda f: f([nn.Dense(2), nn.Dense(3)]),
+    "Cell": lambda f: f([[0], [0, 1]], [nn.Dense(4), nn.Dense(4), nn.Dense(4)]),
     "Conv1D": lambda f: f(3, 3),
     "Conv2D": lambda f: f(3, 3),
     "ConvTranspose2D": lambda f: f(3, 3),
