@@ -21,10 +21,12 @@ from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
 
-_BLOCKS_OF_OUR_PRODUCTS = (60, 30, 10)
+_BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
 _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
 _BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
 """Tiles in a block, the most first."""
+_NEAREST_CACHE = 44 << 10
+"""Bytes of the nearest cache: a block's points and those of the filters stay there, if they can."""
 _MANY_FILTERS = 1 << 16
 """Channels in times channels out, from which on workers compute together."""
 _OUR_PRODUCTS = 1 << 15
@@ -92,9 +94,10 @@ class Layout(TiledLayout):
             return None
         if not self.is_sum:
             return best_shape(self.columns, _BLOCKS_OF_OUR_PRODUCTS[0], self._lanes)
-        rows, vectors = (8, 2) if host_target().registers >= 32 else (4, 2)
-        whole = self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0
-        return (rows, vectors) if whole else None
+        for rows, vectors in ((8, 2), (16, 1)) if host_target().registers >= 32 else ((4, 2),):
+            if self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0:
+                return rows, vectors
+        return None
 
     @property
     def known_channels(self) -> int:
@@ -128,7 +131,10 @@ class Layout(TiledLayout):
     def _sizes(self) -> tuple[int, ...]:
         if not self.is_apart:
             return _BLOCKS_TOGETHER
-        return _BLOCKS_OF_BLAS if self.register_tile is None else _BLOCKS_OF_OUR_PRODUCTS
+        if self.register_tile is None:
+            return _BLOCKS_OF_BLAS
+        near = [n for n in _BLOCKS_OF_OUR_PRODUCTS if self._block_bytes(n) <= _NEAREST_CACHE]
+        return tuple(near) or _BLOCKS_OF_OUR_PRODUCTS
 
     @cached_property
     def block(self) -> int:
@@ -206,6 +212,13 @@ class Layout(TiledLayout):
         tiles = self._step(block * self.inner) + self._step(block * self.width)
         elements = self.points * (sums * self.filter_step + copies * tiles)
         return (elements + settings.threads * self.border) * self.geometry.dtype.itemsize
+
+    def _block_bytes(self, block: int) -> int:
+        """What one worker goes through for a block."""
+        elements = (
+            self.filter_step + self._step(block * self.inner) + self._step(block * self.width)
+        )
+        return self.points * elements * self.geometry.dtype.itemsize
 
     def _step(self, elements: int) -> int:
         """Whole cache lines, an odd number of them: else the same row of all matrices would be in
