@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.object_cache import CACHE
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
-# the tests themselves run side by side; our own threads are under test. Compiled kernels are kept from run to run (their names say
-# what they are made of); measured choices are not.
+# the tests themselves run side by side; our own threads are under test. Compiled kernels are kept
+# from run to run (their names say what they are made of); measured choices are not.
 _cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
 _objects = CACHE / "native"
 _objects.mkdir(parents=True, exist_ok=True)

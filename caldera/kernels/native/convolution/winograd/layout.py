@@ -20,6 +20,7 @@ from caldera.kernels.native.convolution.microkernel import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
+from caldera.threads import thread_count
 
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
 _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
@@ -83,7 +84,7 @@ class Layout(TiledLayout):
     @cached_property
     def is_apart(self) -> bool:
         """Whether each worker takes blocks of its own."""
-        few_tiles = self.tiles < settings.threads * _BLOCKS_OF_OUR_PRODUCTS[1]
+        few_tiles = self.tiles < thread_count() * _BLOCKS_OF_OUR_PRODUCTS[1]
         return self.inner * self.columns < _MANY_FILTERS and not few_tiles
 
     @cached_property
@@ -141,7 +142,7 @@ class Layout(TiledLayout):
         """Tiles in a block: as many as pay and fit into the workspace allowed, shared evenly."""
         limit = settings.workspace_limit - staging_bytes(self.node)
         most = next((n for n in self._sizes if self._bytes(n) <= limit), self._sizes[-1])
-        workers = settings.threads if self.is_apart else 1
+        workers = thread_count() if self.is_apart else 1
         rounds = max(1, -(-self.tiles // (most * workers)))
         even = max(1, -(-self.tiles // (rounds * workers)))
         rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
@@ -151,17 +152,17 @@ class Layout(TiledLayout):
     def workers(self) -> int:
         """How many parts transforms are done in."""
         count = -(-self.tiles // self.block) if self.is_apart else self.block
-        return max(1, min(settings.threads, count))
+        return max(1, min(thread_count(), count))
 
     @property
     def chunks(self) -> int:
         """Into how many products a point's is cut, so that there is one for every worker."""
-        return -(-settings.threads // self.points)
+        return -(-thread_count() // self.points)
 
     @property
     def filter_workers(self) -> int:
         """How many workers transform filters."""
-        return settings.threads if self.inner * self.columns >= _WORTH_SPLITTING else 1
+        return thread_count() if self.inner * self.columns >= _WORTH_SPLITTING else 1
 
     # --- memory, in elements
 
@@ -207,11 +208,11 @@ class Layout(TiledLayout):
 
     def _bytes(self, block: int) -> int:
         """At most so many bytes are needed with blocks of this size."""
-        copies = settings.threads if self.is_apart else 1
+        copies = thread_count() if self.is_apart else 1
         sums = copies if self.is_sum else 1
         tiles = self._step(block * self.inner) + self._step(block * self.width)
         elements = self.points * (sums * self.filter_step + copies * tiles)
-        return (elements + settings.threads * self.border) * self.geometry.dtype.itemsize
+        return (elements + thread_count() * self.border) * self.geometry.dtype.itemsize
 
     def _block_bytes(self, block: int) -> int:
         """What one worker goes through for a block."""
