@@ -32,11 +32,11 @@ FLOORS = {
     2: ("memory",),
     3: ("tensor", "comm", "graph", "io"),
     4: ("passes", "kernels", "draw"),
-    5: ("plan", "compress"),
+    5: ("plan", "compress", "sharding"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel"),
-    9: ("planner", "bench", "onnx", "sklearn", "report"),
+    8: ("train", "parallel", "dmath"),
+    9: ("planner", "bench", "onnx", "search", "sklearn", "report"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
