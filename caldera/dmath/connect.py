@@ -127,7 +127,13 @@ def spmd(communicator: Communicator | None = None) -> Session:
 
 
 def current() -> Session:
-    """The session that arrays are made in; one of this process alone if nobody has connected."""
+    """The session that arrays are made in; one of this process alone if nobody has connected.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2) as session:
+    ...     dm.current() is session
+    True
+    """
     session = _Current.session
     if session is None or not session.is_open:
         session = _Current.session = SpmdSession()
@@ -135,7 +141,14 @@ def current() -> Session:
 
 
 def disconnect() -> None:
-    """End the session, its workers and its arrays; nothing happens if there is none."""
+    """End the session, its workers and its arrays; nothing happens if there is none.
+
+    >>> from caldera import dmath as dm
+    >>> session = dm.connect(threads=2)
+    >>> dm.disconnect()
+    >>> session.is_open
+    False
+    """
     session, _Current.session = _Current.session, None
     if session is not None:
         session.close()

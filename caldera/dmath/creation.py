@@ -74,14 +74,26 @@ def full(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """An array that is the same everywhere."""
+    """An array that is the same everywhere.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.full((2,), 7, 'int32').numpy().tolist()
+    [7, 7]
+    """
     return _array(full_node(as_shape(shape), value, canonical(dtype)), layout, ranks)
 
 
 def zeros(
     shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
 ) -> Array:
-    """An array of zeros."""
+    """An array of zeros.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.zeros((2,)).numpy().tolist()
+    [0.0, 0.0]
+    """
     return full(shape, 0, dtype, layout, ranks)
 
 
@@ -127,7 +139,13 @@ def eye(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Ones on the diagonal, zeros elsewhere."""
+    """Ones on the diagonal, zeros elsewhere.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.eye(2).numpy().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     shape = (rows, rows if columns is None else columns)
     down, across = (iota(shape=shape, axis=axis, dtype=int64) for axis in (0, 1))
     same = cast((Expr(down) == Expr(across)).node, bool_)
@@ -170,5 +188,11 @@ def normal(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout."""
+    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.normal((3, 2), seed=1).shape
+    (3, 2)
+    """
     return _random(random_normal, shape, seed, dtype, layout, ranks)

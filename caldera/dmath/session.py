@@ -56,6 +56,11 @@ class Session(ABC):
 
     - `ranks`: how many of them hold data.
     - `traffic`: what was sent and received here, by operation; `control` are orders to workers.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2) as session:
+    ...     session.ranks, session.is_open
+    (2, True)
     """
 
     ranks: int

@@ -57,7 +57,13 @@ class Piece:
 
 
 class Layout(ABC):
-    """Which of the `ranks` have which elements of an array of this `shape`."""
+    """Which of the `ranks` have which elements of an array of this `shape`.
+
+    >>> from caldera.sharding.distributions import Columns
+    >>> layout = Columns().of((2, 5), range(2))
+    >>> layout.local_shape(0), layout.owners((0, 4)), layout.elements(1)
+    ((2, 3), (1,), 4)
+    """
 
     shape: Shape
     ranks: tuple[int, ...]
