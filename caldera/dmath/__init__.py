@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
@@ -47,3 +48,5 @@ __all__ = [
     "spmd",
     "zeros",
 ]
+
+_guard(globals())
