@@ -64,7 +64,19 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import compress, data, dmath, io, nn, onnx, optim, parallel, sklearn, testing
+    from caldera import (
+        compress,
+        data,
+        dmath,
+        io,
+        nn,
+        onnx,
+        optim,
+        parallel,
+        search,
+        sklearn,
+        testing,
+    )
     from caldera.train.callbacks import (
         Callback,
         EarlyStopping,
@@ -113,6 +125,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
     "parallel": ("caldera.parallel", ""),
+    "search": ("caldera.search", ""),
     "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
@@ -202,6 +215,7 @@ __all__ = [
     "optim",
     "orthogonal",
     "parallel",
+    "search",
     "seed",
     "settings",
     "sklearn",
