@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.arguments import within
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
@@ -159,7 +160,7 @@ class Session(ABC):
 
     def limit_cache(self, nbytes: int) -> None:
         """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
-        self.call("limit_cache", nbytes)
+        self.call("limit_cache", within("Session.limit_cache", "nbytes", nbytes, 0, 1 << 62))
 
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
