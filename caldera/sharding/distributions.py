@@ -25,10 +25,10 @@ Cuts = int | Sequence[int] | None
 
 
 class Distribution(ABC):
-    """A layout for any shape, which `of` gives for one.
+    """A layout for any shape.
 
-    >>> from caldera.sharding.distributions import Distribution, Rows
-    >>> isinstance(Rows(), Distribution), Rows().of((4, 2), range(2)).local_shape(0)
+    >>> from caldera import dmath as dm
+    >>> isinstance(dm.Rows(), dm.Distribution), dm.Rows().of((4, 2), range(2)).local_shape(0)
     (True, (2, 2))
     """
 

@@ -59,10 +59,11 @@ class Piece:
 class Layout(ABC):
     """Which of the `ranks` have which elements of an array of this `shape`.
 
-    >>> from caldera.sharding.distributions import Columns
-    >>> layout = Columns().of((2, 5), range(2))
-    >>> layout.local_shape(0), layout.owners((0, 4)), layout.elements(1)
-    ((2, 3), (1,), 4)
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     layout = dm.ones((5, 2), layout=dm.Rows()).eval().layout
+    >>> isinstance(layout, dm.Layout), layout.local_shape(0), layout.owners((4, 0))
+    (True, (3, 2), (1,))
     """
 
     shape: Shape
