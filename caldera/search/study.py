@@ -143,14 +143,17 @@ class Study:
         return self.record.facts()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each trial: number, state, values, parameters, cost and reason."""
+        """A flat dict for each trial: number, state, values, parameters (None for those that it
+        does not have), cost and reason."""
         names = self.objective.names()
+        paths = list(dict.fromkeys(path for trial in self.trials for path in trial.point))
         found = []
         for trial in self.trials:
             values = trial.values or (math.nan,) * len(names)
             found.append({
                 "number": trial.number, "state": trial.state,
-                **dict(zip(names, values, strict=True)), **trial.point,
+                **dict(zip(names, values, strict=True)),
+                **{path: trial.point.get(path) for path in paths},
                 "seconds": trial.seconds, "steps": len(trial.curve), "reason": trial.reason,
             })  # fmt: skip
         return found
