@@ -21,6 +21,8 @@ from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 from caldera.search.best_network import network_cards
 from caldera.search.charts import (
+    MOST_AXES,
+    MOST_SLICES,
     coordinates_picture,
     curves_chart,
     front_charts,
@@ -139,7 +141,10 @@ def _best(overview: Overview) -> Safe:
         note = "No trial was trained to its end and kept all constraints."
         return section("best", "The best trial", note=note)
     # As build got them; a study that was only read knows the points alone.
-    parameters = {name: cell_text(value) for name, value in best.parameters.items()}
+    parameters = {
+        name: cell_text(value) if isinstance(value, float) else str(value)
+        for name, value in best.parameters.items()
+    }
     values = dict(zip(overview.names, (f"{value:.6g}" for value in best.values), strict=True))
     reported = {name: f"{value:.6g}" for name, value in best.results.items()}
     made = {
@@ -242,6 +247,8 @@ def _parameters(overview: Overview) -> Safe:
     picture = coordinates_picture(overview)
     if picture is not None:
         note = "A line for each trial, stronger the better it is; the best stands out."
+        if len(overview.columns) > MOST_AXES:
+            note += f" The {MOST_AXES} most important of {len(overview.columns)} parameters."
         wide = tag("div", picture, class_="scroll")
         parts.append(card("Parallel coordinates", wide, note=note))
     return section("parameters", "What it depends on", *parts)
@@ -250,6 +257,8 @@ def _parameters(overview: Overview) -> Safe:
 def _slices(overview: Overview) -> Safe:
     charts = [inline(chart) for chart in slice_charts(overview)]
     note = "The first objective over each parameter, the most important first."
+    if len(overview.columns) > MOST_SLICES:
+        note = f"{note[:-1]}; {MOST_SLICES} of {len(overview.columns)}."
     return section("slices", "Slices", tag("div", *charts, class_="columns"), note=note)
 
 
