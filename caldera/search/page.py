@@ -128,7 +128,7 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(2.345), duration_text(75), duration_text(7325)
     ('2.3 s', '1 min 15 s', '2 h 2 min')
     """
-    if seconds < 59.95:
+    if seconds < 59.95 or not math.isfinite(seconds):
         return seconds_text(seconds)
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -341,11 +341,11 @@ def described(part: Any) -> str:
             + (", by its logarithm" if part.get("log") else "")
         )
     if kind == "choice":
-        opens = part.get("opens") or {}
+        labels, opens = part.get("labels"), part.get("opens")
         texts = []
-        for label in part.get("labels", []):
-            inside = opens.get(str(label))
-            more = "; ".join(f"{n}: {described(p)}" for n, p in (inside or {}).items())
+        for label in labels if isinstance(labels, list) else []:
+            inside = opens.get(str(label)) if isinstance(opens, dict) else None
+            more = described(inside) if inside else ""
             texts.append(f"{label} ({more})" if more else str(label))
         return ", ".join(texts)
     if kind == "repeat":
