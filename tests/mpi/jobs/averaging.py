@@ -15,8 +15,8 @@ from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)
-x = generator.normal(size=(25, FEATURES))
-y = generator.integers(0, CLASSES, 25)
+x = generator.normal(size=(20, FEATURES))
+y = generator.integers(0, CLASSES, 20)
 everyone = world()
 
 

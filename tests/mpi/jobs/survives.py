@@ -15,7 +15,7 @@ from caldera.strategy import SingleProcessStrategy, Strategy
 
 EPOCHS = 3
 generator = np.random.default_rng(1)
-data = generator.normal(size=(25, 6)), generator.integers(0, 3, 25)
+data = generator.normal(size=(20, 6)), generator.integers(0, 3, 20)
 
 
 class Kill(cd.Callback):

@@ -101,6 +101,20 @@ def in_both_orders(node: Node) -> Iterator[Node]:
         yield next(each for each in arranged if each.op is node.op)
 
 
+_known: dict[object, tuple[np.ndarray, ...]] = {}
+"""What the oracle has said of late: every kernel is asked the same in several layouts."""
+
+
+def oracle(node: Node, given: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """What a node gives, by the reference; it is not to be written to."""
+    key = (node, *(array.tobytes() for array in given))
+    if key not in _known:
+        if len(_known) >= 8:
+            _known.clear()
+        _known[key] = evaluate(node, given)
+    return _known[key]
+
+
 def check_kernel(kernel: Kernel, node: Node, inputs: tuple[np.ndarray, ...]) -> None:
     """The kernel must give what the oracle does, twice in a row, and neither write to its inputs
     nor depend on what was in its memory before."""
@@ -109,7 +123,7 @@ def check_kernel(kernel: Kernel, node: Node, inputs: tuple[np.ndarray, ...]) -> 
     needed = kernel.workspace(node)
     workspace = _spoiled(Spec((needed,), np.dtype(np.uint8))) if needed else None
     with np.errstate(all="ignore"):
-        expected = evaluate(node, given)
+        expected = oracle(node, given)
         run = kernel.bind(Call(node, outputs, inputs, workspace))
         for _ in range(2):
             run()
