@@ -1,7 +1,7 @@
 """Which algorithm computes an op of whole values on ranks: the one table.
 
-`sharding.propagation` asks it for the ways there are, brings the inputs to where one of them wants
-them, and writes an `spmd` node, whose kernel runs the algorithm.
+`sharding.propagation` asks it for the variants there are, brings the inputs to where one of them
+wants them, and writes an `spmd` node, whose kernel runs the algorithm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from caldera.comm import Communicator
 from caldera.graph.node import Node
 from caldera.kernels.reference.linalg import named
 from caldera.sharding.algorithms import lu
-from caldera.sharding.algorithms.axis_ways import CUMSUM, FFT, SORT, TOP_K
+from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, SORT, TOP_K
 from caldera.sharding.algorithms.cholesky import cholesky
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.matrix import (
@@ -26,9 +26,15 @@ from caldera.sharding.algorithms.matrix import (
     qr_layouts,
 )
 from caldera.sharding.algorithms.process_grid import even_cuts
-from caldera.sharding.algorithms.product_ways import MATMUL
+from caldera.sharding.algorithms.product_variants import MATMUL
 from caldera.sharding.algorithms.svd import eigh, svd
-from caldera.sharding.algorithms.way import Algorithm, Options, Way, columns_layout, cyclic_layout
+from caldera.sharding.algorithms.variant import (
+    Algorithm,
+    Options,
+    Variant,
+    columns_layout,
+    cyclic_layout,
+)
 from caldera.sharding.layout import Layout, replicated
 
 Parts = Sequence[np.ndarray]
@@ -40,16 +46,16 @@ def _matrices(
     layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
     cost: Callable[[Node, int], Cost],
     name: str,
-) -> Callable[[Node, Layouts, int], list[Way]]:
+) -> Callable[[Node, Layouts, int], list[Variant]]:
     """The one way of an op on matrices; batches of them are no business of algorithms."""
 
-    def ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         if any(len(each.shape) != 2 for each in node.inputs):
             return []
         inputs, outputs = layouts(node, ranks)
-        return [Way(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
+        return [Variant(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
 
-    return ways
+    return variants
 
 
 def _cyclic(node: Node, ranks: int) -> list[Layout]:

@@ -137,8 +137,8 @@ def run_case(seed: int, name: str | None = None) -> None:
     specs = [Spec(x.shape, x.dtype) for x in inputs]
     node = OPS[name].node(*[parameter(i, spec) for i, spec in enumerate(specs)], **attrs)
     layouts = [random_layout(rng, x.shape, ranks) for x in inputs]
-    ways = ALGORITHMS[name].ways(node, layouts, ranks)
-    way = ways[rng.integers(len(ways))]
+    variants = ALGORITHMS[name].variants(node, layouts, ranks)
+    way = variants[rng.integers(len(variants))]
 
     def work(comm: Communicator) -> list[np.ndarray]:
         parts = [
