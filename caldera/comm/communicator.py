@@ -225,7 +225,7 @@ class Communicator(PointToPoint):
         ...     comm.Recv(np.empty(1), 0)
         >>> run_virtual_ranks(2, work)
         Traceback (most recent call last):
-        caldera.errors.CommError: this rank: got the news that rank 0 failed: ...the disk is full...
+        caldera.errors.CommError: the disk is full
         """
         raise CommError.build(
             f"Revoke of {self.name}", expected="a communicator that can be revoked",
