@@ -33,7 +33,7 @@ NARROWEST = 64
 
 
 class Panels:
-    """An axis in panels: each has a piece of all parts of it, by several variants to cut it."""
+    """An axis in panels: each has a piece of all parts of it, by several ways to cut it."""
 
     def __init__(self, length: int, cuts: Sequence[Cuts], bytes_each: int) -> None:
         self._segments = sorted({0, length}.union(*cuts))
@@ -97,7 +97,7 @@ def stationary_b(
     rows: Cuts,
 ) -> np.ndarray:
     """This rank's block (rows, columns) of Aᵀ B, for its blocks of A (inner, m) and B (inner,
-    columns); `m` and `rows` are two variants to cut the same axis.
+    columns); `m` and `rows` are two ways to cut the same axis.
 
     The first axis of each is cut over the rows of the grid, the second over its columns.
     """
@@ -122,7 +122,7 @@ def stationary_a(
     columns: Cuts,
 ) -> np.ndarray:
     """This rank's block (rows, columns) of A Bᵀ, for its blocks of A (rows, inner) and B (n,
-    inner); `n` and `columns` are two variants to cut the same axis.
+    inner); `n` and `columns` are two ways to cut the same axis.
 
     The first axis of each is cut over the rows of the grid, the second over its columns.
     """

@@ -1,4 +1,4 @@
-"""The variants to multiply matrices on ranks, what each costs, and running one of them."""
+"""The ways to multiply matrices on ranks, what each costs, and running one of them."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from caldera.sharding.algorithms.matrix import (
 )
 from caldera.sharding.algorithms.process_grid import even_cuts
 from caldera.sharding.algorithms.product_variants import MATMUL
+from caldera.sharding.algorithms.subspace import largest_singular
 from caldera.sharding.algorithms.svd import eigh, svd
 from caldera.sharding.algorithms.variant import (
     Algorithm,
@@ -34,6 +35,7 @@ from caldera.sharding.algorithms.variant import (
     Variant,
     columns_layout,
     cyclic_layout,
+    rows_layout,
 )
 from caldera.sharding.layout import Layout, replicated
 
@@ -176,6 +178,33 @@ def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     return [columns], [replicated((n,), range(ranks)), columns]
 
 
+def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    (m, n), k = _shape(node), node.attrs["k"]
+    cuts, everywhere = even_cuts(m, ranks), range(ranks)
+    others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
+    return [rows_layout((m, n), cuts)], [rows_layout((m, k), cuts), *others]
+
+
+def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    inputs, outputs = _of_largest(node, ranks)
+    n, k = node.inputs[0].shape[1], node.attrs["k"]
+    elements = node.inputs[0].spec.size
+    # About ten steps, each of which goes through the matrix twice.
+    sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
+    cost = Cost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
+    return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
+
+
+def _run_largest(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    k, tolerance, steps, seed = options
+    return largest_singular(
+        parts[0], inputs[0].shape[0], k, comm, seed=seed, tolerance=tolerance, most_steps=steps
+    )
+
+
 def _shape(node: Node) -> Size:
     m, n = node.inputs[0].shape
     return m, n
@@ -195,6 +224,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
     "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
     "svd": Algorithm(_matrices(_of_svd, _grid_cost, "one-sided block Jacobi"), _run_svd),
+    "largest_singular": Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_matrices(_of_eigh, _grid_cost, "one-sided block Jacobi"), _run_eigh),
 }
 """By the name of the op of whole values."""

@@ -31,15 +31,26 @@ AFTER = (loops, products)
 
 def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | None:
     """What ranks can do by themselves, and what they can do together."""
-    alone = _alone(graph, node) if before is None else before(graph, node)
-    if isinstance(alone, Lazy) or graph.ranks == 1:
+    only_together = node.op.kind == "distributed"
+    alone = None if only_together else _alone_or(before, graph, node)
+    if isinstance(alone, Lazy) or (graph.ranks == 1 and not only_together):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
     together = ALGORITHMS[node.op.name].variants(node, layouts, graph.ranks)
-    if together and sum(given.spec.nbytes for given in node.inputs) > WHOLE_BYTES:
-        # Nobody need have room for everything.
-        alone = [way for way in alone or [] if not _gathers(way, layouts)]
+    if together:
+        alone = without_gathering(node, alone or [], layouts)
     return [*(alone or []), *(_way(graph, node, each) for each in together)]
+
+
+def _alone_or(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | None:
+    return _alone(graph, node) if before is None else before(graph, node)
+
+
+def without_gathering(node: Node, ways: list[Way], layouts: Sequence[Layout]) -> list[Way]:
+    """Those in which nobody need have room for everything, if that is a lot."""
+    if sum(given.spec.nbytes for given in node.inputs) <= WHOLE_BYTES:
+        return ways
+    return [way for way in ways if not _gathers(way, layouts)]
 
 
 def _gathers(way: Way, layouts: Sequence[Layout]) -> bool:

@@ -14,8 +14,9 @@ from caldera.graph.body import topological
 from caldera.graph.node import Spec, Symbol
 from caldera.graph.ops.leaf import tensor
 from caldera.lazy import Expr
-from caldera.sharding.distributions import BlockCyclic, Blocks, Columns, Grid, Rows
+from caldera.sharding.distributions import BlockCyclic, Blocks, Columns, Grid, Replicated, Rows
 from caldera.sharding.layout import Layout
+from caldera.sharding.ops import largest_singular
 from caldera.sharding.propagation import Distributed, distribute
 from caldera.sharding.rules import algorithms
 from tests.unit.sharding.algorithm_cases import small_panels
@@ -132,3 +133,48 @@ def test_batches_are_shared_out_and_small_matrices_are_computed_everywhere(
     monkeypatch.setattr(algorithms, "WHOLE_BYTES", 1 << 20)
     _, program = run(lambda x: [op.inverse(x)], [SQUARE], [Rows().of((9, 9), range(3))], 3)
     assert program.layouts[0].is_replicated
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_convolutions_are_split_over_height_and_width_with_their_gradients(seed: int) -> None:
+    rng, exchanged = np.random.default_rng(seed), 0
+    for _ in range(6):
+        groups = int(rng.integers(1, 3))
+        stride, dilation = (tuple(rng.integers(1, 3, 2).tolist()) for _ in range(2))
+        kernel = rng.normal(size=(2 * groups, 2, *rng.integers(1, 4, 2)))
+        images = rng.normal(size=(3, 2 * groups, *rng.integers(7, 14, 2)))
+        padding = tuple(rng.integers(0, 3, 2).tolist())
+
+        def convolve(
+            x: Expr, w: Expr, how: tuple = (stride, padding, dilation, groups)
+        ) -> list[Expr]:
+            stride, padding, dilation, groups = how
+            y = op.conv2d(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+            return [y, *op.grad(op.sum(op.sin(y)), [x, w])]
+
+        ranks = int(rng.integers(2, 7))
+        mesh = [(1, 1, ranks, 1), (1, 1, 1, ranks), (1, 1, 2, ranks // 2), (2, 1, ranks // 2, 1)]
+        where = Grid(*mesh[rng.integers(4)]).of(images.shape, range(ranks))
+        layouts = [where, Replicated().of(kernel.shape, range(ranks))]
+        alone = [Rows().of(x.shape, range(1)) for x in (images, kernel)]
+        found, program = run(convolve, [images, kernel], layouts, ranks)
+        exchanged += sum(node.op.name == "halo" for node in topological(program.roots))
+        wanted, _ = run(convolve, [images, kernel], alone, 1)
+        for mine, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-10, atol=1e-10)
+    assert exchanged >= 6
+
+
+def test_the_largest_singular_values_in_a_graph() -> None:
+    a = np.random.default_rng(2).normal(size=(30, 20))
+    for ranks in (1, 3):
+        layout = Columns().of(a.shape, range(ranks))
+
+        def largest(x: Expr) -> list[Expr]:
+            made = largest_singular(x.node, k=3, tolerance=1e-12, steps=60, seed=0)
+            return [Expr(each) for each in made]
+
+        (u, s, vt, bound), _ = run(largest, [a], [layout], ranks)
+        np.testing.assert_allclose(s, np.linalg.svd(a, compute_uv=False)[:3], rtol=1e-12)
+        np.testing.assert_allclose(a @ vt.T, u * s, atol=1e-10)
+        assert np.all(bound < 1e-10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from caldera.lazy.compile import compile_nodes
 from caldera.sharding.algorithms import fourier, product
 from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.exchange import move_rows
-from caldera.sharding.algorithms.halo import Window, halo_exchange, halo_sum
+from caldera.sharding.algorithms.halo import Window, halo_exchange
 from caldera.sharding.algorithms.process_grid import even_cuts, process_grid
 from caldera.sharding.algorithms.product_variants import product_variants, run_matmul
 from caldera.sharding.algorithms.registry import ALGORITHMS
@@ -23,7 +25,7 @@ from caldera.sharding.algorithms.spmd import spmd_node
 from caldera.sharding.algorithms.subspace import largest_singular
 from caldera.sharding.algorithms.variant import Variant, choose
 from caldera.sharding.distributions import Grid, Rows
-from tests.unit.sharding.algorithm_cases import numbers, random_cuts, run_case, small_panels
+from tests.unit.sharding.algorithm_cases import NAMES, numbers, random_cuts, run_case, small_panels
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_panels()
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_any_op_in_any_layout_on_any_ranks(name: str) -> None:
     for seed in range(7):
         run_case(1000 + seed, name)
@@ -160,7 +162,7 @@ def test_rows_move_to_other_cuts() -> None:
     assert np.array_equal(found, np.concatenate((x, np.zeros((3, 2)))))
 
 
-def test_halos_reach_as_far_as_a_window_sees_and_their_adjoint_adds_up() -> None:
+def test_halos_reach_as_far_as_a_window_sees() -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
         taps, stride, before, dilation, ranks = (int(n) for n in rng.integers(1, 5, 5))
@@ -168,27 +170,21 @@ def test_halos_reach_as_far_as_a_window_sees_and_their_adjoint_adds_up() -> None
         count = (window.length + 2 * before - window.reach) // stride + 1
         if count < 1:
             continue
-        inputs = random_cuts(rng, window.length, ranks)
-        outputs = even_cuts(count, ranks)
-        wanted = [window.inputs((outputs[rank], outputs[rank + 1]))[0] for rank in range(ranks)]
-        x, y = rng.normal(size=(2, 3, window.length))
+        cuts, outputs = random_cuts(rng, window.length, ranks), even_cuts(count, ranks)
+        wanted = [window.inputs(pair)[0] for pair in pairwise(outputs)]
+        x, order = rng.normal(size=(3, window.length)), rng.permutation(ranks).tolist()
 
         def work(
-            comm: Communicator, cuts: tuple[int, ...] = inputs, wanted: list = wanted,
-            x: np.ndarray = x, y: np.ndarray = y,
-        ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-            here = slice(cuts[comm.rank], cuts[comm.rank + 1])
-            near = halo_exchange(x[:, here], cuts, wanted, 1, comm)
-            back = halo_sum(y[:, slice(*wanted[comm.rank])], cuts, wanted, 1, comm)
-            return near, back
+            comm: Communicator, cuts: tuple[int, ...] = cuts, wanted: list = wanted,
+            x: np.ndarray = x, order: list[int] = order,
+        ) -> np.ndarray:  # fmt: skip
+            here = order.index(comm.rank)
+            own = x[:, cuts[here] : cuts[here + 1]]
+            return halo_exchange(own, cuts, wanted, 1, comm, order)
 
         found = run_virtual_ranks(ranks, work)
-        for (near, _), some in zip(found, wanted, strict=True):
-            assert np.array_equal(near, x[:, slice(*some)])
-        times = np.zeros(window.length)
-        for begin, end in wanted:
-            times[begin:end] += 1
-        assert np.allclose(np.concatenate([back for _, back in found], 1), y * times)
+        for rank, some in zip(order, wanted, strict=True):
+            assert np.array_equal(found[rank], x[:, slice(*some)])
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
