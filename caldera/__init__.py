@@ -64,7 +64,19 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import compress, data, io, nn, onnx, optim, parallel, sklearn, testing
+    from caldera import (
+        compress,
+        data,
+        dmath,
+        io,
+        nn,
+        onnx,
+        optim,
+        parallel,
+        search,
+        sklearn,
+        testing,
+    )
     from caldera.train.callbacks import (
         Callback,
         EarlyStopping,
@@ -106,12 +118,14 @@ _LATER: dict[str, tuple[str, str]] = {
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
+    "dmath": ("caldera.dmath", ""),
     "io": ("caldera.io", ""),
     "load": ("caldera.train.neural_network", "load_model"),
     "nn": ("caldera.nn", ""),
     "onnx": ("caldera.onnx", ""),
     "optim": ("caldera.optim", ""),
     "parallel": ("caldera.parallel", ""),
+    "search": ("caldera.search", ""),
     "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
@@ -179,6 +193,7 @@ __all__ = [
     "data",
     "device",
     "diagonal",
+    "dmath",
     "empty_cache",
     "errors",
     "forget_plans",
@@ -200,6 +215,7 @@ __all__ = [
     "optim",
     "orthogonal",
     "parallel",
+    "search",
     "seed",
     "settings",
     "sklearn",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
+from caldera.dmath.files import load, save
 from caldera.dmath.linalg import svd, svd_bound
 from caldera.dmath.session import Session
 from caldera.op import (
@@ -79,6 +81,7 @@ __all__ = [
     "ifftn",
     "inverse",
     "irfft",
+    "load",
     "lstsq",
     "matmul",
     "norm",
@@ -88,6 +91,7 @@ __all__ = [
     "qr",
     "random",
     "rfft",
+    "save",
     "slogdet",
     "solve",
     "sort",
@@ -99,3 +103,5 @@ __all__ = [
     "where",
     "zeros",
 ]
+
+_guard(globals())

@@ -13,6 +13,7 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.graph.node import Node
 from caldera.kernels.reference.linalg import named
+from caldera.sharding import ops
 from caldera.sharding.algorithms import lu
 from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, SORT, TOP_K
 from caldera.sharding.algorithms.cholesky import cholesky
@@ -224,7 +225,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
     "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
     "svd": Algorithm(_matrices(_of_svd, _grid_cost, "one-sided block Jacobi"), _run_svd),
-    "largest_singular": Algorithm(_largest_variants, _run_largest),
+    ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_matrices(_of_eigh, _grid_cost, "one-sided block Jacobi"), _run_eigh),
 }
 """By the name of the op of whole values."""

@@ -184,3 +184,22 @@ def test_datasets_are_read_by_slices(
         assert data["x"].largest < ARRAYS["a"].size
         with pytest.raises(ConfigError, match="expected dataset= one of x, got ''"):
             load_handles(session, path)
+
+
+def test_arrays_are_saved_and_loaded_as_users_do(tmp_path: Path) -> None:
+    dm.disconnect()
+    with dm.connect(threads=3):
+        a = dm.array(ARRAYS["a"], layout=dm.Grid(1, 3))
+        dm.save(tmp_path / "one", a @ a.T)
+        dm.save(tmp_path / "two", {"a": a, "b": a + 1.0})
+        dm.save(tmp_path / "a.npy", a)
+        for wrong in ({"a": ARRAYS["a"]}, {1: a}, ARRAYS["a"]):
+            with pytest.raises(ConfigError, match="expected an array of dmath, or a dict of them"):
+                dm.save(tmp_path / "wrong", wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="expected one array for an npy file, got 2"):
+            dm.save(tmp_path / "b.npy", {"a": a, "b": a})
+    with dm.connect(threads=2):
+        np.testing.assert_allclose(dm.load(tmp_path / "one").numpy(), ARRAYS["a"] @ ARRAYS["a"].T)
+        both = dm.load(tmp_path / "two", layout=dm.Columns())
+        np.testing.assert_array_equal(both["b"].numpy(), ARRAYS["a"] + 1)
+        np.testing.assert_array_equal(dm.load(tmp_path / "a.npy").numpy(), ARRAYS["a"])

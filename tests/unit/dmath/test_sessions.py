@@ -253,6 +253,17 @@ def test_connecting_twice_and_wrong_numbers_are_refused(monkeypatch: pytest.Monk
         dm.connect(8)
 
 
+def test_who_connects_later_takes_the_place_of_this_process_alone() -> None:
+    dm.disconnect()
+    early = dm.ones(3).eval()
+    with dm.connect(threads=2) as session:
+        assert dm.current() is session
+        assert early.numpy().tolist() == [1.0] * 3
+        with pytest.raises(ConfigError, match="got one that was made before dm"):
+            (early + dm.ones(3)).numpy()
+    assert dm.current().ranks == 1
+
+
 def test_arrays_of_a_session_that_has_ended_are_refused() -> None:
     dm.disconnect()
     with dm.connect(threads=2) as first:

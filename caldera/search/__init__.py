@@ -1,0 +1,91 @@
+"""Search for the best hyper-parameters and architectures.
+
+from caldera import search
+space = {"learning_rate": search.log(1e-4, 1e-1), "hidden": search.integer(64, 1024, step=64)}
+study = search.run(build, space, data, method="tpe", stop="asha", trials=200, folder="study")
+study.best.model
+"""
+
+from __future__ import annotations
+
+from caldera.arguments import guard as _guard
+from caldera.search.dimension import Dimension, choice, integer, log, uniform
+from caldera.search.importance import Importance
+from caldera.search.luck import Luck, luck
+from caldera.search.method import Method, Proposal, methods
+from caldera.search.methods.controller import Controller
+from caldera.search.methods.early_stopping import ASHA, Hyperband, Median
+from caldera.search.methods.evolution import Evolution, HierarchicalEvolution
+from caldera.search.methods.grid import Grid
+from caldera.search.methods.optuna_samplers import CMAES, NSGA2, TPE, GaussianProcess, QuasiRandom
+from caldera.search.methods.pbt import PBT
+from caldera.search.methods.random import Random, Threshold
+from caldera.search.methods.swarm import Swarm
+from caldera.search.objective import (
+    Constraint,
+    Objective,
+    accuracy,
+    at_least,
+    at_most,
+    metric,
+    pareto,
+    time_to,
+    weighted,
+)
+from caldera.search.runner import run
+from caldera.search.scheduler import StudyCallback
+from caldera.search.space import Space
+from caldera.search.study import Study, is_study, load
+from caldera.search.table import Table
+from caldera.search.tensorboard import TensorBoard
+from caldera.search.trial import Trial
+
+__all__ = [
+    "ASHA",
+    "CMAES",
+    "NSGA2",
+    "PBT",
+    "TPE",
+    "Constraint",
+    "Controller",
+    "Dimension",
+    "Evolution",
+    "GaussianProcess",
+    "Grid",
+    "HierarchicalEvolution",
+    "Hyperband",
+    "Importance",
+    "Luck",
+    "Median",
+    "Method",
+    "Objective",
+    "Proposal",
+    "QuasiRandom",
+    "Random",
+    "Space",
+    "Study",
+    "StudyCallback",
+    "Swarm",
+    "Table",
+    "TensorBoard",
+    "Threshold",
+    "Trial",
+    "accuracy",
+    "at_least",
+    "at_most",
+    "choice",
+    "integer",
+    "is_study",
+    "load",
+    "log",
+    "luck",
+    "methods",
+    "metric",
+    "pareto",
+    "run",
+    "time_to",
+    "uniform",
+    "weighted",
+]
+
+_guard(globals())

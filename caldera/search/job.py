@@ -1,0 +1,397 @@
+"""`Job`: what every worker knows of a search, and how it runs one trial."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
+from caldera.search.samples import Samples
+from caldera.search.space import Space
+from caldera.search.trial import DONE, FAILED, STOPPED, Outcome, Row, Task
+from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.callbacks import Callback
+from caldera.train.model import Model
+from caldera.train.saving.progress import progress_bytes, restore_progress
+from caldera.train.saving.snapshot import Snapshot, reinitialise
+
+if TYPE_CHECKING:
+    from caldera.train.run import Run
+
+Report = Callable[[int, Row], str]
+"""From the number of a trial and what it reports to the reason why it should stop, or nothing."""
+
+_LATENCY_RUNS = 20
+
+
+@dataclass
+class Job:
+    """What is the same for all trials: how to build a model, the data, what is measured."""
+
+    build: Callable[..., Any]
+    space: Space
+    objective: Objective
+    samples: Samples | None = None
+    """None: `build` is a plain function that gives the results itself."""
+    constraints: Sequence[Constraint] = ()
+    epochs: int | None = None
+    fit: Mapping[str, Any] | None = None
+    """Further arguments of `Model.fit`."""
+    folder: Path | None = None
+
+    def run(self, task: Task, report: Report, parallel: Strategy | None = None) -> Outcome:
+        """Run a trial to its end. What it raises becomes a failed trial, except Ctrl-C.
+
+        With a strategy several ranks call this with the same task; all of them get the outcome.
+        """
+        recorder = _Recorder(self, task, report)
+        try:
+            if self.samples is None:
+                self._call(task, recorder)
+            else:
+                self._train(task, recorder, parallel or SingleProcessStrategy())
+            return recorder.outcome()
+        except (Exception, SystemExit) as error:
+            # A trial may end as it likes; the study goes on.
+            return recorder.failed(error)
+
+    # --- plain functions
+
+    def _call(self, task: Task, recorder: _Recorder) -> None:
+        """A function gives its results, or yields them step by step."""
+        found = self.build(**self._arguments(task))
+        if not isinstance(found, Generator):
+            recorder.add(_row(found))
+            return
+        for each in found:
+            recorder.add(_row(each))
+            if recorder.reason:
+                found.close()
+                return
+
+    def _arguments(self, task: Task, seed: int | None = None) -> dict[str, Any]:
+        found = self.space.decoded(task.point)
+        if "seed" in self._passed:
+            found["seed"] = task.seed if seed is None else seed
+        return found
+
+    @cached_property
+    def _passed(self) -> tuple[str, ...]:
+        return passed_names(self.build, self.space)
+
+    # --- models
+
+    def model(self, task: Task, seed: int | None = None) -> Model:
+        """The model of a trial before it is trained, or as its parent left it."""
+        seed = task.seed if seed is None else seed
+        model = self.build(**self._arguments(task, seed))
+        if not isinstance(model, Model):
+            raise ConfigError.build(
+                "build", expected="a model, since there are data to train on",
+                got=type(model).__name__, hint="a plain function is searched without data",
+            )  # fmt: skip
+        if "seed" not in self._passed and model.seed != seed:
+            model.seed = seed
+            if model._signature is not None:
+                reinitialise(model)
+        if task.parent is not None:
+            assert self.samples is not None
+            self.load(model, task.parent)
+            _give_rate(model)
+        return model
+
+    def _train(self, task: Task, recorder: _Recorder, parallel: Strategy) -> None:
+        assert self.samples is not None
+        repeats = max(self.objective.seeds, self.objective.folds)
+        if repeats == 1:
+            self._fit(task, recorder, 0, parallel)
+            return
+        rows: list[Row] = []
+        for repeat in range(repeats):
+            inner = _Recorder(self, task, lambda number, row: "")
+            self._fit(task, inner, repeat, parallel)
+            rows.append(self._summed_up(inner))
+            recorder.digest = recorder.digest or inner.digest
+            recorder.violations += inner.violations
+            # A step is a seed or a fold: what is bad on the first need not see the others.
+            recorder.add({name: sum(r[name] for r in rows) / len(rows) for name in rows[0]})
+            # Ranks that train together end together; the first of them hears of it.
+            recorder.reason = parallel.communicator.bcast_object(recorder.reason)
+            if recorder.reason:
+                return
+
+    def _summed_up(self, recorder: _Recorder) -> Row:
+        """The last row of one training, with the objective's choice among its rows."""
+        row = dict(recorder.curve[-1])
+        values = self.objective.values(recorder.curve)
+        for name, value in zip(self.objective.names(), values, strict=True):
+            row[name] = value
+        return row
+
+    def _fit(self, task: Task, recorder: _Recorder, repeat: int, parallel: Strategy) -> None:
+        assert self.samples is not None
+        seed = task.seed if self.objective.seeds == 1 else task.seed + repeat
+        model = self.model(task, seed)
+        train, validation = self.samples.parts(repeat if self.objective.folds > 1 else None)
+        watcher = _Watcher(recorder, parallel.communicator.rank == 0)
+        given = dict(self.fit or {})
+        make_callbacks = given.pop("callbacks", None)
+        callbacks = [] if make_callbacks is None else list(make_callbacks())
+        epochs = task.epochs or self.epochs
+        history = model.fit(
+            train, validation=validation, epochs=epochs, verbose=0,
+            callbacks=[*callbacks, watcher], parallel=parallel, **given,
+        )  # fmt: skip
+        if history.stopped == "interrupted":
+            raise KeyboardInterrupt
+        recorder.digest = digest_of(model)
+        if "latency" in self.needs and recorder.curve:
+            recorder.curve[-1]["latency"] = latency_of(model, train)
+        if (
+            parallel.communicator.rank == 0
+            and repeat == 0
+            and self._is_worth_saving(task, recorder)
+        ):
+            self.save(model, task.number)
+            recorder.saved = True
+
+    def train_again(self, task: Task, epochs: int) -> Model:
+        """The model of a trial, trained as it was (with several seeds or folds, on the first)."""
+        assert self.samples is not None
+        model = self.model(task)
+        train, validation = self.samples.parts(0 if self.objective.folds > 1 else None)
+        given = dict(self.fit or {})
+        make_callbacks = given.pop("callbacks", None)
+        callbacks = [] if make_callbacks is None else list(make_callbacks())
+        # It is told as many epochs as it was told then, since schedules may go by them.
+        model.fit(
+            train, validation=validation, epochs=task.epochs or self.epochs, verbose=0,
+            callbacks=[*callbacks, _EndAfter(epochs)], parallel=SingleProcessStrategy(), **given,
+        )  # fmt: skip
+        return model
+
+    @cached_property
+    def needs(self) -> set[str]:
+        """What has to be measured beside the columns of the history."""
+        named = {*self.objective.columns(), *(each.name for each in self.constraints)}
+        return named & set(MEASURED)
+
+    # --- saved models
+
+    def _is_worth_saving(self, task: Task, recorder: _Recorder) -> bool:
+        if self.folder is None or not recorder.curve:
+            return False
+        if task.keep:
+            return True
+        if recorder.reason or recorder.violated() or self.objective.folds > 1:
+            return False
+        losses = self.objective.losses(self.objective.values(recorder.curve))
+        return task.best is None or any(a < b for a, b in zip(losses, task.best, strict=True))
+
+    def path(self, number: int) -> Path:
+        """Where the model of a trial is saved."""
+        assert self.folder is not None
+        return self.folder / "models" / f"{number:05d}.caldera"
+
+    def save(self, model: Model, number: int) -> None:
+        """Save a model, and how far its training has come."""
+        path = self.path(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(progress_bytes(model))
+        partial.replace(path.with_suffix(".progress"))
+        model.save(path)
+
+    def load(self, model: Model, number: int) -> None:
+        """Let a model be as that of a trial was when it was saved."""
+        assert self.samples is not None
+        path = self.path(number)
+        if not path.exists():
+            raise ConfigError.build(
+                f"trial {number}", expected=f"its model in {path}", got="no file",
+                hint="was the folder moved without it?",
+            )  # fmt: skip
+        if model._signature is None:
+            model.ensure_built(self.samples.sample())
+        model.load_weights(path)
+        restore_progress(model, path.with_suffix(".progress").read_bytes())
+
+
+class _Recorder:
+    """What a trial has reported so far, and whether it should stop."""
+
+    def __init__(self, job: Job, task: Task, report: Report) -> None:
+        self.job, self.task, self.report = job, task, report
+        self.started = time.perf_counter()
+        self.curve: list[Row] = []
+        self.reason = ""
+        self.digest = ""
+        self.saved = False
+        self.violations: list[str] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def add(self, row: Row) -> None:
+        """A step is over."""
+        row.setdefault("seconds", self.seconds)
+        self.curve.append(row)
+        self.reason = self.reason or self.report(self.task.number, row)
+
+    def violated(self) -> list[str]:
+        """The constraints that the last row does not keep."""
+        if not self.curve:
+            return self.violations
+        last = self.curve[-1]
+        found = [each.violated(last) for each in self.job.constraints]
+        return list(dict.fromkeys([*self.violations, *filter(None, found)]))
+
+    def outcome(self) -> Outcome:
+        """That of a trial which has come to its end."""
+        if not self.curve:
+            reason = self.violations[0] if self.violations else "it reported nothing"
+            return self._over(STOPPED if self.violations else FAILED, reason, None)
+        values = list(self.job.objective.values(self.curve))
+        bad = [
+            name for name, value in zip(self.job.objective.names(), values, strict=True)
+            if math.isnan(value)
+        ]  # fmt: skip
+        if bad:
+            return self._over(FAILED, f"{bad[0]} is NaN", None)
+        violated = self.violated()
+        if self.reason:
+            return self._over(STOPPED, self.reason, values)
+        return self._over(DONE, "; ".join(violated), values)
+
+    def _over(self, state: str, reason: str, values: list[float] | None) -> Outcome:
+        return Outcome(
+            self.task.number, state, reason, values, self.violated(), self.curve, self.seconds,
+            digest=self.digest, saved=self.saved,
+        )  # fmt: skip
+
+    def failed(self, error: BaseException) -> Outcome:
+        """That of a trial which raised something."""
+        details = "".join(traceback.format_exception(error))
+        return Outcome(
+            self.task.number, FAILED, f"{type(error).__name__}: {error}", None, [],
+            self.curve, self.seconds, details=details,
+            misconfigured=isinstance(error, MissingMetric),
+        )  # fmt: skip
+
+
+class _Watcher(Callback):
+    """Reports each epoch of a trial, and ends it when it should stop."""
+
+    def __init__(self, recorder: _Recorder, speaks: bool) -> None:
+        self.recorder = recorder
+        self.speaks = speaks
+        self.decides_by = next(iter(recorder.job.objective.columns()), "")
+        self._known: Row = {}
+
+    def run_begins(self, run: Run) -> None:
+        job, model = self.recorder.job, run.model
+        self._known = {"parameters": float(sum(each.size for each in model.trainable()))}
+        if job.needs & {"flops", "memory"}:
+            found = model.summary(show=False)
+            self._known["flops"] = float(found.flops)
+            self._known["memory"] = float(
+                3 * found.parameter_bytes + run.loader.batch_size * found.activation_bytes
+            )
+        early = [each for each in job.constraints if each.name in KNOWN_EARLY]
+        violated = [each.violated(self._known) for each in early]
+        self.recorder.violations += [each for each in violated if each]
+        if any(violated):
+            run.stop("a constraint")
+
+    def epoch_ends(self, run: Run) -> None:
+        history = run.history
+        row = {name: history[name][-1] for name in history.numbers()}
+        row |= {"epochs": float(run.model.epochs_done + run.epoch), **self._known}
+        row["seconds"] = self.recorder.seconds
+        if self.speaks:
+            self.recorder.add(row)
+        else:
+            self.recorder.curve.append(row)
+        if self.recorder.reason:
+            run.stop(self.recorder.reason)
+        elif self.recorder.job.objective.is_reached(row):
+            run.stop("the objective is reached")
+
+
+class _EndAfter(Callback):
+    """Ends a run where another one was ended."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def epoch_ends(self, run: Run) -> None:
+        if run.epoch >= self.epochs:
+            run.stop("the trial ended here")
+
+
+# --- small things
+
+
+def passed_names(build: Callable[..., Any], space: Space) -> tuple[str, ...]:
+    """What a search passes to `build` by itself, where it takes it and the space has it not."""
+    taken = getattr(getattr(build, "__code__", None), "co_varnames", ())
+    count = getattr(getattr(build, "__code__", None), "co_argcount", 0)
+    count += getattr(getattr(build, "__code__", None), "co_kwonlyargcount", 0)
+    return ("seed",) if "seed" in taken[:count] and "seed" not in space.names()[1] else ()
+
+
+def _row(found: Any) -> Row:
+    """What a function gives: a number is the value."""
+    if isinstance(found, Mapping):
+        return {str(name): _number(value, str(name)) for name, value in found.items()}
+    return {"value": _number(found, "value")}
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError.build(
+            "trial", expected=f"{name} as a number", got=repr(value)[:80],
+            hint="give a number, or a dict of numbers by name",
+        ) from None  # fmt: skip
+
+
+def _give_rate(model: Model) -> None:
+    """The rate that a model was built with, instead of the one that its parent had."""
+    rate = model.learning_rate
+    if isinstance(rate, int | float) and model.optimizer.state:
+        model.optimizer.learning_rate.assign(rate)
+
+
+def digest_of(model: Model) -> str:
+    """A short name for the weights of a model: the same for the same bits."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, values in sorted(Snapshot.of(model).values.items()):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(values).tobytes())
+    return found.hexdigest()
+
+
+def latency_of(model: Model, data: Any) -> float:
+    """The median seconds that `predict` takes for one sample."""
+    inputs = data.batch(np.arange(1))[: len(model.signature.inputs)]
+    model.predict(*inputs)
+    taken = []
+    for _ in range(_LATENCY_RUNS):
+        started = time.perf_counter()
+        model.predict(*inputs)
+        taken.append(time.perf_counter() - started)
+    return float(median(taken))

@@ -1,0 +1,138 @@
+"""`Method`: what proposes trials and may stop them. One file each in `methods`.
+
+A method of your own writes `ask`, and what else it needs:
+
+    @search.methods.register("hill")
+    class HillClimbing(search.Method):
+        def ask(self, number):
+            random = self.random(number)
+            best = self.best()
+            return self.space.draw(random) if best is None else self.space.near(best.point, random)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from caldera.configurable import Configurable, Family
+from caldera.search.objective import Objective
+from caldera.search.space import Point, Space
+from caldera.search.trial import DONE, Trial
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a method wants to try next.
+
+    - `epochs`: how long to train, if not as long as the search says.
+    - `parent`: the number of a trial whose model is trained further.
+    - `keep`: save the model, so that it can be a parent.
+    - `note`: plain data that the method finds again in `trial.note`, also after a restart.
+    """
+
+    point: Point
+    epochs: int | None = None
+    parent: int | None = None
+    keep: bool = False
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+class Method(Configurable):
+    """Proposes trials (`ask`), hears what became of them (`tell`) and may stop them (`stop`).
+
+    A method may keep what it likes, but a study that is resumed gets a new one: `restore` is called
+    with all trials there are. What follows from `self.trials` and `self.random(number)` alone needs
+    no care: the same seed gives the same trials, also after a restart.
+
+    - `self.space`, `self.objective`, `self.seed`;
+    - `self.trials`: all trials so far, also those that wait or run;
+    - `self.budget`: how many trials there shall be, or None; `self.epochs`: of a whole trial.
+    """
+
+    ends: ClassVar[bool] = False
+    """Whether it comes to an end by itself."""
+    saves: ClassVar[bool] = False
+    """Whether models have to be saved, since others go on with them."""
+
+    space: Space
+    objective: Objective
+    seed: int
+    trials: list[Trial]
+    budget: int | None
+    epochs: int | None
+
+    def begin(
+        self,
+        space: Space,
+        objective: Objective,
+        seed: int,
+        trials: list[Trial],
+        budget: int | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        """Get to know the search; called once, before anything else."""
+        self.space, self.objective, self.seed = space, objective, seed
+        self.trials, self.budget, self.epochs = trials, budget, epochs
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What there is to do before the first trial: checks, for instance."""
+
+    def ask(self, number: int) -> Proposal | Point | None:
+        """What to try as trial `number`. None: nothing now. The search ends if nothing runs, and
+        asks again when a trial is over if something does."""
+        raise NotImplementedError
+
+    def tell(self, trial: Trial) -> None:
+        """A trial is over."""
+
+    def stop(self, trial: Trial, step: int, loss: float) -> bool:
+        """Whether a running trial is not worth going on with, after its `step`th report (from 1),
+        in which the objective was `loss` (what should be large is negated)."""
+        return False
+
+    def restore(self) -> None:
+        """Catch up with `self.trials`, in a study that is resumed."""
+        for trial in self.told():
+            self.tell(trial)
+
+    # --- what a method may use
+
+    def random(self, number: int, stream: int = 0) -> np.random.Generator:
+        """Random numbers for a trial: the same for the same seed and number."""
+        return np.random.default_rng([self.seed, number, stream])
+
+    def told(self) -> list[Trial]:
+        """The trials that are over, in the order in which they were told."""
+        over = [trial for trial in self.trials if trial.told is not None]
+        return sorted(over, key=lambda trial: trial.told or 0)
+
+    def loss(self, trial: Trial) -> float:
+        """The first objective as a number that should be small; infinite if there is none."""
+        return self.losses(trial)[0]
+
+    def losses(self, trial: Trial) -> tuple[float, ...]:
+        """All objectives likewise."""
+        if not trial.is_feasible:
+            return self.objective.losses(None)
+        return self.objective.losses(trial.values)
+
+    def best(self) -> Trial | None:
+        """The best trial that is done."""
+        done = [trial for trial in self.trials if trial.state == DONE]
+        good = [trial for trial in done if math.isfinite(self.loss(trial))]
+        return min(good, key=lambda trial: (self.loss(trial), trial.number), default=None)
+
+
+methods: Family[Method] = Family("search method", Method)
+"""Methods by name: what `method=` and `stop=` may be."""
+
+
+def as_proposal(given: Proposal | Mapping[str, Any]) -> Proposal:
+    """What `ask` gave, as a proposal."""
+    return given if isinstance(given, Proposal) else Proposal(dict(given))

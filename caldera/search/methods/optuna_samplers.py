@@ -1,0 +1,287 @@
+"""Samplers of Optuna: TPE, CMA-ES, a Gaussian process, quasi-random numbers, NSGA-II.
+
+A sampler works on a study in memory, which is told every trial; what is in the folder of the study
+holds plain facts only, so nothing that a sampler keeps is ever read from a file. With a seed for
+each trial, or by asking it again for every trial that was, it goes on in a resumed study as if it
+had never been interrupted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeGuard
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.optional import optional_import
+from caldera.search.dimension import Dimension, Stored, Uniform
+from caldera.search.method import Method, methods
+from caldera.search.record import import_optuna
+from caldera.search.space import Point
+from caldera.search.trial import DONE, STOPPED, Trial
+
+_CONSTRAINT = "constraint"
+
+
+class OptunaMethod(Method):
+    """A sampler of Optuna's; a subclass says which."""
+
+    has_state: ClassVar[bool] = False
+    """Whether it goes by what it asked for before, and not only by the results of trials."""
+    takes_several: ClassVar[bool] = True
+    """Whether it knows what to do with several objectives."""
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        """The sampler, with a seed."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        if len(self.objective.modes) > 1 and not self.takes_several:
+            raise ConfigError.build(
+                repr(self), expected="one objective", got=", ".join(self.objective.names()),
+                hint='method="nsga2" or "tpe" takes several',
+            )  # fmt: skip
+        self._optuna = import_optuna(repr(self))
+        self._asked: dict[int, Any] = {}
+        directions = ["maximize" if mode == "max" else "minimize" for mode in self.objective.modes]
+        with _quiet(self._optuna):
+            self._study = self._optuna.create_study(
+                directions=directions, sampler=self._seeded(self.seed)
+            )
+
+    def _seeded(self, *seed: int) -> Any:
+        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        with _quiet(self._optuna):
+            return self.sampler(self._optuna.samplers, number)
+
+    def ask(self, number: int) -> Point | None:
+        if not self.has_state:
+            self._study.sampler = self._seeded(self.seed, number)
+        with _quiet(self._optuna):
+            trial = self._study.ask()
+            self._asked[number] = trial
+            return self.space.walk(lambda path, each: self._suggested(trial, path, each))[0]
+
+    def _suggested(self, trial: Any, path: str, dimension: Dimension) -> Stored:
+        kind = self._distribution(dimension)
+        found: Stored
+        if isinstance(kind, self._optuna.distributions.CategoricalDistribution):
+            found = trial.suggest_categorical(path, kind.choices)
+            return found
+        if isinstance(kind, self._optuna.distributions.IntDistribution):
+            index = trial.suggest_int(path, kind.low, kind.high, step=kind.step, log=kind.log)
+            return dimension.at(index) if _has_steps(dimension) else int(index)
+        found = trial.suggest_float(path, kind.low, kind.high, step=kind.step, log=kind.log)
+        return found
+
+    def _distribution(self, dimension: Dimension) -> Any:
+        """Steps are counted, so that a value which was stored is the one that was suggested."""
+        if _has_steps(dimension):
+            return self._optuna.distributions.IntDistribution(0, dimension.steps)
+        return dimension.distribution(self._optuna)
+
+    def tell(self, trial: Trial) -> None:
+        asked = self._asked.pop(trial.number, None)
+        with _quiet(self._optuna):
+            if asked is None:
+                self._study.add_trial(self._frozen(trial))
+                return
+            asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
+            states = self._optuna.trial.TrialState
+            if trial.state == DONE and trial.values is not None:
+                self._study.tell(asked, list(trial.values))
+            elif trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve:
+                asked.report(self.objective.measure(trial.curve[-1]), len(trial.curve))
+                self._study.tell(asked, state=states.PRUNED)
+            else:
+                self._study.tell(asked, state=states.FAIL)
+
+    def _frozen(self, trial: Trial) -> Any:
+        """A trial that this sampler has not asked for, as Optuna keeps it."""
+        states = self._optuna.trial.TrialState
+        distributions: dict[str, Any] = {}
+        values: Point = {}
+
+        def pick(path: str, dimension: Dimension) -> Stored:
+            kept: Any = trial.point[path]
+            distributions[path] = self._distribution(dimension)
+            values[path] = dimension.index(kept) if _has_steps(dimension) else kept
+            return trial.point[path]
+
+        self.space.walk(pick)
+        done = trial.state == DONE and trial.values is not None
+        stopped = trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve
+        steps = {}
+        if stopped:
+            steps = {len(trial.curve): self.objective.measure(trial.curve[-1])}
+        return self._optuna.trial.create_trial(
+            state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
+            values=list(trial.values or ()) if done else list(steps.values()) or None,
+            params=values, distributions=distributions, intermediate_values=steps,
+            user_attrs={_CONSTRAINT: [float(len(trial.violations))]},
+        )  # fmt: skip
+
+    def restore(self) -> None:
+        """Tell it all that happened; one with a state of its own is asked again, in that order."""
+        if not self.has_state:
+            super().restore()
+            return
+        waiting = self.told()
+        told = 0
+        for trial in list(self.trials):
+            while told < trial.after and waiting:
+                self.tell(waiting.pop(0))
+                told += 1
+            if self.ask(trial.number) != trial.point:
+                # Another method asked for it, or another version of Optuna.
+                del self._asked[trial.number]
+        for trial in waiting:
+            self.tell(trial)
+
+
+def _has_steps(dimension: Dimension) -> TypeGuard[Uniform]:
+    return isinstance(dimension, Uniform) and dimension.step is not None
+
+
+def _violations(frozen: Any) -> Sequence[float]:
+    found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, [0.0])
+    return found
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Without lines about each trial, and warnings about options that are called experimental."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@methods.register("tpe")
+class TPE(OptunaMethod):
+    """Tree-structured Parzen estimators (Bergstra et al. 2011): draws where good trials are dense.
+
+    `startup` trials are drawn at random first.
+
+    >>> from caldera import search
+    >>> space = {"x": search.uniform(-4, 4)}
+    >>> study = search.run(lambda x: (x - 1) ** 2, space, method="tpe", trials=40, verbose=0)
+    >>> study.best.value < 0.02
+    True
+    """
+
+    def __init__(self, startup: int = 10) -> None:
+        self.startup = startup
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        # Groups are what the choices of a space open together.
+        return samplers.TPESampler(
+            n_startup_trials=self.startup, multivariate=True, group=True, constant_liar=True,
+            seed=seed, constraints_func=_violations, warn_independent_sampling=False,
+        )  # fmt: skip
+
+
+@methods.register("cmaes")
+class CMAES(OptunaMethod):
+    """Covariance matrix adaptation (Hansen and Ostermeier 2001), for numbers; choices are drawn at
+    random. Needs the package cmaes.
+
+    >>> from caldera import search
+    >>> space = {"x": search.uniform(-4, 4), "y": search.uniform(-4, 4)}
+    >>> study = search.run(lambda x, y: x * x + y * y, space, method="cmaes", trials=100, verbose=0)
+    >>> study.best.value < 0.01
+    True
+    """
+
+    has_state = True
+    takes_several = False
+
+    def __init__(self, sigma: float | None = None, population: int | None = None) -> None:
+        self.sigma, self.population = sigma, population
+
+    def prepare(self) -> None:
+        optional_import("cmaes", "cmaes", "search method cmaes")
+        super().prepare()
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        return samplers.CmaEsSampler(
+            sigma0=self.sigma, popsize=self.population, seed=seed, warn_independent_sampling=False,
+            independent_sampler=samplers.RandomSampler(seed=seed),
+        )  # fmt: skip
+
+
+@methods.register("gp")
+class GaussianProcess(OptunaMethod):
+    """Bayesian optimisation with a Gaussian process. Needs PyTorch, in which Optuna writes it.
+
+    >>> from caldera import search
+    >>> search.GaussianProcess(startup=5)
+    GaussianProcess(startup=5)
+    """
+
+    def __init__(self, startup: int = 10) -> None:
+        self.startup = startup
+
+    def prepare(self) -> None:
+        optional_import("torch", "torch", "search method gp, which Optuna writes in PyTorch")
+        super().prepare()
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        return samplers.GPSampler(
+            n_startup_trials=self.startup, seed=seed, constraints_func=_violations,
+            warn_independent_sampling=False,
+        )  # fmt: skip
+
+
+@methods.register("qmc")
+class QuasiRandom(OptunaMethod):
+    """Quasi-random points (a scrambled Sobol sequence): they fill a space more evenly than chance.
+
+    >>> from caldera import search
+    >>> space = {"x": search.uniform(0, 1)}
+    >>> study = search.run(lambda x: x, space, method="qmc", trials=9, verbose=0)
+    >>> sorted(int(8 * trial.parameters["x"]) for trial in study.trials[1:])
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    has_state = True
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        return samplers.QMCSampler(
+            scramble=True, seed=seed, warn_asynchronous_seeding=False,
+            warn_independent_sampling=False,
+            independent_sampler=samplers.RandomSampler(seed=seed),
+        )  # fmt: skip
+
+
+@methods.register("nsga2")
+class NSGA2(OptunaMethod):
+    """NSGA-II (Deb et al. 2002): generations of trials that approach the front of several
+    objectives.
+
+    >>> from caldera import search
+    >>> space = {"x": search.uniform(-2, 4)}
+    >>> def both(x):
+    ...     return {"first": x * x, "second": (x - 2) ** 2}
+    >>> study = search.run(both, space, method="nsga2", trials=60, verbose=0,
+    ...                    objective=search.pareto("first", "second", modes=["min", "min"]))
+    >>> all(-0.5 < trial.parameters["x"] < 2.5 for trial in study.front)
+    True
+    """
+
+    has_state = True
+
+    def __init__(self, population: int = 20) -> None:
+        self.population = population
+
+    def sampler(self, samplers: Any, seed: int) -> Any:
+        return samplers.NSGAIISampler(
+            population_size=self.population, seed=seed, constraints_func=_violations
+        )

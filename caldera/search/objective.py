@@ -1,0 +1,340 @@
+"""Objectives: what makes a trial better than another.
+
+An objective reads what a trial reports after each step: every column of the history of `fit`
+(`loss`, `val_accuracy`, ...), and `seconds`, `epochs`, `parameters`; also `flops`, `memory` and
+`latency`, which are measured if an objective or a constraint names them. Methods see losses: what
+should be large is negated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+from caldera.search.trial import Row
+from caldera.train.callbacks import _mode
+
+MEASURED = ("flops", "memory", "latency")
+"""What is only measured where somebody asks for it."""
+KNOWN_EARLY = ("parameters", "flops", "memory")
+"""What is known before training begins."""
+_SMALLER_IS_BETTER = ("value", "seconds", "epochs", "parameters", *MEASURED)
+
+
+class MissingMetric(ConfigError):
+    """An objective or a constraint names what no trial reports."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What makes a trial better than another; subclass it and write `measure`.
+
+    `modes` has "min" or "max" for each value. `seeds` or `folds` train a trial several times, and
+    the means count.
+    """
+
+    modes: tuple[str, ...] = ("min",)
+    seeds: int = 1
+    folds: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "folds"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ConfigError.build(
+                    "objective", expected=f"{name}= at least 1", got=repr(count)
+                )
+        if self.seeds > 1 and self.folds > 1:
+            raise ConfigError.build(
+                "objective", expected="a mean over seeds or over folds", got="both"
+            )
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        """The (first) value after a step: what stopping goes by."""
+        raise NotImplementedError
+
+    def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
+        """The values of a trial that is over."""
+        return (self.measure(curve[-1]),)
+
+    def losses(self, values: Sequence[float] | None) -> tuple[float, ...]:
+        """Values as numbers that should be small; those of a failed trial are infinite."""
+        if values is None:
+            return (math.inf,) * len(self.modes)
+        return tuple(
+            -value if mode == "max" else value
+            for value, mode in zip(values, self.modes, strict=True)
+        )
+
+    def loss(self, row: Mapping[str, float]) -> float:
+        """The first value after a step, as a number that should be small."""
+        return self.losses((self.measure(row),) * len(self.modes))[0]
+
+    def names(self) -> tuple[str, ...]:
+        """A name for each value."""
+        return ("value",)
+
+    def columns(self) -> tuple[str, ...]:
+        """What it has to find in a report."""
+        return ()
+
+    def is_reached(self, row: Mapping[str, float]) -> bool:
+        """Whether more training cannot change the values."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data that tell it apart from others."""
+        return {
+            "kind": type(self).__name__, "modes": list(self.modes), "names": list(self.names()),
+            "seeds": self.seeds, "folds": self.folds,
+        }  # fmt: skip
+
+
+def look_up(row: Mapping[str, float], name: str, where: str = "objective") -> float:
+    """A number of a report; one that is not there is an error that names those that are."""
+    if name not in row:
+        raise MissingMetric.build(
+            where, expected=f"trials that report {name!r}", got=", ".join(row) or "none",
+            hint=nearest(name, row) if row else "",
+        )  # fmt: skip
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MissingMetric.build(where, expected=f"{name} as a single number", got="a table")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Metric(Objective):
+    """One number of the report, at the last step or at the best one."""
+
+    name: str = "val_loss"
+    at: str = "last"
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        return look_up(row, self.name)
+
+    def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
+        if self.at == "last":
+            return (self.measure(curve[-1]),)
+        found = [each for each in map(self.measure, curve) if not math.isnan(each)]
+        if not found:
+            return (math.nan,)
+        return (min(found) if self.modes == ("min",) else max(found),)
+
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class Weighted(Objective):
+    """A sum of numbers of the report, each with its weight."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        return sum(weight * look_up(row, name) for name, weight in self.weights.items())
+
+    def names(self) -> tuple[str, ...]:
+        terms = [
+            name if weight == 1 else f"{weight:g} {name}" for name, weight in self.weights.items()
+        ]
+        return (" + ".join(terms).replace("+ -", "- "),)
+
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.weights)
+
+
+@dataclass(frozen=True)
+class TimeTo(Objective):
+    """The seconds until a metric reaches a value; infinite if it does not."""
+
+    name: str = "val_accuracy"
+    target: float = 1.0
+    mode: str = "max"
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        # Before it is reached trials are compared by how near they are.
+        value = look_up(row, self.name)
+        return self.target - value if self.mode == "max" else value - self.target
+
+    def is_reached(self, row: Mapping[str, float]) -> bool:
+        return self.measure(row) <= 0
+
+    def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
+        for row in curve:
+            if self.is_reached(row):
+                return (look_up(row, "seconds"),)
+        return (math.inf,)
+
+    def names(self) -> tuple[str, ...]:
+        return (f"seconds to {self.name} {self.target:g}",)
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.name, "seconds")
+
+
+@dataclass(frozen=True)
+class Pareto(Objective):
+    """Several numbers of the report at once: the best trials are those that no other beats."""
+
+    metrics: tuple[str, ...] = ()
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        return look_up(row, self.metrics[0])
+
+    def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
+        return tuple(look_up(curve[-1], name) for name in self.metrics)
+
+    def names(self) -> tuple[str, ...]:
+        return self.metrics
+
+    def columns(self) -> tuple[str, ...]:
+        return self.metrics
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A number of the report that must not be above (or below) a limit."""
+
+    name: str
+    limit: float
+    above: bool = False
+
+    def violated(self, row: Mapping[str, float]) -> str:
+        """How it is violated, in words; empty if it is kept."""
+        value = look_up(row, self.name, "constraint")
+        if value >= self.limit if self.above else value <= self.limit:
+            return ""
+        side = "least" if self.above else "most"
+        return f"expected {self.name} at {side} {self.limit:g}, got {value:g}"
+
+    def excess(self, row: Mapping[str, float]) -> float:
+        """How far it is violated: above 0 if it is."""
+        value = look_up(row, self.name, "constraint")
+        return self.limit - value if self.above else value - self.limit
+
+
+# --- as a user writes them
+
+
+def metric(
+    name: str, mode: str | None = None, *, at: str = "last", seeds: int = 1, folds: int = 1
+) -> Objective:
+    """Any number that trials report, at their last step or their best (`at="best"`).
+
+    `mode` is "min" or "max"; without it the name decides. With `seeds` or `folds` each trial is
+    trained several times, with other seeds or other validation parts, and the mean counts.
+
+    >>> from caldera import search
+    >>> search.metric("val_accuracy").modes, search.metric("val_loss").modes
+    (('max',), ('min',))
+    """
+    if at not in ("last", "best"):
+        raise ConfigError.build("metric", expected='at="last" or at="best"', got=repr(at))
+    return Metric((mode_of(name, mode),), seeds, folds, name, at)
+
+
+def mode_of(name: str, mode: str | None = None) -> str:
+    """Whether a number should be small or large."""
+    if mode is None and name in _SMALLER_IS_BETTER:
+        return "min"
+    return _mode("objective", name, mode)
+
+
+def accuracy(
+    *, per_second: float = 0.0, per_parameter: float = 0.0, seeds: int = 1, folds: int = 1,
+    **per: float,
+) -> Objective:  # fmt: skip
+    """The accuracy on the validation part, less what it costs: `per_second=0.001` gives up a tenth
+    of a percent of accuracy for a second of training. Other costs by name: `per_flops=1e-12`.
+
+    >>> from caldera import search
+    >>> round(search.accuracy(per_second=0.001).measure({"val_accuracy": 0.9, "seconds": 20.0}), 6)
+    0.88
+    """
+    weights = {"val_accuracy": 1.0, "seconds": -per_second, "parameters": -per_parameter}
+    for name, price in per.items():
+        if not name.startswith("per_"):
+            raise ConfigError.build("accuracy", expected="prices such as per_flops=", got=name)
+        weights[name.removeprefix("per_")] = -price
+    return weighted(
+        {name: each for name, each in weights.items() if each}, seeds=seeds, folds=folds
+    )
+
+
+def weighted(
+    weights: Mapping[str, float], mode: str = "max", *, seeds: int = 1, folds: int = 1
+) -> Objective:
+    """A sum of numbers that trials report, each times its weight, which should be large.
+
+    >>> from caldera import search
+    >>> search.weighted({"val_accuracy": 1.0, "parameters": -1e-8}).names()
+    ('val_accuracy - 1e-08 parameters',)
+    """
+    if not weights:
+        raise ConfigError.build("weighted", expected="a weight for a metric", got="none")
+    if len(weights) == 1 and list(weights.values()) == [1.0] and mode == "max":
+        return Metric(("max",), seeds, folds, next(iter(weights)))
+    return Weighted((mode_of("sum", mode),), seeds, folds, dict(weights))
+
+
+def time_to(name: str, target: float, mode: str | None = None) -> Objective:
+    """The seconds of training until a metric reaches a value, at which training ends.
+
+    >>> from caldera import search
+    >>> search.time_to("val_accuracy", 0.97).names()
+    ('seconds to val_accuracy 0.97',)
+    """
+    return TimeTo(("min",), 1, 1, name, float(target), mode_of(name, mode))
+
+
+def pareto(*names: str, modes: Sequence[str] | None = None) -> Objective:
+    """Several numbers at once, for methods such as "nsga2": `study.front` has what no trial beats.
+
+    >>> from caldera import search
+    >>> search.pareto("val_accuracy", "seconds").modes
+    ('max', 'min')
+    """
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError.build("pareto", expected="at least two names that differ", got=f"{names}")
+    given = [None] * len(names) if modes is None else list(modes)
+    if len(given) != len(names):
+        raise ConfigError.build("pareto", expected=f"{len(names)} modes", got=f"{len(given)}")
+    found = tuple(mode_of(name, mode) for name, mode in zip(names, given, strict=True))
+    return Pareto(found, 1, 1, tuple(names))
+
+
+def at_most(name: str, limit: float) -> Constraint:
+    """A constraint: trials above the limit cannot be the best.
+
+    >>> from caldera import search
+    >>> search.at_most("latency", 0.005).violated({"latency": 0.004})
+    ''
+    """
+    return Constraint(name, float(limit))
+
+
+def at_least(name: str, limit: float) -> Constraint:
+    """A constraint: trials below the limit cannot be the best."""
+    return Constraint(name, float(limit), above=True)
+
+
+def as_objective(given: Any, default: str) -> Objective:
+    """What a user gives as objective: a name, an objective, or nothing."""
+    if given is None:
+        return metric(default)
+    if isinstance(given, str):
+        return metric(given)
+    if not isinstance(given, Objective):
+        raise ConfigError.build(
+            "objective", expected="a name such as 'val_loss' or an objective", got=repr(given),
+            hint="search.metric, accuracy, weighted, time_to and pareto make one",
+        )  # fmt: skip
+    return given

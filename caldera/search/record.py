@@ -1,0 +1,209 @@
+"""The record of a study: its trials in a storage of Optuna's, so that its tools can read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from caldera.errors import ConfigError, DataError
+from caldera.optional import optional_import
+from caldera.plain_data import decoded, encoded, json_digest
+from caldera.search.journal import Journal
+from caldera.search.objective import Objective
+from caldera.search.space import Space
+from caldera.search.trial import DONE, FAILED, STOPPED, WAITING, Outcome, Trial
+
+_NAME = "caldera"
+_KEY = "caldera"
+_OUTCOME = "outcome"
+_REPORT_EVERY_S = 0.5
+"""How often a running trial's curve is written at most; all of it is, once the trial is over."""
+
+
+def import_optuna(where: str = "search") -> Any:
+    """Optuna, which owns the storage of a study and several methods."""
+    return optional_import("optuna", "optuna", where)
+
+
+class Record:
+    """The trials of a study in a storage: a journal in a folder, a database, or memory."""
+
+    def __init__(self, folder: Path | None, storage: str | None = None) -> None:
+        self._optuna = import_optuna()
+        self.folder = folder
+        with _quiet(self._optuna):
+            self._storage = self._open(folder, storage)
+        self._study: int | None = None
+        self._ids: dict[int, int] = {}
+        self._reported: dict[int, tuple[float, int]] = {}
+        names = {each.study_name: each for each in self._storage.get_all_studies()}
+        if _NAME in names:
+            self._study = names[_NAME]._study_id
+
+    def _open(self, folder: Path | None, storage: str | None) -> Any:
+        storages = self._optuna.storages
+        if storage is not None:
+            return storages.get_storage(storage)
+        if folder is None:
+            return storages.InMemoryStorage()
+        return storages.JournalStorage(Journal(folder / "journal.log"))
+
+    @property
+    def exists(self) -> bool:
+        """Whether a study has been begun here."""
+        return self._study is not None
+
+    # --- what the study is
+
+    def begin(self, space: Space, objective: Objective, facts: Mapping[str, Any]) -> None:
+        """Begin the study, or make sure that it is this one which goes on."""
+        described = {"space": space.describe(), "objective": objective.describe(), **facts}
+        if self._study is None:
+            directions = [
+                self._optuna.study.StudyDirection.MAXIMIZE if mode == "max"
+                else self._optuna.study.StudyDirection.MINIMIZE
+                for mode in objective.modes
+            ]  # fmt: skip
+            with _quiet(self._optuna):
+                self._study = self._storage.create_new_study(directions, _NAME)
+            self.note(_KEY, described)
+            return
+        known = self.facts()
+        for part in ("space", "objective"):
+            if json_digest(known.get(part)) != json_digest(described[part]):
+                raise ConfigError.build(
+                    f"study in {self.folder}", expected=f"the {part} that it was begun with",
+                    got=f"another {part}", hint="name another folder, or delete this one",
+                )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """What was written down when the study began."""
+        return self.notes().get(_KEY, {})
+
+    def note(self, key: str, value: Any) -> None:
+        """Write down something about the whole study."""
+        self._storage.set_study_user_attr(self._study, key, encoded(value))
+
+    def notes(self) -> dict[str, Any]:
+        """All that was written down about the whole study."""
+        found: dict[str, Any] = decoded(self._storage.get_study_user_attrs(self._study))
+        return found
+
+    # --- trials
+
+    def add(self, trial: Trial, space: Space) -> int:
+        """Write down a trial that has been asked for; its number."""
+        dimensions = {path: each.distribution(self._optuna) for path, each in _met(space, trial)}
+        own = {
+            "seed": trial.seed, "parent": trial.parent, "epochs": trial.epochs, "keep": trial.keep,
+            "note": trial.note, "after": trial.after,
+        }  # fmt: skip
+        frozen = self._optuna.trial.create_trial(
+            state=self._optuna.trial.TrialState.RUNNING, params=dict(trial.point),
+            distributions=dimensions, user_attrs={_KEY: encoded(own)},
+        )  # fmt: skip
+        identity = self._storage.create_new_trial(self._study, template_trial=frozen)
+        number: int = self._storage.get_trial_number_from_id(identity)
+        self._ids[number] = identity
+        return number
+
+    def report(self, trial: Trial, loss_or_value: float) -> None:
+        """Write down the last point of a running trial's curve, if the last one is old enough."""
+        when, _ = self._reported.get(trial.number, (0.0, 0))
+        now = time.monotonic()
+        if now - when >= _REPORT_EVERY_S:
+            self._reported[trial.number] = (now, len(trial.curve))
+            self._storage.set_trial_intermediate_value(
+                self._ids[trial.number], len(trial.curve), loss_or_value
+            )
+
+    def finish(self, trial: Trial, outcome: Outcome) -> None:
+        """Write down what became of a trial."""
+        identity = self._ids[trial.number]
+        kept = {**outcome.to_plain(), "told": trial.told, "ended": trial.ended}
+        self._storage.set_trial_user_attr(identity, _OUTCOME, kept)
+        self._close(identity, trial.state, trial.values)
+
+    def _close(self, identity: int, state: str, values: tuple[float, ...] | None) -> None:
+        states = self._optuna.trial.TrialState
+        ends = {DONE: states.COMPLETE, STOPPED: states.PRUNED, FAILED: states.FAIL}
+        given = None if values is None or state == FAILED else list(values)
+        self._storage.set_trial_state_values(identity, ends[state], given)
+
+    def trials(self, space: Space | None) -> list[Trial]:
+        """All trials by number; without a space their parameters are what was stored."""
+        found = []
+        for frozen in self._storage.get_all_trials(self._study, deepcopy=False):
+            self._ids[frozen.number] = frozen._trial_id
+            found.append(self._read(frozen, space))
+        return found
+
+    def _read(self, frozen: Any, space: Space | None) -> Trial:
+        own = decoded(frozen.user_attrs.get(_KEY, {}))
+        point = dict(frozen.params)
+        if space is not None and set(own) >= {"seed", "after"}:
+            parameters = space.decoded(point)
+        else:
+            parameters = dict(point)
+        started = frozen.datetime_start
+        trial = Trial(
+            frozen.number, point, parameters, own.get("seed", 0), WAITING,
+            parent=own.get("parent"), epochs=own.get("epochs"), keep=own.get("keep", False),
+            note=own.get("note", {}), after=own.get("after", 0),
+            started=None if started is None else started.timestamp(),
+        )  # fmt: skip
+        if _OUTCOME in frozen.user_attrs:
+            kept = dict(frozen.user_attrs[_OUTCOME])
+            told, ended = kept.pop("told"), kept.pop("ended")
+            try:
+                apply(trial, Outcome.from_plain(kept), told, ended)
+            except TypeError as problem:
+                raise DataError.build(
+                    f"study in {self.folder}, trial {trial.number}", expected="an outcome",
+                    got=str(problem), hint="was it written by another version?",
+                ) from None  # fmt: skip
+            if not frozen.state.is_finished():
+                # Killed between the two lines.
+                self._close(frozen._trial_id, trial.state, trial.values)
+        return trial
+
+
+def apply(trial: Trial, outcome: Outcome, told: int | None, ended: float | None) -> None:
+    """Let a trial have this outcome."""
+    trial.state, trial.reason = outcome.state, outcome.reason
+    trial.values = None if outcome.values is None else tuple(outcome.values)
+    trial.violations, trial.curve = list(outcome.violations), list(outcome.curve)
+    trial.seconds, trial.details = outcome.seconds, outcome.details
+    trial.digest, trial.saved = outcome.digest, outcome.saved
+    trial.told, trial.ended = told, ended
+
+
+def _met(space: Space, trial: Trial) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+
+    def pick(path: str, dimension: Any) -> Any:
+        found.append((path, dimension))
+        return trial.point[path]
+
+    space.walk(pick)
+    return found
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Optuna logs that a study was created; whoever called `search.run` knows."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def now() -> float:
+    """Seconds since 1970."""
+    return datetime.now().timestamp()

@@ -1,0 +1,216 @@
+"""`run`: a search from its beginning, or from where it was left, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.search.architecture import keep_architecture
+from caldera.search.job import Job
+from caldera.search.journal import held_lock
+from caldera.search.live import LiveTable
+from caldera.search.method import Method, methods
+from caldera.search.objective import Constraint, as_objective
+from caldera.search.record import Record
+from caldera.search.samples import Samples
+from caldera.search.scheduler import Scheduler, StudyCallback
+from caldera.search.space import Space
+from caldera.search.study import Study
+from caldera.search.workers import is_master, parse_workers, run_trials
+from caldera.search.workers.last_words import last_words, take_over
+from caldera.tensor.seeding import checked_seed
+from caldera.train.arguments import folder as checked_folder
+from caldera.train.arguments import instances, plain_number, whole_number
+
+_WHERE = "search.run"
+
+
+def run(
+    build: Callable[..., Any],
+    space: Space | Mapping[str, Any],
+    data: Any = None,
+    *,
+    method: str | Method = "random",
+    stop: str | Method | None = None,
+    trials: int | None = None,
+    seconds: float | None = None,
+    objective: Any = None,
+    constraints: Sequence[Constraint] = (),
+    epochs: int | None = None,
+    validation: Any = 0.2,
+    test: Any = None,
+    fit: Mapping[str, Any] | None = None,
+    folder: Any = None,
+    storage: str | None = None,
+    seed: int = 0,
+    workers: int | str = 1,
+    ranks_per_trial: int = 1,
+    retries: int = 2,
+    hung_after: float | None = None,
+    callbacks: Sequence[StudyCallback] = (),
+    verbose: int | None = None,
+) -> Study:
+    """Search a space for the best parameters; gives back the study of all trials.
+
+    `build` takes the parameters of a trial by name, and gives a model, which is trained on `data`.
+    Without data it is a plain function that gives a number (to be small), a dict of numbers, or
+    yields them step by step.
+
+    - `method` proposes trials, `stop` ends those that are not worth going on with: names or objects
+      such as `search.TPE()`.
+    - `trials`, `seconds`: how many trials there shall be in the study, and for how long new ones
+      begin.
+    - `objective`: a metric such as "val_accuracy" ("val_loss" unless told), or what
+      `search.accuracy`, `weighted`, `time_to` or `pareto` make; `constraints`: what `at_most` and
+      `at_least` make.
+    - `epochs` of each trial, unless the model says; `fit`: further arguments of `Model.fit`
+      (`callbacks` is there a function that makes a list, since each trial needs its own).
+    - `validation`: the part of the training samples to choose by, the same for all trials, or other
+      samples. Test samples (those of a data set, or `test`) are looked at once: the best model's
+      results on them are `study.test`.
+    - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
+      that were running are run again. `storage` is the address of a database instead of a file.
+    - `seed`: the same seed gives the same trials.
+    - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
+      terminal and nothing elsewhere (the usual), 2 for a line a trial.
+    - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
+      threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
+      gets the study; with `ranks_per_trial` several of them train each model.
+    - `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
+      `hung_after` seconds.
+
+    >>> from caldera import search
+    >>> def height(x, y):
+    ...     return (x - 1) ** 2 + (y + 2) ** 2
+    >>> space = {"x": search.uniform(-4, 4), "y": search.uniform(-4, 4)}
+    >>> study = search.run(height, space, method="random", trials=200, verbose=0)
+    >>> len(study.trials), study.best.value < 0.5
+    (200, True)
+    """
+    space = Space(space)
+    if not callable(build):
+        raise ConfigError.build(
+            _WHERE, expected="a function that builds a model", got=repr(build)[:80]
+        )
+    space.check_build(build, ("seed",))
+    seed = checked_seed(seed, f"{_WHERE} seed")
+    goal = as_objective(objective, "value" if data is None else "val_loss")
+    proposer, stoppers = _method(method), [] if stop is None else [_method(stop)]
+    _check_numbers(proposer, trials, seconds, epochs)
+    limits = tuple(instances(constraints, Constraint, "constraints", _WHERE))
+    watchers = instances(callbacks, StudyCallback, "callbacks", _WHERE)
+    place = checked_folder(folder, "folder", _WHERE)
+    samples = None
+    if proposer.saves and data is not None and place is None:
+        raise ConfigError.build(
+            _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
+        )
+    if data is not None:
+        samples = Samples(data, validation, test, folds=goal.folds, seed=seed)
+    job = Job(build, space, goal, samples, limits, epochs, fit, place)
+    ways = _ways(workers, ranks_per_trial, retries, hung_after)
+    if not is_master():
+        study = Study(Record(None), goal, space, job)
+        study.record.begin(space, goal, {})
+        take_over(study, run_trials(None, job, **ways))
+        return study
+    with nullcontext() if place is None else _alone(place):
+        record = Record(place, storage)
+        facts = {
+            "method": repr(proposer), "stop": repr(stoppers), "seed": seed, "epochs": epochs,
+            "samples": None if samples is None else samples.choosing,
+        }  # fmt: skip
+        record.begin(space, goal, facts)
+        study = Study(record, goal, space, job)
+        scheduler = Scheduler(
+            study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
+            callbacks=[*watchers, LiveTable(verbose, trials=trials)],
+        )  # fmt: skip
+        _go(scheduler, job, ways)
+    return study
+
+
+def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
+    """Run all trials, then look at the test samples. Ctrl-C leaves a study that can go on."""
+    study = scheduler.study
+
+    def end() -> dict[str, Any]:
+        _look_at_test(study)
+        keep_architecture(study)
+        return last_words(study)
+
+    for each in scheduler.callbacks:
+        each.study_begins(study)
+    try:
+        run_trials(scheduler, job, end, **ways)
+    except KeyboardInterrupt:
+        scheduler.is_cancelled = True
+    finally:
+        for each in scheduler.callbacks:
+            each.study_ends(study)
+
+
+def _check_numbers(
+    method: Method, trials: int | None, seconds: float | None, epochs: int | None
+) -> None:
+    if trials is not None:
+        whole_number(trials, "trials", 1, _WHERE)
+    if seconds is not None:
+        plain_number(seconds, "seconds", 0.0, _WHERE)
+    if epochs is not None:
+        whole_number(epochs, "epochs", 1, _WHERE)
+    if trials is None and seconds is None and not method.ends:
+        raise ConfigError.build(
+            _WHERE, expected=f"trials= or seconds=, since {method!r} never ends", got="neither"
+        )
+
+
+def _ways(
+    workers: int | str, ranks_per_trial: int, retries: int, hung_after: float | None
+) -> dict[str, Any]:
+    """How trials are run."""
+    parse_workers(workers)
+    whole_number(ranks_per_trial, "ranks_per_trial", 1, _WHERE)
+    whole_number(retries, "retries", 0, _WHERE)
+    if hung_after is not None:
+        plain_number(hung_after, "hung_after", 0.0, _WHERE)
+    return {
+        "workers": workers, "ranks_per_trial": ranks_per_trial, "retries": retries,
+        "hung_after": hung_after,
+    }  # fmt: skip
+
+
+def _method(given: Any) -> Method:
+    made: Method = methods.make(given)
+    return made
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the study for this process: two would run the same trials."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with held_lock(folder / "running.lock", wait=False) as is_held:
+        if not is_held:
+            raise ConfigError.build(
+                _WHERE, expected="a study that no other process works on", got=str(folder),
+                hint="wait for it, or name another folder; caldera run -n shares one search",
+            )  # fmt: skip
+        yield
+
+
+def _look_at_test(study: Study) -> None:
+    """The best model's results on the test samples, once: they have chosen nothing."""
+    samples = None if study.job is None else study.job.samples
+    best = study.best_or_none()
+    if samples is None or samples.test is None or best is None:
+        return
+    known = study.record.notes()
+    if known.get("tested") == best.number:
+        return
+    found = best.model.evaluate(samples.test)
+    numbers = {name: float(each) for name, each in found.items() if isinstance(each, int | float)}
+    study.record.note("test", numbers)
+    study.record.note("tested", best.number)

@@ -1,0 +1,76 @@
+"""The samples of a search: to train with, to choose by, and to test with once at the end."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from caldera.data import Dataset, Pipeline
+from caldera.data.random_draws import permutation
+from caldera.errors import ConfigError, DataError
+from caldera.train.held_out import Parts
+
+_NO_EPOCH = (1 << 32) - 2
+
+
+class Samples:
+    """Parts that are the same for all trials, whatever their seeds.
+
+    `data` is a data set, samples or (x, y); `validation` is the part to choose by, or other data;
+    `test` are samples to look at once, at the end. A data set brings both along.
+
+    >>> import numpy as np
+    >>> found = Samples((np.zeros((10, 2)), np.zeros(10, "int64")), 0.2)
+    >>> train, validation = found.parts()
+    >>> len(train), len(validation)
+    (8, 2)
+    """
+
+    def __init__(
+        self, data: Any, validation: Any = 0.2, test: Any = None, *, folds: int = 1, seed: int = 0
+    ) -> None:
+        self.folds, self._seed = folds, seed
+        if isinstance(data, Dataset):
+            self._given = data.train
+            self._validation = validation if data.validation is None else data.validation
+            self.test = test if test is not None else (data.test if len(data.test) else None)
+        else:
+            self._given, self._validation, self.test = data, validation, test
+        if folds > 1:
+            if not isinstance(validation, int | float):
+                raise ConfigError.build(
+                    "search", expected="folds of the training data", got="validation data as well"
+                )
+            self._given = Pipeline.of(self._given)
+            if self._given.is_stream or len(self._given) < folds:
+                raise DataError.build(
+                    "search", expected=f"at least {folds} samples for as many folds",
+                    got="a stream" if self._given.is_stream else f"{len(self._given)}",
+                )  # fmt: skip
+
+    def parts(self, fold: int | None = None) -> tuple[Any, Any]:
+        """The samples to train with, and those to choose by."""
+        if fold is None:
+            return self._parts.train, self._parts.validation
+        order = permutation(len(self._given), self._seed, _NO_EPOCH)
+        held = np.array_split(order, self.folds)[fold]
+        rest = np.setdiff1d(np.arange(len(self._given)), held)
+        return self._given.subset(rest), self._given.subset(np.sort(held))
+
+    @property
+    def choosing(self) -> int | None:
+        """How many samples the trials are chosen by; None if nobody can count them."""
+        if self.folds > 1:
+            return len(self._given)
+        found = Pipeline.of(self._parts.validation)
+        return None if found.is_stream else len(found)
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return Parts.of(Pipeline.of(self._given), self._validation, None, self._seed)
+
+    def sample(self) -> tuple[np.ndarray, ...]:
+        """A batch of one, to build a model for."""
+        return Pipeline.of(self._given).blank()

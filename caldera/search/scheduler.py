@@ -1,0 +1,211 @@
+"""`Scheduler`: hands out trials and takes what became of them; where they run is no concern of it.
+
+Runners (here, threads, processes, MPI ranks) all do the same:
+
+    while (task := scheduler.next()) is not None:
+        scheduler.finish(job.run(task, scheduler.report))
+
+One thread at a time may call it. `next()` gives None when there is nothing to hand out now; the
+search is over when `is_over`, else something will be there once a running trial is finished.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.search.method import Method, Proposal, as_proposal
+from caldera.search.objective import MissingMetric
+from caldera.search.record import apply, now
+from caldera.search.study import Study
+from caldera.search.trial import FAILED, RUNNING, WAITING, Outcome, Row, Task, Trial
+
+_FIRST_FAILURES = 20
+"""So many failed trials with no other among them, and something is wrong with all of them."""
+
+
+class StudyCallback:
+    """What may look at a search while it goes on: override what you need, and pass it to
+    `search.run(callbacks=[...])`."""
+
+    def study_begins(self, study: Study) -> None:
+        """Before the first trial."""
+
+    def trial_begins(self, study: Study, trial: Trial) -> None:
+        """A trial is handed to a worker."""
+
+    def trial_reports(self, study: Study, trial: Trial) -> None:
+        """A step of a trial is over; `trial.curve[-1]` has its results."""
+
+    def trial_ends(self, study: Study, trial: Trial) -> None:
+        """A trial is done, was stopped or has failed."""
+
+    def study_ends(self, study: Study) -> None:
+        """After the last trial, also if the search ends by Ctrl-C or an error."""
+
+
+class Scheduler:
+    """Hands out the trials of a study, and takes what became of them."""
+
+    def __init__(
+        self,
+        study: Study,
+        method: Method,
+        stoppers: Sequence[Method] = (),
+        *,
+        seed: int = 0,
+        trials: int | None = None,
+        seconds: float | None = None,
+        callbacks: Sequence[StudyCallback] = (),
+    ) -> None:
+        self.study, self.method, self.seed = study, method, seed
+        self.stoppers = [method, *stoppers]
+        self.budget, self.seconds = trials, seconds
+        self.callbacks = list(callbacks)
+        self.is_cancelled = False
+        """Set it to hand out nothing more."""
+        self._started = time.monotonic()
+        self._told = sum(trial.told is not None for trial in study.trials)
+        self._asked_after = 0
+        self._proposal: Proposal | None = None
+        self._queue = [trial for trial in study.trials if trial.state == WAITING]
+        assert study.space is not None
+        epochs = None if study.job is None else study.job.epochs
+        for each in self.stoppers:
+            each.begin(study.space, study.objective, seed, study.trials, trials, epochs)
+            if study.trials:
+                each.restore()
+
+    # --- for runners
+
+    def next(self) -> Task | None:
+        """The next trial to run, if there is one now."""
+        trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._asked()
+        if trial is None:
+            return None
+        trial.state = RUNNING
+        trial.curve = []
+        self._announce("trial_begins", trial)
+        return trial.task(self._best_losses())
+
+    def report(self, number: int, row: Row) -> str:
+        """A running trial reports a step; the reason why it should stop, or nothing."""
+        trial = self.study.trials[number]
+        trial.curve.append(row)
+        loss = self.study.objective.loss(row)
+        if not math.isnan(loss):
+            self.study.record.report(trial, self.study.objective.measure(row))
+        self._announce("trial_reports", trial)
+        step = len(trial.curve)
+        if math.isnan(loss):
+            return ""
+        for each in self.stoppers:
+            if each.stop(trial, step, loss):
+                return f"stopped by {each!r} after step {step}"
+        return ""
+
+    def finish(self, outcome: Outcome) -> Trial:
+        """A trial is over."""
+        trial = self.study.trials[outcome.number]
+        if trial.is_over:
+            # Somebody was thought dead, and was not.
+            return trial
+        apply(trial, outcome, self._told, now())
+        self._told += 1
+        self.study.record.finish(trial, outcome)
+        for each in self.stoppers:
+            each.tell(trial)
+        self._announce("trial_ends", trial)
+        self._check(trial, outcome)
+        return trial
+
+    def again(self, number: int) -> None:
+        """The worker of a trial is gone: hand the trial out again."""
+        trial = self.study.trials[number]
+        if not trial.is_over:
+            trial.state = WAITING
+            self._queue.append(trial)
+
+    @property
+    def running(self) -> list[Trial]:
+        """The trials that are with workers."""
+        return self.study.of_state(RUNNING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs, and nothing will come any more."""
+        return not self.running and not self._queue and self._proposed() is None
+
+    # --- inside
+
+    def _asked(self) -> Trial | None:
+        """The next trial of the method."""
+        proposal = self._proposed()
+        if proposal is None:
+            return None
+        self._proposal = None
+        assert self.study.space is not None
+        number = len(self.study.trials)
+        trial = Trial(
+            number, proposal.point, self.study.space.decoded(proposal.point),
+            self._seed_of(proposal, number), WAITING, parent=proposal.parent,
+            epochs=proposal.epochs, keep=proposal.keep, note=proposal.note, after=self._asked_after,
+            started=now(),
+        )  # fmt: skip
+        self.study.add(trial)
+        return trial
+
+    def _proposed(self) -> Proposal | None:
+        """What the method proposes; the same until it is taken."""
+        if self._proposal is None:
+            self._asked_after = self._told
+            self._proposal = self._ask()
+        return self._proposal
+
+    def _ask(self) -> Proposal | None:
+        number = len(self.study.trials)
+        late = self.seconds is not None and time.monotonic() - self._started >= self.seconds
+        if self.is_cancelled or late or (self.budget is not None and number >= self.budget):
+            return None
+        asked = self.method.ask(number)
+        return None if asked is None else as_proposal(asked)
+
+    def _seed_of(self, proposal: Proposal, number: int) -> int:
+        """Its own; that of its parent for a trial which goes on with it."""
+        if proposal.parent is not None:
+            return self.study.trials[proposal.parent].seed
+        return trial_seed(self.seed, number)
+
+    def _best_losses(self) -> list[float] | None:
+        best = self.study.best_or_none()
+        return None if best is None else list(self.study.losses(best))
+
+    def _announce(self, moment: str, trial: Trial) -> None:
+        for callback in self.callbacks:
+            getattr(callback, moment)(self.study, trial)
+
+    def _check(self, trial: Trial, outcome: Outcome) -> None:
+        """End the search if all trials fail in the same way from the beginning."""
+        over = [each for each in self.study.trials if each.is_over]
+        if any(each.state != FAILED for each in over):
+            return
+        if outcome.misconfigured:
+            raise MissingMetric(trial.reason.partition(": ")[2])
+        if len(over) >= _FIRST_FAILURES:
+            raise ConfigError.build(
+                "search", expected=f"a trial among the first {len(over)} that does not fail",
+                got=f"only failed ones, the last by {trial.reason}",
+            )  # fmt: skip
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """The seed of a trial: the same for the same search and number.
+
+    >>> trial_seed(0, 3) == trial_seed(0, 3) != trial_seed(0, 4)
+    True
+    """
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

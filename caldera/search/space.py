@@ -1,0 +1,335 @@
+"""`Space`: all parameters of a search, by name, and the ways through it.
+
+A space is walked through with a function that picks a stored value for each dimension it meets. The
+methods differ only in that function: one draws, one asks Optuna, one looks into a parent. Choices
+that open parameters and lists of layers need nothing else: what is not met is not picked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+from caldera.search.dimension import Choice, Dimension, Stored
+
+Pick = Callable[[str, Dimension], Stored]
+"""From the path of a dimension and the dimension itself to what is stored of its value."""
+Point = dict[str, Stored]
+"""What was picked, by path: all that a study keeps of a trial's parameters."""
+
+_MOST_GRID = 1_000_000
+
+
+class Walk(Protocol):
+    """Resolves a part of a space that has a path of its own."""
+
+    def __call__(self, path: str, part: Any) -> Any: ...
+
+
+class Part:
+    """A part of a space that is more than one dimension: a list of layers, say."""
+
+    def resolve(self, path: str, walk: Walk) -> Any:
+        """The value, made of what `walk` gives for each smaller part and its path."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data that tell it apart from others."""
+        raise NotImplementedError
+
+
+class Space:
+    """Parameters by name. A value is a dimension, a part such as `search.repeat`, a dict of more
+    parameters, or a plain value that all trials have.
+
+    >>> import numpy as np
+    >>> from caldera import search
+    >>> space = search.Space({"rate": search.log(1e-4, 1e-1), "layers": search.integer(1, 4)})
+    >>> point = space.draw(np.random.default_rng(0))
+    >>> sorted(space.decoded(point))
+    ['layers', 'rate']
+    """
+
+    parameters: dict[str, Any]
+
+    def __init__(self, parameters: Mapping[str, Any] | Space) -> None:
+        if isinstance(parameters, Space):
+            parameters = parameters.parameters
+        if not isinstance(parameters, Mapping):
+            raise ConfigError.build(
+                "space", expected="a dict from names to dimensions", got=repr(parameters)[:200],
+                hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
+            )  # fmt: skip
+        self.parameters = dict(parameters)
+        _check(self.parameters, "")
+        self._shared = _shared_names(self.parameters)
+        if not self.dimensions():
+            raise ConfigError.build(
+                "space", expected="something to choose", got="an empty space",
+                hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
+            )  # fmt: skip
+
+    # --- walking
+
+    def walk(self, pick: Pick) -> tuple[Point, dict[str, Any]]:
+        """Pick a value for each dimension that is met: what was picked, and the parameters."""
+        point: Point = {}
+
+        def one(path: str, part: Any) -> Any:
+            if isinstance(part, Dimension):
+                point[path] = pick(path, part)
+                return part.value(point[path])
+            if isinstance(part, Part):
+                return part.resolve(path, one)
+            if isinstance(part, Mapping):
+                return several(part, f"{path}.", {})
+            return part
+
+        def several(parts: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> dict[str, Any]:
+            for name, part in parts.items():
+                found[name] = one(prefix + name, part)
+                if isinstance(part, Choice):
+                    label = str(point[prefix + name])
+                    opened = part.opens.get(label, {})
+                    several(opened, self._prefix(prefix, name, label, opened), found)
+            return found
+
+        return point, several(self.parameters, "", {})
+
+    def _prefix(self, prefix: str, name: str, label: str, opened: Mapping[str, Any]) -> str:
+        """Where two choices open the same name, their paths tell them apart."""
+        clash = any(each in self._shared for each in opened)
+        return f"{prefix}{name}={label}." if clash else prefix
+
+    def decoded(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a point.
+
+        >>> from caldera import search
+        >>> search.Space({"rate": search.log(1e-4, 1e-1)}).decoded({"rate": 0.01})
+        {'rate': 0.01}
+        """
+
+        def pick(path: str, dimension: Dimension) -> Stored:
+            if path not in point:
+                raise ConfigError.build(
+                    "space", expected=f"a value for {path}", got=", ".join(point) or "none"
+                )
+            if not dimension.holds(point[path]):
+                raise ConfigError.build(
+                    f"space {path}", expected=f"a value of {dimension!r}", got=repr(point[path])
+                )
+            kept: Stored = point[path]
+            return kept
+
+        used, parameters = self.walk(pick)
+        unknown = [path for path in point if path not in used]
+        if unknown:
+            raise ConfigError.build(
+                "space", expected="a dimension that this point has", got=repr(unknown[0]),
+                hint=nearest(unknown[0], used),
+            )  # fmt: skip
+        return parameters
+
+    def draw(self, random: np.random.Generator) -> Point:
+        """A point at random."""
+        return self.walk(lambda path, dimension: dimension.stored(random.random()))[0]
+
+    def near(
+        self,
+        point: Mapping[str, Any],
+        random: np.random.Generator,
+        *,
+        width: float = 0.1,
+        part: float | None = None,
+    ) -> Point:
+        """A neighbour of a point: at least one of its values differs, each with the chance `part`
+        (one value on average, unless told). What a changed choice opens is drawn."""
+        chance = 1.0 / max(len(point), 1) if part is None else part
+        forced = list(point)[random.integers(len(point))]
+
+        def pick(path: str, dimension: Dimension) -> Stored:
+            if path not in point or not dimension.holds(point[path]):
+                return dimension.stored(random.random())
+            if path == forced or random.random() < chance:
+                return dimension.near(point[path], random, width)
+            kept: Stored = point[path]
+            return kept
+
+        return self.walk(pick)[0]
+
+    def at(self, units: Mapping[str, float]) -> Point:
+        """The point at these numbers from 0 to 1, one for each path of `dimensions`."""
+        return self.walk(lambda path, dimension: dimension.stored(units[path]))[0]
+
+    def dimensions(self) -> dict[str, Dimension]:
+        """Every dimension that any point may have, by path."""
+        found: dict[str, Dimension] = {}
+        # A choice that opens parameters is taken in each of its ways, all else at its last value,
+        # which is the longest list there is.
+        pending: list[dict[str, Stored]] = [{}]
+        while pending:
+            fixed = pending.pop()
+
+            def pick(path: str, dimension: Dimension, fixed: dict[str, Stored] = fixed) -> Stored:
+                if path in fixed:
+                    return fixed[path]
+                if isinstance(dimension, Choice) and dimension.opens and path not in found:
+                    pending.extend({**fixed, path: label} for label in dimension.labels[:-1])
+                found[path] = dimension
+                return dimension.stored(1.0)
+
+            self.walk(pick)
+        return found
+
+    def grid(self) -> Iterator[Point]:
+        """Every point, each once; a dimension without steps is an error.
+
+        >>> from caldera import search
+        >>> space = search.Space({"a": search.integer(1, 2), "b": search.choice(["x", "y"])})
+        >>> [tuple(point.values()) for point in space.grid()]
+        [(1, 'x'), (1, 'y'), (2, 'x'), (2, 'y')]
+        """
+        # The way through the space as a number whose digits are the choices; each is one more.
+        digits: list[int] = []
+        while True:
+            sizes: list[int] = []
+
+            def pick(path: str, dimension: Dimension, sizes: list[int] = sizes) -> Stored:
+                values = dimension.grid()
+                if values is None:
+                    raise ConfigError.build(
+                        f"grid over {path}", expected="a dimension with steps", got=repr(dimension),
+                        hint="write search.uniform(low, high, step=...) or search.choice([...])",
+                    )  # fmt: skip
+                at = len(sizes)
+                sizes.append(len(values))
+                if at == len(digits):
+                    digits.append(0)
+                return values[digits[at]]
+
+            yield self.walk(pick)[0]
+            while digits and digits[-1] + 1 == sizes[len(digits) - 1]:
+                digits.pop()
+            if not digits:
+                return
+            digits[-1] += 1
+
+    # --- checking
+
+    def check_build(self, build: Callable[..., Any], given: tuple[str, ...] = ()) -> None:
+        """Make sure that `build` takes every name of the space, and nothing that it lacks.
+
+        `given` are names that a search passes by itself, where they are taken.
+        """
+        try:
+            signature = inspect.signature(build)
+        except (TypeError, ValueError):
+            return
+        where = getattr(build, "__name__", "build")
+        parameters = signature.parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        named = [
+            each.name for each in parameters
+            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]  # fmt: skip
+        always, possible = self.names()
+        for name in possible:
+            if name not in named and not takes_all:
+                raise ConfigError.build(
+                    f"space {name}", expected=f"a name that {where} takes", got=repr(name),
+                    hint=nearest(name, named) if named else f"{where} takes no names",
+                )  # fmt: skip
+        for each in parameters:
+            needed = each.default is each.empty and each.kind in (
+                each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY
+            )  # fmt: skip
+            if needed and each.name not in always and each.name not in given:
+                raise ConfigError.build(
+                    f"space {each.name}", expected=f"a dimension for what {where} needs",
+                    got=", ".join(always) or "none of that name",
+                    hint=f"give {each.name} a default, or add it to the space",
+                )  # fmt: skip
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """The names that `build` always gets, and those that it may get."""
+        possible: dict[str, None] = {}
+        _collect(self.parameters, possible)
+        return list(self.parameters), list(possible)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data that tell this space apart from others."""
+        return _described(self.parameters)
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(self.names()[1])})"
+
+
+def _check(parameters: Mapping[str, Any], prefix: str) -> None:
+    for name, part in parameters.items():
+        if not isinstance(name, str) or not name or not set(name).isdisjoint(".=/"):
+            raise ConfigError.build(
+                "space", expected="names without . = /", got=repr(name)
+            )  # fmt: skip
+        if isinstance(part, Mapping):
+            _check(part, f"{prefix}{name}.")
+        elif isinstance(part, Choice):
+            for opened in part.opens.values():
+                _check(opened, f"{prefix}{name}.")
+        elif isinstance(part, list | tuple | set | range | np.ndarray) or callable(part):
+            raise ConfigError.build(
+                f"space {prefix}{name}", expected="a dimension or a plain value",
+                got=repr(part)[:100], hint="write search.choice([...]) for one of several values",
+            )  # fmt: skip
+
+
+def _collect(parameters: Mapping[str, Any], found: dict[str, None]) -> None:
+    for name, part in parameters.items():
+        found[name] = None
+        if isinstance(part, Choice):
+            for opened in part.opens.values():
+                _collect(opened, found)
+
+
+def _shared_names(parameters: Mapping[str, Any]) -> set[str]:
+    """Names that more than one choice opens, or that stand beside what opens them."""
+    counts: dict[str, int] = {}
+
+    def count(parts: Mapping[str, Any]) -> None:
+        for name, part in parts.items():
+            counts[name] = counts.get(name, 0) + 1
+            if isinstance(part, Choice):
+                for opened in part.opens.values():
+                    count(opened)
+            elif isinstance(part, Mapping):
+                for each in part.values():
+                    if isinstance(each, Choice):
+                        for opened in each.opens.values():
+                            count(opened)
+
+    count(parameters)
+    for name in parameters:
+        part = parameters[name]
+        for opened in part.opens.values() if isinstance(part, Choice) else ():
+            clash = set(opened) & set(parameters)
+            if clash:
+                raise ConfigError.build(
+                    f"space {name}", expected="names that no other parameter has",
+                    got=repr(sorted(clash)[0]),
+                    hint="leave it out where it is not opened by a choice",
+                )  # fmt: skip
+    return {name for name, number in counts.items() if number > 1}
+
+
+def _described(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _described(each) for name, each in part.items()}
+    if isinstance(part, Choice):
+        return {**part.describe(), "opens": _described(part.opens)}
+    if isinstance(part, Dimension | Part):
+        return part.describe()
+    return {"kind": "fixed", "value": repr(part)}

@@ -1,0 +1,292 @@
+"""`Study`: all trials of a search, the best of them, and what they cost."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from caldera.arguments import checked
+from caldera.errors import ConfigError
+from caldera.search.charts import write_plot
+from caldera.search.importance import Importance
+from caldera.search.job import Job, digest_of
+from caldera.search.luck import Luck
+from caldera.search.objective import Objective
+from caldera.search.overview import Overview
+from caldera.search.page import write_page
+from caldera.search.record import Record
+from caldera.search.space import Space
+from caldera.search.table import table_of
+from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
+
+
+class Study:
+    """All trials of a search. `search.run` makes one, `search.load` reads one from its folder.
+
+    - `trials`: every one, also those that failed or were stopped;
+    - `best`: the best trial; `front`: those that no other beats, with several objectives;
+    - `seconds`: what all trials have cost together;
+    - `test`: results of the best model on the test samples, which are looked at once, at the end.
+
+    >>> from caldera import search
+    >>> study = search.run(lambda x: (x - 1) ** 2, {"x": search.integer(0, 3)}, method="grid", verbose=0)
+    >>> study.best.parameters
+    {'x': 1}
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        record: Record,
+        objective: Objective,
+        space: Space | None = None,
+        job: Job | None = None,
+    ) -> None:
+        self.record = record
+        self.objective = objective
+        self.space = space
+        self.job = job
+        self.trials: list[Trial] = []
+        for trial in record.trials(space) if record.exists else []:
+            self.adopt(trial)
+        self._models: dict[int, Any] = {}
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is kept."""
+        return self.record.folder
+
+    def adopt(self, trial: Trial) -> None:
+        """Let a trial that is written down be one of this study."""
+        if self.job is not None and self.job.samples is not None:
+            trial.make = self.model_of
+        self.trials.append(trial)
+
+    def add(self, trial: Trial) -> None:
+        """A trial has been asked for; it gets its number."""
+        assert self.space is not None
+        trial.number = self.record.add(trial, self.space)
+        self.adopt(trial)
+
+    # --- looking at it
+
+    def of_state(self, *states: str) -> list[Trial]:
+        """The trials in one of these states."""
+        return [trial for trial in self.trials if trial.state in states]
+
+    def counts(self) -> dict[str, int]:
+        """How many trials are in which state."""
+        order = (DONE, STOPPED, FAILED, RUNNING, WAITING)
+        return {state: len(self.of_state(state)) for state in order}
+
+    def losses(self, trial: Trial) -> tuple[float, ...]:
+        """The objectives of a trial as numbers that should be small; infinite if it is not done."""
+        return self.objective.losses(trial.values if trial.is_feasible else None)
+
+    @property
+    def best(self) -> Trial:
+        """The best trial that is done and keeps all constraints (by the first of several
+        objectives)."""
+        found = self.best_or_none()
+        if found is None:
+            counts = ", ".join(f"{n} {state}" for state, n in self.counts().items() if n)
+            failed = self.of_state(FAILED)
+            raise ConfigError.build(
+                "study.best", expected="a trial that is done", got=counts or "no trial",
+                hint=f"the last one failed: {failed[-1].reason}" if failed else "",
+            )  # fmt: skip
+        return found
+
+    def best_or_none(self) -> Trial | None:
+        """The same, or None."""
+        good = [trial for trial in self.trials if math.isfinite(self.losses(trial)[0])]
+        return min(good, key=lambda trial: (self.losses(trial), trial.number), default=None)
+
+    @property
+    def front(self) -> list[Trial]:
+        """The trials that no other beats in all objectives."""
+        good = [trial for trial in self.trials if trial.is_feasible]
+        losses = {trial.number: self.losses(trial) for trial in good}
+        return [
+            trial for trial in good
+            if not any(dominates(losses[o.number], losses[trial.number]) for o in good)
+        ]  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        """What all trials have cost together, in seconds of a worker."""
+        return sum(trial.seconds for trial in self.trials)
+
+    def seconds_to(self, value: float) -> float:
+        """The seconds of tuning until a trial was as good as `value`: all trials count, also the
+        bad ones. Infinite if none was."""
+        wanted = self.objective.losses((value,) * len(self.objective.modes))[0]
+        spent = 0.0
+        for trial in sorted(self.trials, key=lambda each: each.ended or math.inf):
+            spent += trial.seconds
+            if self.losses(trial)[0] <= wanted:
+                return spent
+        return math.inf
+
+    @property
+    def test(self) -> dict[str, float] | None:
+        """What the best model reached on the test samples; None before the end of the search."""
+        found: dict[str, float] | None = self.record.notes().get("test")
+        return found
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was written down when it began: space, objective, method, seed."""
+        return self.record.facts()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat dict for each trial: number, state, values, parameters, cost and reason."""
+        names = self.objective.names()
+        found = []
+        for trial in self.trials:
+            values = trial.values or (math.nan,) * len(names)
+            found.append({
+                "number": trial.number, "state": trial.state,
+                **dict(zip(names, values, strict=True)), **trial.point,
+                "seconds": trial.seconds, "steps": len(trial.curve), "reason": trial.reason,
+            })  # fmt: skip
+        return found
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {state}" for state, n in self.counts().items() if n)
+        best = self.best_or_none()
+        if best is None:
+            return f"Study({counts or 'no trial yet'})"
+        names = zip(self.objective.names(), best.values or (), strict=True)
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in names)
+        return f"Study({counts}; best: trial {best.number}, {shown})"
+
+    # --- what a person sees
+
+    def table(self) -> Any:
+        """Every trial as a row: number, state, values, parameters, cost and reason. A
+        `pandas.DataFrame` where pandas is installed, else a `Table` that prints like one.
+
+        >>> from caldera import search
+        >>> space = {"x": search.integer(1, 2)}
+        >>> study = search.run(lambda x: x * x, space, method="grid", verbose=0)
+        >>> list(study.table()["value"])
+        [1.0, 4.0]
+        """
+        return table_of(self.rows())
+
+    @checked
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Write its pictures to an .svg file: history, learning curves, slices, front; the path."""
+        return write_plot(Overview(self), path)
+
+    @checked
+    def page(self, path: str | PathLike[str]) -> Path:
+        """Write one HTML page with all there is to see; the path. `caldera report FOLDER` does so
+        for a study that is kept in a folder."""
+        return write_page(Overview(self), path)
+
+    def luck(self) -> Luck | None:
+        """What the best is likely to owe to luck: of drawing, and of measuring where the size of
+        the validation data is known. None for several objectives or fewer than two values."""
+        return Overview(self).luck
+
+    def importances(self) -> list[Importance]:
+        """How much the first objective depends on each parameter, the most important first; empty
+        for fewer than ten values. It needs scikit-learn."""
+        return Overview(self).find_importances()
+
+    # --- models
+
+    def model_of(self, trial: Trial) -> Any:
+        """The trained model of a trial: from its file, else trained again with its seed."""
+        if trial.number not in self._models:
+            self._models[trial.number] = self._read_model(trial) or self.remake(trial)
+        return self._models[trial.number]
+
+    def _read_model(self, trial: Trial) -> Any:
+        job = self._job()
+        if not trial.saved or job.folder is None or not job.path(trial.number).exists():
+            return None
+        model = job.model(trial.task())
+        job.load(model, trial.number)
+        if digest_of(model) != trial.digest:
+            warnings.warn(
+                f"study: the file of trial {trial.number} has other weights than the trial had; "
+                "it is trained again", stacklevel=4,
+            )  # fmt: skip
+            return None
+        return model
+
+    def remake(self, trial: Trial) -> Any:
+        """Train a trial again as it was trained: the same seed, the same samples, as many epochs.
+
+        The weights are the same to the bit, unless other kernels serve this machine than the one
+        that it ran on; then a warning says so.
+        """
+        model = self._job().train_again(trial.task(), len(trial.curve))
+        if trial.digest and digest_of(model) != trial.digest:
+            warnings.warn(
+                f"study: trial {trial.number} was trained again, and its weights differ in some "
+                "bits: other kernels, another machine or other data?", stacklevel=3,
+            )  # fmt: skip
+        return model
+
+    def _job(self) -> Job:
+        if self.job is None or self.job.samples is None:
+            raise ConfigError.build(
+                "study", expected="one that knows build and data", got="one that was only read",
+                hint="open it with search.run(build, space, data, folder=...)",
+            )  # fmt: skip
+        return self.job
+
+
+def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether losses are nowhere larger than others, and somewhere smaller.
+
+    >>> dominates((1, 2), (1, 3)), dominates((1, 2), (1, 2))
+    (True, False)
+    """
+    pairs = list(zip(first, second, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def is_study(folder: str | PathLike[str]) -> bool:
+    """Whether a folder holds a study, as `search.run(folder=...)` writes it."""
+    return (Path(folder) / "journal.log").is_file()
+
+
+def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
+    """The study in a folder, to look at: trials, best, table, page.
+
+    To go on with it, or to get its models, call `search.run` with the same folder.
+    """
+    path = Path(folder)
+    if storage is None and not is_study(path):
+        raise ConfigError.build(
+            "search.load", expected=f"a study in {path}", got="no journal.log there",
+            hint="name the folder= that search.run was given",
+        )  # fmt: skip
+    record = Record(path, storage)
+    if not record.exists:
+        raise ConfigError.build("search.load", expected=f"a study in {path}", got="an empty one")
+    return Study(record, _read_objective(record.facts()))
+
+
+class _Described(Objective):
+    """An objective of a study that is only read: its names and modes."""
+
+    def __init__(self, names: Sequence[str], modes: Sequence[str]) -> None:
+        super().__init__(tuple(modes))
+        object.__setattr__(self, "_names", tuple(names))
+
+    def names(self) -> tuple[str, ...]:
+        return self._names  # type: ignore[attr-defined]
+
+
+def _read_objective(facts: dict[str, Any]) -> Objective:
+    described = facts.get("objective", {})
+    return _Described(described.get("names", ["value"]), described.get("modes", ["min"]))

@@ -1,0 +1,167 @@
+"""`Trial`: one set of parameters, what became of it and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.plain_data import decoded, encoded
+from caldera.search.space import Point
+
+WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
+STATES = (WAITING, RUNNING, DONE, STOPPED, FAILED)
+"""Waiting for a worker; running; trained to its end; stopped early by the search; raised or NaN."""
+
+Row = dict[str, float]
+"""What a trial reports after a step: metrics by name."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told of a trial: plain data, which can be sent to another process."""
+
+    number: int
+    point: Point
+    seed: int
+    epochs: int | None = None
+    """How many epochs to train, if the method says so; else those of the search."""
+    parent: int | None = None
+    """The trial whose saved model this one goes on with."""
+    keep: bool = False
+    """Whether the model has to be saved, since others may go on with it."""
+    best: list[float] | None = None
+    """The losses of the best trial so far: a model that beats them is saved."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        plain: dict[str, Any] = encoded(vars(self))
+        return plain
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> Task:
+        """What `to_plain` wrote."""
+        return cls(**decoded(given))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker gives back of a trial: plain data as well."""
+
+    number: int
+    state: str
+    reason: str = ""
+    values: list[float] | None = None
+    """The objectives, each in its own direction; None for a trial that failed."""
+    violations: list[str] = field(default_factory=list)
+    """Constraints that it does not keep, in words."""
+    curve: list[Row] = field(default_factory=list)
+    """What it reported, step by step."""
+    seconds: float = 0.0
+    details: str = ""
+    """Where an exception came from."""
+    digest: str = ""
+    """A short name for the weights at the end: the same for the same bits."""
+    saved: bool = False
+    """Whether the model is in the folder of the study."""
+    misconfigured: bool = False
+    """Whether it failed because the objective names what is not reported."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        plain: dict[str, Any] = encoded(vars(self))
+        return plain
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> Outcome:
+        """What `to_plain` wrote."""
+        return cls(**decoded(given))
+
+
+@dataclass
+class Trial:
+    """One set of parameters, what became of it and what it cost.
+
+    - `number`: from 0, in the order in which they were asked for.
+    - `parameters`: what `build` gets; `point`: what the study keeps of them, by path.
+    - `seed`: that of its model; `parent`: the trial that it goes on with, if it does.
+    - `state`: "waiting", "running", "done", "stopped" (early, by the search) or "failed";
+      `reason` says why it was stopped or failed.
+    - `values`: its objectives, each in its own direction; None until they are known.
+    - `curve`: what it reported after each step, metrics by name.
+    - `seconds`: what it has cost.
+
+    >>> from caldera import search
+    >>> study = search.run(lambda x: x * x, {"x": search.integer(-2, 2)}, method="grid", verbose=0)
+    >>> study.trials[0].parameters, study.trials[0].value, study.trials[0].state
+    ({'x': -2}, 4.0, 'done')
+    """
+
+    number: int
+    point: Point
+    parameters: dict[str, Any]
+    seed: int
+    state: str = WAITING
+    reason: str = ""
+    parent: int | None = None
+    epochs: int | None = None
+    keep: bool = False
+    note: dict[str, Any] = field(default_factory=dict)
+    """What the method has written down about it."""
+    after: int = 0
+    """How many trials had been told to the method when it asked for this one."""
+    told: int | None = None
+    """How many had been told before this one was."""
+    values: tuple[float, ...] | None = None
+    violations: list[str] = field(default_factory=list)
+    curve: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+    started: float | None = None
+    """When it was asked for, in seconds since 1970; `ended` likewise."""
+    ended: float | None = None
+    details: str = ""
+    digest: str = ""
+    saved: bool = False
+    make: Callable[[Trial], Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def value(self) -> float | None:
+        """The objective, or the first of several."""
+        return None if self.values is None else self.values[0]
+
+    @property
+    def results(self) -> Row:
+        """What it reported last."""
+        return dict(self.curve[-1]) if self.curve else {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.state in (DONE, STOPPED, FAILED)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it has a value and keeps all constraints."""
+        return self.state == DONE and self.values is not None and not self.violations
+
+    @property
+    def model(self) -> Any:
+        """The trained model: from its file if it was saved, else trained again with its seed."""
+        if self.make is None:
+            raise ConfigError.build(
+                f"trial {self.number}", expected="a study that knows build and data",
+                got="one that was only read", hint="open it with search.run(build, space, data, "
+                "folder=...), which goes on where it is",
+            )  # fmt: skip
+        return self.make(self)
+
+    def task(self, best: list[float] | None = None) -> Task:
+        """What a worker is told of it."""
+        return Task(
+            self.number, dict(self.point), self.seed, self.epochs, self.parent, self.keep, best
+        )
+
+    def copy(self) -> Trial:
+        """One that no longer changes."""
+        return replace(self, curve=list(self.curve))

@@ -1,0 +1,211 @@
+"""Studies: what is kept of trials, going on, failures, and models made again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import nn, search
+from caldera.errors import ConfigError
+
+LINE = {"x": search.uniform(-4.0, 4.0)}
+
+
+def _square(x: float) -> float:
+    return (x - 1) ** 2
+
+
+def _points(study: search.Study) -> list[Any]:
+    return [trial.point for trial in study.trials]
+
+
+def test_the_same_seed_gives_the_same_trials() -> None:
+    first, again, other = (search.run(_square, LINE, trials=8, seed=s) for s in (1, 1, 2))
+    assert _points(first) == _points(again) != _points(other)
+    assert [each.seed for each in first.trials] == [each.seed for each in again.trials]
+    assert len({each.seed for each in first.trials}) == 8
+
+
+def test_a_study_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    calls: list[float] = []
+
+    def counted(x: float) -> float:
+        calls.append(x)
+        return _square(x)
+
+    whole = search.run(_square, LINE, trials=9)
+    search.run(counted, LINE, trials=5, folder=tmp_path)
+    study = search.run(counted, LINE, trials=9, folder=tmp_path)
+    assert len(calls) == 9
+    assert _points(study) == _points(whole)
+    read = search.load(tmp_path)
+    assert _points(read) == _points(whole)
+    assert read.best.value == whole.best.value
+    assert read.objective.names() == ("value",)
+    # All that is wanted is there.
+    search.run(counted, LINE, trials=9, folder=tmp_path)
+    assert len(calls) == 9
+
+
+def test_what_was_running_when_the_process_died_is_run_again(tmp_path: Path) -> None:
+    class Killed(BaseException): ...
+
+    def fragile(x: int) -> float:
+        if x == 2 and not (tmp_path / "again").exists():
+            (tmp_path / "again").touch()
+            raise Killed
+        return x
+
+    space = {"x": search.integer(0, 4)}
+    with pytest.raises(Killed):
+        search.run(fragile, space, method="grid", folder=tmp_path / "study")
+    # The line that the process was writing.
+    with open(tmp_path / "study/journal.log", "ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    study = search.run(fragile, space, method="grid", folder=tmp_path / "study")
+    assert [trial.parameters["x"] for trial in study.trials] == [0, 1, 2, 3, 4]
+    assert {trial.state for trial in study.trials} == {"done"}
+
+
+def test_optuna_reads_the_journal(tmp_path: Path) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    search.run(_square, LINE, trials=4, folder=tmp_path)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+    study = optuna.load_study(study_name="caldera", storage=storage)
+    assert len(study.trials) == 4
+    assert study.best_value == search.load(tmp_path).best.value
+
+
+def test_another_space_or_objective_does_not_go_on(tmp_path: Path) -> None:
+    search.run(_square, LINE, trials=1, folder=tmp_path)
+    with pytest.raises(ConfigError, match="the space that it was begun with"):
+        search.run(_square, {"x": search.uniform(0, 1)}, trials=2, folder=tmp_path)
+    with pytest.raises(ConfigError, match="the objective that it was begun with"):
+        search.run(
+            _square, LINE, trials=2, objective=search.metric("value", "max"), folder=tmp_path
+        )
+    with pytest.raises(ConfigError, match="expected a study in"):
+        search.load(tmp_path / "none")
+
+
+def test_a_trial_that_raises_or_gives_nan_has_failed_and_says_why() -> None:
+    def moody(x: int) -> float:
+        if x == 1:
+            raise RuntimeError("no luck")
+        return math.nan if x == 2 else x
+
+    study = search.run(moody, {"x": search.integer(1, 4)}, method="grid")
+    assert [trial.state for trial in study.trials] == ["failed", "failed", "done", "done"]
+    assert study.trials[0].reason == "RuntimeError: no luck"
+    assert "moody" in study.trials[0].details
+    assert study.trials[1].reason == "value is NaN"
+    assert study.best.parameters == {"x": 3}
+    assert study.counts() == {"done": 2, "stopped": 0, "failed": 2, "running": 0, "waiting": 0}
+
+
+def test_errors_that_no_trial_can_mend() -> None:
+    with pytest.raises(ConfigError, match=r"trials that report 'val_acuracy', got value"):
+        search.run(_square, LINE, trials=3, objective="val_acuracy")
+    with pytest.raises(ConfigError, match=r"trials= or seconds="):
+        search.run(_square, LINE)
+    with pytest.raises(ConfigError, match="did you mean 'random'"):
+        search.run(_square, LINE, method="randm", trials=1)
+    with pytest.raises(ConfigError, match="a function that builds"):
+        search.run(3, LINE, trials=1)  # type: ignore[arg-type]
+
+    def always(x: float) -> float:
+        raise ValueError("never")
+
+    with pytest.raises(ConfigError, match="only failed ones, the last by ValueError: never"):
+        search.run(always, LINE, trials=100)
+    few = search.run(always, LINE, trials=3)
+    with pytest.raises(ConfigError, match="the last one failed: ValueError: never"):
+        _ = few.best
+
+
+def test_a_function_may_yield_and_tell_metrics() -> None:
+    def steps(x: float) -> Iterator[dict[str, float]]:
+        for step in range(3):
+            yield {"error": x * x / (step + 1), "seconds": float(step)}
+
+    study = search.run(steps, LINE, trials=3, objective="error")
+    assert [len(trial.curve) for trial in study.trials] == [3, 3, 3]
+    assert study.best.value == pytest.approx(study.best.parameters["x"] ** 2 / 3)
+
+
+def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
+    def inner(x: float) -> float:
+        search.run(_square, LINE, trials=2, folder=tmp_path)
+        return x
+
+    study = search.run(inner, LINE, trials=1, folder=tmp_path)
+    assert "a study that no other process works on" in study.trials[0].reason
+
+
+# --- models
+
+
+def _blobs() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, 120)
+    return (random.normal(size=(120, 3)) + y[:, None]).astype("float32"), y
+
+
+def _build(rate: float, hidden: int) -> cd.Model:
+    layers = [nn.Input((3,)), nn.Dense(hidden, activation="tanh"), nn.Dense(2)]
+    return cd.NeuralNetwork(layers, learning_rate=rate, batch_size=24)
+
+
+MODELS = {"rate": search.log(1e-3, 1e-1), "hidden": search.choice([3])}
+
+
+def _weights(model: cd.Model) -> list[Any]:
+    return [each.numpy().tolist() for each in model.parameters()]
+
+
+def test_the_best_model_can_be_made_again_bit_for_bit(tmp_path: Path) -> None:
+    data = cd.data.arrays(*_blobs(), test=0.25)
+    study = search.run(
+        _build, MODELS, data, trials=3, epochs=2, objective="val_loss", folder=tmp_path
+    )
+    assert {trial.state for trial in study.trials} == {"done"}
+    assert set(study.best.results) >= {
+        "val_loss",
+        "val_accuracy",
+        "seconds",
+        "parameters",
+        "epochs",
+    }
+    saved = study.best.model
+    assert study.best.saved
+    assert _weights(study.remake(study.best)) == _weights(saved)
+    assert study.test == saved.evaluate(data.test)
+    # In a study that is opened again, for a trial whose model was not kept.
+    for file in (tmp_path / "models").iterdir():
+        file.unlink()
+    again = search.run(
+        _build, MODELS, data, trials=3, epochs=2, objective="val_loss", folder=tmp_path
+    )
+    assert _weights(again.best.model) == _weights(saved)
+    with pytest.raises(ConfigError, match="a study that knows build and data"):
+        _ = search.load(tmp_path).best.model
+
+
+def test_a_build_that_takes_the_seed_is_given_it() -> None:
+    seeds = []
+
+    def build(hidden: int, seed: int) -> cd.Model:
+        seeds.append(seed)
+        return cd.NeuralNetwork([nn.Input((3,)), nn.Dense(hidden), nn.Dense(2)], seed=seed)
+
+    study = search.run(build, {"hidden": search.choice([3])}, _blobs(), trials=2, epochs=1)
+    assert seeds == [trial.seed for trial in study.trials]
