@@ -22,7 +22,7 @@ def move_rows(part: np.ndarray, before: Cuts, after: Cuts, comm: Communicator) -
     end = min(before[-1], after[-1])
     leaving = [_common(before, rank, after, other, end) for other in range(comm.size)]
     arriving = [_common(after, rank, before, other, end) for other in range(comm.size)]
-    # Both ways cover everything up to the end: what leaves and what comes lie in one piece.
+    # Both variants cover everything up to the end: what leaves and what comes lie in one piece.
     sent = part[: sum(b - a for a, b in leaving)]
     found = np.zeros((after[rank + 1] - after[rank], *part.shape[1:]), part.dtype)
     received = found[: sum(b - a for a, b in arriving)]

@@ -1,8 +1,8 @@
 """Halo exchange: each rank gets its part of an axis and what lies beside it, as far as it needs.
 
 A convolution split along height or width needs, for its rows of the output, rows of the input that
-other ranks have; all it needs come from their owners at once, however many of them there are. The
-adjoint sends what came back, and the owners add it up in the order of the ranks.
+other ranks have; all it needs come from their owners at once, however many of them there are. Its
+gradients are convolutions, too, with windows of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.comm.request import Request
 from caldera.sharding.algorithms.process_grid import Cuts
 
 Range = tuple[int, int]
@@ -21,73 +20,40 @@ _TAG = 3
 
 
 def halo_exchange(
-    part: np.ndarray, cuts: Cuts, wanted: Sequence[Range], axis: int, comm: Communicator
+    part: np.ndarray,
+    cuts: Cuts,
+    wanted: Sequence[Range],
+    axis: int,
+    comm: Communicator,
+    ranks: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """What this rank wants of an axis, of which all ranks have a part: `wanted[rank]`."""
-    begin, end = wanted[comm.rank]
+    """What this rank wants of an axis, `wanted` has that for each part; `ranks` has the rank of
+    each part, if not all of them take part in their order."""
+    peers = range(comm.size) if ranks is None else ranks
+    here = list(peers).index(comm.rank)
+    begin, end = wanted[here]
     found = np.empty((*part.shape[:axis], end - begin, *part.shape[axis + 1 :]), part.dtype)
-    own = cuts[comm.rank]
+    own = cuts[here]
     leaving, arriving = [], []
-    for rank in range(comm.size):
-        first, last = overlap((cuts[comm.rank], cuts[comm.rank + 1]), wanted[rank])
+    for other, rank in enumerate(peers):
+        first, last = overlap((own, cuts[here + 1]), wanted[other])
         piece = _take(part, axis, first - own, last - own)
-        if rank == comm.rank:
+        if other == here:
             _take(found, axis, first - begin, last - begin)[...] = piece
         elif piece.size:
             leaving.append(comm.Isend(np.ascontiguousarray(piece), rank, _TAG))
-    for rank in range(comm.size):
-        first, last = overlap(wanted[comm.rank], (cuts[rank], cuts[rank + 1]))
+    for other, rank in enumerate(peers):
+        first, last = overlap(wanted[here], (cuts[other], cuts[other + 1]))
         place = _take(found, axis, first - begin, last - begin)
-        if rank != comm.rank and place.size:
+        if other != here and place.size:
             buffer = np.empty(place.shape, part.dtype)
             arriving.append((place, buffer, comm.Irecv(buffer, rank, _TAG)))
-    _finish(arriving, leaving, add=False)
-    return found
-
-
-def halo_sum(
-    part: np.ndarray, cuts: Cuts, wanted: Sequence[Range], axis: int, comm: Communicator
-) -> np.ndarray:
-    """The adjoint: this rank's part of the sum of what all ranks have of their `wanted`."""
-    own, begin = cuts[comm.rank], wanted[comm.rank][0]
-    length = cuts[comm.rank + 1] - own
-    found = np.zeros((*part.shape[:axis], length, *part.shape[axis + 1 :]), part.dtype)
-    leaving: list[Request] = []
-    arriving: list[tuple[np.ndarray, np.ndarray, Request | None]] = []
-    for rank in range(comm.size):
-        first, last = overlap(wanted[comm.rank], (cuts[rank], cuts[rank + 1]))
-        piece = _take(part, axis, first - begin, last - begin)
-        if rank != comm.rank and piece.size:
-            leaving.append(comm.Isend(np.ascontiguousarray(piece), rank, _TAG))
-    for rank in range(comm.size):
-        first, last = overlap((own, own + length), wanted[rank])
-        place = _take(found, axis, first - own, last - own)
-        if not place.size:
-            continue
-        if rank == comm.rank:
-            arriving.append((place, _take(part, axis, first - begin, last - begin), None))
-        else:
-            buffer = np.empty(place.shape, part.dtype)
-            arriving.append((place, buffer, comm.Irecv(buffer, rank, _TAG)))
-    _finish(arriving, leaving, add=True)
-    return found
-
-
-def _finish(
-    arriving: Sequence[tuple[np.ndarray, np.ndarray, Request | None]],
-    leaving: Sequence[Request],
-    *,
-    add: bool,
-) -> None:
     for place, buffer, request in arriving:
-        if request is not None:
-            request.wait()
-        if add:
-            place += buffer
-        else:
-            place[...] = buffer
+        request.wait()
+        place[...] = buffer
     for request in leaving:
         request.wait()
+    return found
 
 
 def _take(x: np.ndarray, axis: int, begin: int, end: int) -> np.ndarray:

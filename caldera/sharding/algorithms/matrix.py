@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.sharding.algorithms import product_ways
+from caldera.sharding.algorithms import product_variants
 from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.process_grid import (
     ProcessGrid,
@@ -17,7 +17,7 @@ from caldera.sharding.algorithms.process_grid import (
 )
 from caldera.sharding.algorithms.qr import qr as qr_on_grid
 from caldera.sharding.algorithms.tsqr import tsqr
-from caldera.sharding.algorithms.way import choose, cyclic_layout, rows_layout
+from caldera.sharding.algorithms.variant import choose, cyclic_layout, rows_layout
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.sharding.transfer import redistributed
 
@@ -60,11 +60,15 @@ class Matrix:
 def multiply(a: Matrix, b: Matrix) -> Matrix:
     """The product, by the way that costs least."""
     given, size = (a.layout, b.layout), a.part.itemsize
-    ways = product_ways.product_ways(a.shape, b.shape, (False, False), given, a.comm.size, size)
-    way = choose(ways, given, size, Machine()).way
-    parts = [each.to(where).part for each, where in zip((a, b), way.inputs, strict=True)]
-    (made,) = product_ways.run_matmul(parts, way.inputs, way.outputs, way.options, a.comm)
-    return Matrix(made, way.outputs[0], a.comm)
+    variants = product_variants.product_variants(
+        a.shape, b.shape, (False, False), given, a.comm.size, size
+    )
+    variant = choose(variants, given, size, Machine()).variant
+    parts = [each.to(where).part for each, where in zip((a, b), variant.inputs, strict=True)]
+    (made,) = product_variants.run_matmul(
+        parts, variant.inputs, variant.outputs, variant.options, a.comm
+    )
+    return Matrix(made, variant.outputs[0], a.comm)
 
 
 def factorisation_grid(ranks: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Which algorithm computes an op of whole values on ranks: the one table.
 
-`sharding.propagation` asks it for the ways there are, brings the inputs to where one of them wants
-them, and writes an `spmd` node, whose kernel runs the algorithm.
+`sharding.propagation` asks it for the variants there are, brings the inputs to where one of them
+wants them, and writes an `spmd` node, whose kernel runs the algorithm.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.graph.node import Node
 from caldera.kernels.reference.linalg import named
+from caldera.sharding import ops
 from caldera.sharding.algorithms import lu
-from caldera.sharding.algorithms.axis_ways import CUMSUM, FFT, SORT, TOP_K
+from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, SORT, TOP_K
 from caldera.sharding.algorithms.cholesky import cholesky
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.matrix import (
@@ -26,9 +27,17 @@ from caldera.sharding.algorithms.matrix import (
     qr_layouts,
 )
 from caldera.sharding.algorithms.process_grid import even_cuts
-from caldera.sharding.algorithms.product_ways import MATMUL
+from caldera.sharding.algorithms.product_variants import MATMUL
+from caldera.sharding.algorithms.subspace import largest_singular
 from caldera.sharding.algorithms.svd import eigh, svd
-from caldera.sharding.algorithms.way import Algorithm, Options, Way, columns_layout, cyclic_layout
+from caldera.sharding.algorithms.variant import (
+    Algorithm,
+    Options,
+    Variant,
+    columns_layout,
+    cyclic_layout,
+    rows_layout,
+)
 from caldera.sharding.layout import Layout, replicated
 
 Parts = Sequence[np.ndarray]
@@ -40,16 +49,16 @@ def _matrices(
     layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
     cost: Callable[[Node, int], Cost],
     name: str,
-) -> Callable[[Node, Layouts, int], list[Way]]:
+) -> Callable[[Node, Layouts, int], list[Variant]]:
     """The one way of an op on matrices; batches of them are no business of algorithms."""
 
-    def ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         if any(len(each.shape) != 2 for each in node.inputs):
             return []
         inputs, outputs = layouts(node, ranks)
-        return [Way(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
+        return [Variant(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
 
-    return ways
+    return variants
 
 
 def _cyclic(node: Node, ranks: int) -> list[Layout]:
@@ -170,6 +179,33 @@ def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     return [columns], [replicated((n,), range(ranks)), columns]
 
 
+def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    (m, n), k = _shape(node), node.attrs["k"]
+    cuts, everywhere = even_cuts(m, ranks), range(ranks)
+    others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
+    return [rows_layout((m, n), cuts)], [rows_layout((m, k), cuts), *others]
+
+
+def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    inputs, outputs = _of_largest(node, ranks)
+    n, k = node.inputs[0].shape[1], node.attrs["k"]
+    elements = node.inputs[0].spec.size
+    # About ten steps, each of which goes through the matrix twice.
+    sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
+    cost = Cost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
+    return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
+
+
+def _run_largest(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    k, tolerance, steps, seed = options
+    return largest_singular(
+        parts[0], inputs[0].shape[0], k, comm, seed=seed, tolerance=tolerance, most_steps=steps
+    )
+
+
 def _shape(node: Node) -> Size:
     m, n = node.inputs[0].shape
     return m, n
@@ -189,6 +225,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
     "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
     "svd": Algorithm(_matrices(_of_svd, _grid_cost, "one-sided block Jacobi"), _run_svd),
+    ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_matrices(_of_eigh, _grid_cost, "one-sided block Jacobi"), _run_eigh),
 }
 """By the name of the op of whole values."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from caldera.comm import SingleProcess
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Nodes, item, op, refuse_shape
+from caldera.graph.opdef import op, refuse_shape
 from caldera.graph.ops.collective import TOKEN
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.sharding.algorithms.registry import ALGORITHMS
-from caldera.sharding.algorithms.way import Options, Way
+from caldera.sharding.algorithms.variant import Options, Variant
 from caldera.sharding.layout import Layout
 from caldera.tensor.dtype import DType
 
@@ -36,19 +36,18 @@ def spmd(
     return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
 
 
-def write_spmd(
-    node: Node, way: Way, parts: Sequence[Node], token: Node | None, *, rank: int, number: int
-) -> tuple[Nodes, Node]:
-    """The parts of what a node of whole values gives, computed in this way from the parts of its
-    inputs, and the next token."""
-    made = spmd.node(
-        *parts, *([] if token is None else [token]),
-        algorithm=node.op.name, given=way.inputs, made=way.outputs,
-        dtypes=tuple(spec.dtype for spec in node.outputs), options=way.options,
+def spmd_node(
+    node: Node, variant: Variant, parts: Sequence[Node], tokens: Sequence[Node], *, rank: int,
+    number: int,
+) -> Node:  # fmt: skip
+    """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
+    made: Node = spmd.node(
+        *parts, *tokens,
+        algorithm=node.op.name, given=variant.inputs, made=variant.outputs,
+        dtypes=tuple(spec.dtype for spec in node.outputs), options=variant.options,
         rank=rank, number=number,
     )  # fmt: skip
-    *found, after = (item(made, index) for index in range(len(made.outputs)))
-    return tuple(found), after
+    return made
 
 
 def _bind(call: Call) -> Runner:

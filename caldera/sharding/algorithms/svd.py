@@ -14,7 +14,7 @@ from caldera.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.sharding.algorithms.jacobi import jacobi_cuts, one_sided_jacobi
 from caldera.sharding.algorithms.matrix import Matrix, multiply, qr
 from caldera.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
-from caldera.sharding.algorithms.way import columns_layout
+from caldera.sharding.algorithms.variant import columns_layout
 from caldera.sharding.axis_split import AxisSplit
 from caldera.sharding.layout import CartesianLayout
 

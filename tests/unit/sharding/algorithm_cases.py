@@ -25,6 +25,8 @@ from caldera.sharding.transfer import redistributed
 
 Case = tuple[list[np.ndarray], dict[str, Any]]
 FLOATS = (np.float32, np.float64)
+NAMES = sorted(name for name in ALGORITHMS if OPS[name].kind != "distributed")
+"""Ops that one process can compute, too."""
 NUMBERS = (*FLOATS, np.complex64, np.complex128)
 
 
@@ -129,7 +131,7 @@ CHECKS: dict[str, Callable[..., None]] = {"qr": _check_qr, "svd": _check_svd, "e
 def run_case(seed: int, name: str | None = None) -> None:
     """One case; it raises if the result is wrong."""
     rng = np.random.default_rng(seed)
-    names = sorted(ALGORITHMS)
+    names = NAMES
     name = names[rng.integers(len(names))] if name is None else name
     along = name in ("fft", "rfft", "irfft", "sort", "top_k", "cumsum")
     inputs, attrs = (_along_axis if along else _matrices)(name, rng)
@@ -137,8 +139,8 @@ def run_case(seed: int, name: str | None = None) -> None:
     specs = [Spec(x.shape, x.dtype) for x in inputs]
     node = OPS[name].node(*[parameter(i, spec) for i, spec in enumerate(specs)], **attrs)
     layouts = [random_layout(rng, x.shape, ranks) for x in inputs]
-    ways = ALGORITHMS[name].ways(node, layouts, ranks)
-    way = ways[rng.integers(len(ways))]
+    variants = ALGORITHMS[name].variants(node, layouts, ranks)
+    way = variants[rng.integers(len(variants))]
 
     def work(comm: Communicator) -> list[np.ndarray]:
         parts = [

@@ -14,6 +14,7 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import run_virtual_ranks
+from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.ops.leaf import tensor
 from caldera.lazy import Expr
@@ -115,7 +116,9 @@ class Case:
         if wanted is not None:
             assert layout == wanted
         foretold = sum(move.nbytes for move in done[0][1].moves)
-        assert sum(each[2] for each in done) == foretold
+        if all(each.op.name != "spmd" for each in topological(done[0][1].roots)):
+            # What algorithms send is a matter of their own.
+            assert sum(each[2] for each in done) == foretold
         for rank, (made, _, _) in enumerate(done):
             assert made.shape == layout.local_shape(rank)
             if rank in layout.ranks:

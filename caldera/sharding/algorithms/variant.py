@@ -20,7 +20,7 @@ Options = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """`name` is what a user reads; `options` is what the algorithm's `run` is given."""
 
     name: str
@@ -34,13 +34,13 @@ class Way:
 class Algorithm:
     """How an op of whole values is computed by ranks.
 
-    - `ways(node, layouts of its inputs, ranks)`: what there is to choose from, at least one; the
+    - `variants(node, layouts of its inputs, ranks)`: what there is to choose from, if anything; the
       ranks are 0 to `ranks` - 1.
-    - `run(parts, way's inputs, way's outputs, options, communicator)`: this rank's parts of the
-      outputs. All ranks call it.
+    - `run(parts, variant's inputs, variant's outputs, options, communicator)`: this rank's parts of
+      the outputs. All ranks call it.
     """
 
-    ways: Callable[[Node, Sequence[Layout], int], list[Way]]
+    variants: Callable[[Node, Sequence[Layout], int], list[Variant]]
     run: Callable[
         [Sequence[np.ndarray], Sequence[Layout], Sequence[Layout], Options, Communicator],
         Sequence[np.ndarray],
@@ -51,24 +51,26 @@ class Algorithm:
 class Choice:
     """The way that was taken, and those it beat, each with the seconds it is expected to take."""
 
-    way: Way
+    variant: Variant
     seconds: float
     beaten: tuple[tuple[str, float], ...]
 
 
-def choose(ways: Sequence[Way], given: Sequence[Layout], itemsize: int, machine: Machine) -> Choice:
+def choose(
+    variants: Sequence[Variant], given: Sequence[Layout], itemsize: int, machine: Machine
+) -> Choice:
     """The way that takes least, with what it takes to bring the inputs there."""
 
-    def seconds(way: Way) -> float:
-        moved = way.cost
-        for source, target in zip(given, way.inputs, strict=True):
+    def seconds(variant: Variant) -> float:
+        moved = variant.cost
+        for source, target in zip(given, variant.inputs, strict=True):
             volumes = volume(source, target)
             moved += Cost(volumes.most * itemsize, volumes.messages)
         return moved.seconds(machine)
 
-    ranked = sorted(((seconds(way), place) for place, way in enumerate(ways)))
-    best = ways[ranked[0][1]]
-    beaten = tuple((ways[place].name, taken) for taken, place in ranked[1:])
+    ranked = sorted(((seconds(variant), place) for place, variant in enumerate(variants)))
+    best = variants[ranked[0][1]]
+    beaten = tuple((variants[place].name, taken) for taken, place in ranked[1:])
     return Choice(best, ranked[0][0], beaten)
 
 

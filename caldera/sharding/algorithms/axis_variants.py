@@ -16,7 +16,7 @@ from caldera.sharding.algorithms import fourier
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.sharding.algorithms.sorting import cumulative_sum, sort, top_k
-from caldera.sharding.algorithms.way import Algorithm, Options, Way, contiguous, cuts_of
+from caldera.sharding.algorithms.variant import Algorithm, Options, Variant, contiguous, cuts_of
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.tensor.shape import Shape, size
 
@@ -55,14 +55,14 @@ def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
     return Cost(times * nbytes // ranks, times * (ranks - 1), flops * (times // 3) // ranks)
 
 
-def _fft_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+def _fft_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     axis, x = node.attrs["axis"], node.inputs[0].shape
     n = node.attrs.get("n", x[axis])
     taken = tuple(min(cut, x[axis]) for cut in fourier.input_cuts(n, ranks))
     made = tuple(min(cut, node.shape[axis]) for cut in fourier.output_cuts(n, ranks))
     name = "six-step FFT" if fourier.factors(n, ranks) else "Bluestein's FFT"
     return [
-        Way(
+        Variant(
             name if n > fourier.SHORT else "gathered FFT",
             (axis_layout(x, axis, taken),), (axis_layout(node.shape, axis, made),),
             _fft_cost(node, n, ranks),
@@ -98,7 +98,7 @@ def _run_fft(
 # --- sorting and running sums
 
 
-def _sort_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+def _sort_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     x = node.inputs[0]
     if len(x.shape) != 1:
         return []
@@ -106,7 +106,7 @@ def _sort_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
     moved = 2 * x.spec.size * (x.dtype.itemsize + 8) // ranks
     cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1), node.op.count_flops(node) // ranks)
     options = (bool(node.attrs["descending"]),)
-    return [Way("sample sort", (layout,), (layout, layout), cost, options)]
+    return [Variant("sample sort", (layout,), (layout, layout), cost, options)]
 
 
 def _run_sort(
@@ -120,13 +120,13 @@ def _cuts_in(layout: Layout, axis: int, comm: Communicator) -> Cuts:
     return (0, *(int(cut) for cut in np.cumsum(lengths)))
 
 
-def _top_k_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+def _top_k_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     x, axis, k = node.inputs[0], node.attrs["axis"], node.attrs["k"]
     layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
     whole = replicated(node.outputs[0].shape, range(ranks))
     moved = size(node.outputs[0].shape) * (x.dtype.itemsize + 8) * (ranks - 1)
     cost = Cost(moved, 2 * (ranks - 1), x.spec.size // ranks)
-    return [Way("top k of each rank", (layout,), (whole, whole), cost, (axis, k))]
+    return [Variant("top k of each rank", (layout,), (whole, whole), cost, (axis, k))]
 
 
 def _run_top_k(
@@ -137,12 +137,12 @@ def _run_top_k(
     return [np.ascontiguousarray(np.moveaxis(each, 0, axis)) for each in found]
 
 
-def _cumsum_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+def _cumsum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     x, axis = node.inputs[0], node.attrs["axis"]
     layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
     line = size(x.shape) // max(x.shape[axis], 1) * x.dtype.itemsize
     cost = Cost(line * (ranks - 1), ranks - 1, node.op.count_flops(node) // ranks)
-    return [Way("scan", (layout,), (layout,), cost, (axis, bool(node.attrs["reverse"])))]
+    return [Variant("scan", (layout,), (layout,), cost, (axis, bool(node.attrs["reverse"])))]
 
 
 def _run_cumsum(
@@ -153,7 +153,7 @@ def _run_cumsum(
     return [np.ascontiguousarray(np.moveaxis(found, 0, axis))]
 
 
-FFT = Algorithm(_fft_ways, _run_fft)
-SORT = Algorithm(_sort_ways, _run_sort)
-TOP_K = Algorithm(_top_k_ways, _run_top_k)
-CUMSUM = Algorithm(_cumsum_ways, _run_cumsum)
+FFT = Algorithm(_fft_variants, _run_fft)
+SORT = Algorithm(_sort_variants, _run_sort)
+TOP_K = Algorithm(_top_k_variants, _run_top_k)
+CUMSUM = Algorithm(_cumsum_variants, _run_cumsum)

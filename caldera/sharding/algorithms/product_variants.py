@@ -13,7 +13,7 @@ from caldera.graph.node import Node
 from caldera.sharding.algorithms import product
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.process_grid import Cuts, even_cuts, grid_shapes, process_grid
-from caldera.sharding.algorithms.way import Algorithm, Options, Way, cuts_of, grid_layout
+from caldera.sharding.algorithms.variant import Algorithm, Options, Variant, cuts_of, grid_layout
 from caldera.sharding.layout import Layout
 from caldera.tensor.shape import Shape, size
 
@@ -24,19 +24,19 @@ FREE_BYTES = 16 << 20
 STATIONARY_A, STATIONARY_B, STATIONARY_C = "stationary A", "stationary B", "stationary C"
 
 
-def matmul_ways(node: Node, layouts: Sequence[Layout], ranks: int) -> list[Way]:
+def matmul_variants(node: Node, layouts: Sequence[Layout], ranks: int) -> list[Variant]:
     """All algorithms on all grids."""
     a, b = node.inputs
     how = node.attrs["ta"], node.attrs["tb"]
-    return product_ways(a.shape, b.shape, how, layouts, ranks, a.dtype.itemsize)
+    return product_variants(a.shape, b.shape, how, layouts, ranks, a.dtype.itemsize)
 
 
-def product_ways(
+def product_variants(
     a: Shape, b: Shape, transposed: tuple[bool, bool], given: Sequence[Layout], ranks: int,
     itemsize: int,
-) -> list[Way]:  # fmt: skip
-    """The ways for matrices of these shapes (or batches of them), which are now in layouts `given`:
-    where those are cut unevenly, but as an algorithm can take them, they stay as they are."""
+) -> list[Variant]:  # fmt: skip
+    """The variants for matrices of these shapes (or batches of them), which are now in layouts
+    `given`: cut unevenly, but as an algorithm can take them, they stay as they are."""
     first, second = _as_read(given[0], transposed[0]), _as_read(given[1], transposed[1])
     found = []
     for layers in (each for each in range(1, ranks + 1) if ranks % each == 0):
@@ -45,18 +45,18 @@ def product_ways(
             for form in (STATIONARY_C, STATIONARY_A, STATIONARY_B):
                 if form == STATIONARY_C or (layers == 1 and ranks > 1):
                     options = (form, grid, _cuts(form, grid, first, second), transposed)
-                    found.append(_way(a, b, options, itemsize))
+                    found.append(_variant(a, b, options, itemsize))
     share = EXTRA_MEMORY * _elements(found[0]) * itemsize / ranks
-    return [way for way in found if _sums(way, itemsize) <= max(share, FREE_BYTES)]
+    return [variant for variant in found if _sums(variant, itemsize) <= max(share, FREE_BYTES)]
 
 
-def _elements(way: Way) -> int:
-    return sum(size(layout.shape) for layout in (*way.inputs, *way.outputs))
+def _elements(variant: Variant) -> int:
+    return sum(size(layout.shape) for layout in (*variant.inputs, *variant.outputs))
 
 
-def _sums(way: Way, itemsize: int) -> int:
+def _sums(variant: Variant, itemsize: int) -> int:
     """The bytes of a layer's sums, before they are added to those of the others."""
-    (layers, _, _), cuts = way.options[1:3]
+    (layers, _, _), cuts = variant.options[1:3]
     return 0 if layers == 1 else product.longest(cuts[0]) * product.longest(cuts[3]) * itemsize
 
 
@@ -119,7 +119,7 @@ def _subdivided(cuts: Cuts, parts: int) -> Cuts:
     return tuple(found)
 
 
-def _way(a: Shape, b: Shape, options: Options, itemsize: int) -> Way:
+def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     form, (layers, rows, columns), cuts, (ta, tb) = options
     ranks = np.arange(layers * rows * columns).reshape(layers, rows, columns)
     in_order: list[int] = ranks.reshape(-1).tolist()
@@ -148,7 +148,7 @@ def _way(a: Shape, b: Shape, options: Options, itemsize: int) -> Way:
     of_c = grid_layout((*batch, m[-1], n[-1]), out_rows, out_columns, by_row)
     inputs = _as_read(of_a, ta), _as_read(of_b, tb)
     cost = product_cost(form, (layers, rows, columns), cuts, itemsize, size(batch))
-    return Way(_name(form, layers, rows, columns), inputs, (of_c,), cost, options)
+    return Variant(_name(form, layers, rows, columns), inputs, (of_c,), cost, options)
 
 
 def _name(form: str, layers: int, rows: int, columns: int) -> str:
@@ -255,4 +255,4 @@ def _of_layer(cuts: Cuts, layer: int, parts: int) -> Cuts:
     return tuple(cut - own[0] for cut in own)
 
 
-MATMUL = Algorithm(matmul_ways, run_matmul)
+MATMUL = Algorithm(matmul_variants, run_matmul)
