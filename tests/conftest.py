@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
     took a tenth of the time of all tests."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,8 @@ class Job:
             else:
                 self._train(task, recorder, parallel or SingleProcessStrategy())
             return recorder.outcome()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A trial may end as it likes; the study goes on.
             return recorder.failed(error)
 
     # --- plain functions
@@ -125,6 +126,8 @@ class Job:
             recorder.violations += inner.violations
             # A step is a seed or a fold: what is bad on the first need not see the others.
             recorder.add({name: sum(r[name] for r in rows) / len(rows) for name in rows[0]})
+            # Ranks that train together end together; the first of them hears of it.
+            recorder.reason = parallel.communicator.bcast_object(recorder.reason)
             if recorder.reason:
                 return
 
@@ -278,7 +281,7 @@ class _Recorder:
             digest=self.digest, saved=self.saved,
         )  # fmt: skip
 
-    def failed(self, error: Exception) -> Outcome:
+    def failed(self, error: BaseException) -> Outcome:
         """That of a trial which raised something."""
         details = "".join(traceback.format_exception(error))
         return Outcome(

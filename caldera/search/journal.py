@@ -24,6 +24,8 @@ except ImportError:  # no such locks on Windows, where one process writes all th
     fcntl = None  # type: ignore[assignment]
 
 _SYNC_EVERY_S = 1.0
+_held: set[int] = set()
+"""Files whose locks this process holds."""
 _MOST_BYTES = 1 << 32
 
 
@@ -127,7 +129,21 @@ def held_lock(path: Path, wait: bool = True) -> Iterator[bool]:
         except OSError:
             yield False
             return
+        _held.add(file.fileno())
         try:
             yield True
         finally:
+            _held.discard(file.fileno())
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _close_held() -> None:
+    """In a child after a fork: a lock lasts as long as any process has its file open, and a worker
+    may outlive its master by a moment."""
+    for file in _held:
+        os.close(file)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_held)

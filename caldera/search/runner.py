@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.search.architecture import keep_architecture
 from caldera.search.job import Job
 from caldera.search.journal import held_lock
+from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import Record
@@ -17,6 +19,8 @@ from caldera.search.samples import Samples
 from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
 from caldera.search.study import Study
+from caldera.search.workers import is_master, parse_workers, run_trials
+from caldera.search.workers.last_words import last_words, take_over
 from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import folder as checked_folder
 from caldera.train.arguments import instances, plain_number, whole_number
@@ -42,6 +46,10 @@ def run(
     folder: Any = None,
     storage: str | None = None,
     seed: int = 0,
+    workers: int | str = 1,
+    ranks_per_trial: int = 1,
+    retries: int = 2,
+    hung_after: float | None = None,
     callbacks: Sequence[StudyCallback] = (),
     verbose: int | None = None,
 ) -> Study:
@@ -66,6 +74,13 @@ def run(
     - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
       that were running are run again. `storage` is the address of a database instead of a file.
     - `seed`: the same seed gives the same trials.
+    - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
+      terminal and nothing elsewhere (the usual), 2 for a line a trial.
+    - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
+      threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
+      gets the study; with `ranks_per_trial` several of them train each model.
+    - `retries`: how often a trial is begun again whose worker has died, or has reported nothing for
+      `hung_after` seconds.
 
     >>> from caldera import search
     >>> def height(x, y):
@@ -96,30 +111,42 @@ def run(
     if data is not None:
         samples = Samples(data, validation, test, folds=goal.folds, seed=seed)
     job = Job(build, space, goal, samples, limits, epochs, fit, place)
+    ways = _ways(workers, ranks_per_trial, retries, hung_after)
+    if not is_master():
+        study = Study(Record(None), goal, space, job)
+        study.record.begin(space, goal, {})
+        take_over(study, run_trials(None, job, **ways))
+        return study
     with nullcontext() if place is None else _alone(place):
         record = Record(place, storage)
         facts = {
             "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
-            "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
+            "epochs": epochs, "trials": trials,
+            "samples": None if samples is None else samples.choosing,
         }  # fmt: skip
         record.begin(space, goal, facts)
         study = Study(record, goal, space, job)
         scheduler = Scheduler(
             study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
-            callbacks=watchers,
+            callbacks=[*watchers, LiveTable(verbose, trials=trials)],
         )  # fmt: skip
-        _go(scheduler, job)
+        _go(scheduler, job, ways)
     return study
 
 
-def _go(scheduler: Scheduler, job: Job) -> None:
+def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
     """Run all trials, then look at the test samples. Ctrl-C leaves a study that can go on."""
     study = scheduler.study
+
+    def end() -> dict[str, Any]:
+        _look_at_test(study)
+        keep_architecture(study)
+        return last_words(study)
+
     for each in scheduler.callbacks:
         each.study_begins(study)
     try:
-        run_here(scheduler, job)
-        _look_at_test(study)
+        run_trials(scheduler, job, end, **ways)
     except KeyboardInterrupt:
         scheduler.is_cancelled = True
     finally:
@@ -142,10 +169,19 @@ def _check_numbers(
         )
 
 
-def run_here(scheduler: Scheduler, job: Job) -> None:
-    """Run trials one after the other in this process."""
-    while (task := scheduler.next()) is not None:
-        scheduler.finish(job.run(task, scheduler.report))
+def _ways(
+    workers: int | str, ranks_per_trial: int, retries: int, hung_after: float | None
+) -> dict[str, Any]:
+    """How trials are run."""
+    parse_workers(workers)
+    whole_number(ranks_per_trial, "ranks_per_trial", 1, _WHERE)
+    whole_number(retries, "retries", 0, _WHERE)
+    if hung_after is not None:
+        plain_number(hung_after, "hung_after", 0.0, _WHERE)
+    return {
+        "workers": workers, "ranks_per_trial": ranks_per_trial, "retries": retries,
+        "hung_after": hung_after,
+    }  # fmt: skip
 
 
 def _method(given: Any) -> Method:

@@ -1,0 +1,97 @@
+"""Workers: trials here, in threads, in processes of this machine, or on the ranks of a job.
+
+| `workers=` | trials run | a trial that kills its worker |
+|---|---|---|
+| 1 | here, one after the other | ends the program; the study goes on when it is started again |
+| `"threads:4"` | in threads of this process | ends the program as well |
+| 4, `"processes:4"` | in copies of this process | is begun again in another |
+| under `caldera run -n 5` | on the ranks but the first, whatever `workers` says | see `--survive` |
+
+A study that is killed, master or workers, at whatever moment, has every trial that was over, and
+goes on with the others when it is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from caldera.comm import world
+from caldera.errors import ConfigError
+from caldera.search.job import Job
+from caldera.search.scheduler import Scheduler
+from caldera.search.workers.dispatcher import Dispatcher
+from caldera.search.workers.pool import WorkerPool
+from caldera.search.workers.processes import ProcessWorkers
+from caldera.search.workers.ranks import MASTER, run_on_ranks
+from caldera.search.workers.threads import ThreadWorkers
+
+__all__ = ["is_master", "parse_workers", "run_trials"]
+
+KINDS = {"threads": ThreadWorkers, "processes": ProcessWorkers}
+MOST_WORKERS = 4096
+
+
+def is_master() -> bool:
+    """Whether this process has the study: the only one, or rank 0 of a job.
+
+    >>> is_master()
+    True
+    """
+    return world().rank == MASTER
+
+
+def run_trials(
+    scheduler: Scheduler | None,
+    job: Job,
+    last_words: Callable[[], dict[str, Any]] = dict,
+    *,
+    workers: int | str = 1,
+    ranks_per_trial: int = 1,
+    retries: int = 2,
+    hung_after: float | None = None,
+) -> dict[str, Any]:
+    """Run all trials of a scheduler, which ranks other than the master do not have. When there are
+    no more, all ranks get the master's last words."""
+    kind, count = parse_workers(workers)
+    ranks = world()
+    if ranks.size > 1:
+        return run_on_ranks(
+            ranks, scheduler, job, last_words, ranks_per_trial=ranks_per_trial, retries=retries,
+            hung_after=hung_after,
+        )  # fmt: skip
+    if ranks_per_trial != 1:
+        raise ConfigError.build(
+            "search", expected=f"ranks for ranks_per_trial={ranks_per_trial}", got="one process",
+            hint=f"start them: caldera run -n {1 + 2 * ranks_per_trial} search.py",
+        )  # fmt: skip
+    assert scheduler is not None
+    if kind == "here":
+        run_here(scheduler, job)
+        return last_words()
+    pool: WorkerPool = KINDS[kind](job, count)
+    Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(last_words)
+    return pool.last_words
+
+
+def run_here(scheduler: Scheduler, job: Job) -> None:
+    """One trial after the other in this thread; a decision to stop is there at once."""
+    while (task := scheduler.next()) is not None:
+        scheduler.finish(job.run(task, scheduler.report))
+
+
+def parse_workers(workers: int | str) -> tuple[str, int]:
+    """What kind of workers, and how many.
+
+    >>> parse_workers(1), parse_workers(8), parse_workers("threads:4")
+    (('here', 1), ('processes', 8), ('threads', 4))
+    """
+    kind, _, number = str(workers).rpartition(":")
+    usable = not isinstance(workers, bool) and number.isascii() and number.isdigit()
+    if not usable or not 1 <= int(number) <= MOST_WORKERS or kind not in ("", *KINDS):
+        raise ConfigError.build(
+            "search", expected="workers as a number, 'threads:4' or 'processes:4'",
+            got=repr(workers),
+        )  # fmt: skip
+    count = int(number)
+    return (kind or ("here" if count == 1 else "processes")), count

@@ -1,0 +1,205 @@
+"""The master's loop: trials to workers that are free, reports and results back to the study.
+
+A trial is sent once at a time. If its worker dies or hangs, it is sent to another one; what the
+first might still say is not heard, so no result ever counts twice.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from caldera.config import settings
+from caldera.errors import CommError
+from caldera.plain_data import decoded
+from caldera.search.scheduler import Scheduler
+from caldera.search.trial import FAILED, Outcome
+from caldera.search.workers.pool import LOST, Member, Said, WorkerPool
+
+LOOKS_EVERY_S = 1.0
+SILENT_STALLS = 2
+"""A worker is lost when nothing was heard of it for that many `settings.stall_s`."""
+STARTS_IN_VAIN = 3
+"""How often in a row each worker may die before it runs anything."""
+
+
+class Dispatcher:
+    """Runs the trials of a scheduler on a pool of workers.
+
+    `retries`: how often a trial is begun again whose worker died or hung. `hung_after`: seconds
+    that a trial may take without a report; without it, a worker hangs when its process does not
+    answer.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: WorkerPool,
+        *,
+        retries: int = 2,
+        hung_after: float | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._retries = retries
+        self._hung_after = hung_after
+        self._looks_every = min(LOOKS_EVERY_S, (hung_after or LOOKS_EVERY_S) / 4)
+        self._lost_with: Counter[int] = Counter()
+        self._in_vain = 0
+        self._all_lost_since = time.monotonic()
+        self._nothing_new = False
+        """Whether the scheduler had nothing to hand out, and nothing has happened since."""
+
+    def run(self, last_words: Callable[[], dict[str, Any]] = dict) -> None:
+        """Until there are no more trials and none is running; workers then hear the last words."""
+        with _deferred_interrupts() as interrupts, self._pool:
+            size = len(self._pool.members)
+            while not (self._nothing_new and not self._pool.busy):
+                self._check_that_workers_live(size)
+                with interrupts.allowed():
+                    self._pool.wait(self._looks_every)
+                for said in self._pool.said():
+                    self._take(said)
+                self._give_up_the_hung()
+                self._hand_out()
+            self._pool.last_words = last_words()
+
+    def _hand_out(self) -> None:
+        for member in self._pool.idle:
+            task = None if self._nothing_new else self._scheduler.next()
+            if task is None:
+                self._nothing_new = True
+                return
+            member.begin(task)
+
+    def _take(self, said: Said) -> None:
+        member, message = said.member, said.message
+        if member not in self._pool.members:
+            # It was given up by what came just before.
+            return
+        if message["kind"] == LOST:
+            self._lose(member, message["reason"])
+        elif member.task is None or message.get("number") != member.task.number:
+            # It only says that it lives, or speaks of a trial that is nobody's any more.
+            return
+        elif message["kind"] == "report":
+            self._reported(member, message)
+        elif message["kind"] == "result":
+            assert said.channel is not None
+            member.outcomes[said.channel] = Outcome.from_plain(message["outcome"])
+            if len(member.outcomes) == len(member.channels):
+                self._finished(member)
+
+    def _reported(self, member: Member, message: dict[str, Any]) -> None:
+        assert member.task is not None
+        member.moved = time.monotonic()
+        number = member.task.number
+        reason = self._scheduler.report(number, decoded(message["row"]))
+        # A method may have waited for that.
+        self._nothing_new = False
+        if reason and not member.is_stopping:
+            member.is_stopping = True
+            member.send({"kind": "stop", "number": number, "reason": reason})
+
+    def _finished(self, member: Member) -> None:
+        """All ranks of a trial are done with it. If it failed on one, it failed."""
+        found = [member.outcomes[channel] for channel in member.channels]
+        failed = [each for each in found if each.state == FAILED]
+        member.task = None
+        self._in_vain = 0
+        self._close((failed or found)[0])
+
+    def _close(self, outcome: Outcome) -> None:
+        self._lost_with.pop(outcome.number, None)
+        self._scheduler.finish(outcome)
+        self._nothing_new = False
+
+    # --- workers that are gone
+
+    def _check_that_workers_live(self, size: int) -> None:
+        now = time.monotonic()
+        if self._pool.members:
+            self._all_lost_since = now
+        # Ranks that only hung may come again.
+        silence = SILENT_STALLS * settings.stall_s
+        all_lost = bool(silence) and now - self._all_lost_since > silence
+        if all_lost or self._in_vain > STARTS_IN_VAIN * size:
+            raise CommError.build(
+                "search", expected="a worker that lives",
+                got="none" if all_lost else f"{self._in_vain} that died before they ran anything",
+                hint="the study goes on when it is started again; with workers=1 you see what a "
+                "trial does",
+            )  # fmt: skip
+
+    def _give_up_the_hung(self) -> None:
+        now, silence = time.monotonic(), SILENT_STALLS * settings.stall_s
+        # Those who have not come yet are waited for as long.
+        for member in [each for each in self._pool.members if each.task or not each.ready]:
+            if silence and now - member.heard > silence:
+                self._lose(member, f"nothing was heard of it for {now - member.heard:.3g} s")
+            elif (
+                self._hung_after is not None
+                and member.task
+                and now - member.moved > self._hung_after
+            ):
+                self._lose(member, f"its trial has not reported for {now - member.moved:.3g} s")
+
+    def _lose(self, member: Member, reason: str) -> None:
+        task, member.task = member.task, None
+        reason = self._pool.drop(member, reason)
+        if task is None:
+            self._in_vain += 1
+            return
+        self._lost_with[task.number] += 1
+        times = self._lost_with[task.number]
+        if times > self._retries:
+            spoken = f"begun {times} times, lost with its worker ({member.name}): {reason}"
+            self._close(Outcome(task.number, FAILED, spoken))
+        else:
+            self._scheduler.again(task.number)
+            self._nothing_new = False
+
+
+class _Interrupts:
+    """Ctrl-C between two steps of the master's loop, never within one: what is being written down
+    is written to its end. A second Ctrl-C does not wait."""
+
+    def __init__(self) -> None:
+        self._waiting = False
+        self._came = 0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        self._came += 1
+        if self._waiting or self._came > 1:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        self._waiting = True
+        try:
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+
+@contextmanager
+def _deferred_interrupts() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    # Elsewhere Python allows no handlers, and a signal that is ignored stays so.
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, interrupts.receive)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,123 @@
+"""The worker's side: take a trial, run it, say what became of it, and the next one.
+
+The main thread runs trials. A second one listens: it hears that a trial should stop while that
+still trains, says every second that the worker lives, and ends the process if its master is gone.
+"""
+
+from __future__ import annotations
+
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from caldera.plain_data import encoded
+from caldera.search.job import Job
+from caldera.search.trial import Row, Task
+from caldera.search.workers.channel import Channel
+from caldera.strategy import SingleProcessStrategy, Strategy
+
+BEAT_S = 1.0
+"""How often a worker says that it lives."""
+
+
+class TrialAbandoned(BaseException):
+    """Raised within a trial whose master does not wait for it any more.
+
+    No `Exception`, so that a trial which survives its errors does not survive this.
+    """
+
+
+class Worker:
+    """Serves one channel until the master ends it or is gone.
+
+    - `alone`: what happens when the master is gone while a trial runs; a process ends itself, since
+      nobody wants what it computes.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        job: Job,
+        *,
+        strategy: Strategy | None = None,
+        name: str = "",
+        alone: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._channel = channel
+        self._job = job
+        self._strategy = strategy or SingleProcessStrategy()
+        self._name = name
+        self._alone = alone
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._reasons: dict[int, str] = {}
+        self._last_words: dict[str, Any] | None = None
+        # To wake the listener up when the worker leaves by itself.
+        self._bell, self._ear = socket.socketpair()
+
+    def serve(self, **hello: Any) -> dict[str, Any] | None:
+        """Run trials until there are no more; the master's last words, or None if it gave this
+        worker up or is gone."""
+        listener = threading.Thread(target=self._listen, name=f"{self._name} listens", daemon=True)
+        listener.start()
+        self._channel.send({"kind": "hello", **hello})
+        try:
+            while (task := self._tasks.get()) is not None:
+                self._run(task)
+        finally:
+            self._bell.close()
+            listener.join()
+            self._ear.close()
+            self._channel.close()
+        return self._last_words
+
+    def _run(self, task: Task) -> None:
+        try:
+            outcome = self._job.run(task, self._report, self._strategy)
+        except TrialAbandoned:
+            return
+        self._channel.send({"kind": "result", "number": task.number, "outcome": outcome.to_plain()})
+
+    def _report(self, number: int, row: Row) -> str:
+        """What a trial calls after each step. It does not wait for an answer: the decision about a
+        step is there at the next one, or later."""
+        if self._strategy.communicator.rank == 0:
+            self._channel.send({"kind": "report", "number": number, "row": encoded(row)})
+        if self._channel.closed:
+            if not self._strategy.is_distributed:
+                raise TrialAbandoned
+            # The other ranks have to hear of it: `fit` stops all of them together.
+            return "given to another worker"
+        return self._reasons.get(number, "")
+
+    # --- the listener
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._ear, selectors.EVENT_READ)
+            while not self._channel.closed:
+                ready = [key.fileobj for key, _ in selector.select(BEAT_S)]
+                if self._ear in ready:
+                    return
+                if ready:
+                    for message in self._channel.read():
+                        self._take(message)
+                self._channel.send({"kind": "beat"})
+        self._tasks.put(None)
+        if self._last_words is None:
+            self._alone()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "trial":
+            task = Task.from_plain(message["task"])
+            # The same trial may come again, after another worker has died with it.
+            self._reasons.pop(task.number, None)
+            self._tasks.put(task)
+        elif message["kind"] == "stop":
+            self._reasons[int(message["number"])] = str(message["reason"])
+        elif message["kind"] == "end":
+            self._last_words = message
+            self._tasks.put(None)

@@ -1,0 +1,278 @@
+"""Workers: every trial once, whoever runs it and whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import nn, search
+from caldera.comm import Communicator, run_virtual_ranks
+from caldera.config import settings
+from caldera.errors import CommError, ConfigError
+from caldera.search import workers as search_workers
+from caldera.search.workers import ranks
+from caldera.search.workers.channel import Channel
+from caldera.search.workers.rank_pool import RankWorkers
+from caldera.search.workers.resources import share_card
+
+GRID = {"x": search.integer(0, 23)}
+
+
+def squared(x: int) -> float:
+    time.sleep(0.002)
+    return float((x - 5) ** 2)
+
+
+class StopOdd(search.Method):
+    """Ends every second trial after its third step."""
+
+    def stop(self, trial: search.Trial, step: int, loss: float) -> bool:
+        return step >= 3 and trial.number % 2 == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, "threads:3", "processes:1"])
+def test_a_grid_is_visited_once_by_any_number_of_workers(workers: int | str) -> None:
+    study = search.run(squared, GRID, method="grid", workers=workers, verbose=0)
+    assert sorted(trial.parameters["x"] for trial in study.trials) == list(range(24))
+    assert all(trial.state == "done" for trial in study.trials)
+    assert study.best.parameters == {"x": 5}
+
+
+@pytest.mark.parametrize("workers", ["threads:2", 2])
+def test_a_decision_to_stop_reaches_a_trial_that_does_not_wait_for_it(workers: int | str) -> None:
+    def steps(x: int) -> Iterator[float]:
+        for step in range(20_000 if x % 2 else 5):
+            time.sleep(0.001)
+            yield x + 1 / (step + 1)
+
+    study = search.run(
+        steps, {"x": search.integer(0, 3)}, method="grid", stop=StopOdd(), workers=workers,
+        verbose=0,
+    )  # fmt: skip
+    assert [trial.state for trial in study.trials] == ["done", "stopped", "done", "stopped"]
+    assert [len(trial.curve) for trial in study.trials[::2]] == [5, 5]
+    # The decision came while it trained, and not at its end.
+    assert all(3 <= len(trial.curve) < 20_000 for trial in study.trials[1::2])
+    assert "after step 3" in study.trials[1].reason
+
+
+def test_a_trial_may_raise_leave_or_die_and_the_study_goes_on() -> None:
+    def deadly(x: int) -> float:
+        if x == 1:
+            os._exit(7)
+        if x == 2:
+            raise ValueError("too large")
+        if x == 3:
+            sys.exit(3)
+        return x
+
+    study = search.run(
+        deadly, {"x": search.integer(0, 5)}, method="grid", workers=2, retries=1, verbose=0
+    )
+    states = [trial.state for trial in study.trials]
+    assert states == ["done", "failed", "failed", "failed", "done", "done"]
+    assert "begun 2 times" in study.trials[1].reason
+    assert "ended with status 7" in study.trials[1].reason
+    assert study.trials[2].reason == "ValueError: too large"
+    assert study.trials[3].reason == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("workers", ["threads:2", 2])
+def test_a_hung_trial_is_begun_again_elsewhere(workers: int | str, tmp_path: Path) -> None:
+    def hangs(x: int) -> float:
+        # One of them once, the other always.
+        mark = tmp_path / "hung"
+        if x == 2 or (x == 1 and not mark.exists()):
+            mark.touch()
+            time.sleep(60)
+        return x
+
+    study = search.run(
+        hangs, {"x": search.integer(0, 3)}, method="grid", workers=workers, retries=1,
+        hung_after=0.5, verbose=0,
+    )  # fmt: skip
+    assert [trial.value for trial in study.trials] == [0, 1, None, 3]
+    assert study.trials[2].state == "failed"
+    assert "begun 2 times" in study.trials[2].reason
+    assert "has not reported for" in study.trials[2].reason
+
+
+def test_workers_share_the_machine() -> None:
+    def threads_of(x: int) -> dict[str, float]:
+        return {"value": x, "threads": settings.threads, "place": int(os.environ["CALDERA_WORKER"])}
+
+    with settings.override(threads=9):
+        study = search.run(
+            threads_of, {"x": search.integer(0, 40)}, method="grid", workers=2, verbose=0
+        )
+        assert {trial.results["threads"] for trial in study.trials} == {4}
+        assert {trial.results["place"] for trial in study.trials} <= {0, 1}
+        assert settings.threads == 9
+
+
+def test_several_workers_of_one_card_limit_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = search_workers.resources  # type: ignore[attr-defined]
+
+    class Played:
+        memory_bytes = 8000
+
+    monkeypatch.setattr(module, "card_count", lambda: 2)
+    monkeypatch.setattr(module, "device", lambda: Played)
+    with settings.override(memory_limit=None):
+        share_card(2)
+        assert settings.memory_limit is None
+        share_card(4)
+        assert settings.memory_limit == 3600
+    with settings.override(memory_limit=100):
+        share_card(4)
+        assert settings.memory_limit == 100
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, "threads", "threads:0", "cards:2", 1.5, "٣"])
+def test_what_is_no_number_of_workers_is_refused(workers: int | str) -> None:
+    with pytest.raises(ConfigError, match="expected workers as a number"):
+        search.run(squared, GRID, method="grid", workers=workers, verbose=0)
+
+
+def test_ranks_are_asked_for_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match="caldera run -n 5"):
+        search.run(squared, GRID, method="grid", ranks_per_trial=2, verbose=0)
+    with pytest.raises(ConfigError, match="ranks_per_trial from 1 to 2"):
+        ranks.groups_of(3, 3)
+
+
+def test_a_master_whose_workers_all_die_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(place: int, count: int) -> None:
+        os._exit(1)
+
+    monkeypatch.setattr(search_workers.processes, "share_machine", fails)  # type: ignore[attr-defined]
+    with pytest.raises(CommError, match="died before they ran anything"):
+        search.run(squared, GRID, method="grid", workers=2, verbose=0)
+
+
+# --- ranks, as threads
+
+
+def run_on_virtual_ranks(count: int, monkeypatch: pytest.MonkeyPatch, **how: object) -> list:  # type: ignore[type-arg]
+    """What `search.run` gives on each rank."""
+    here = threading.local()
+    monkeypatch.setattr(search_workers, "world", lambda: here.communicator)
+
+    def work(communicator: Communicator) -> search.Study:
+        here.communicator = communicator
+        return search.run(verbose=0, **how)  # type: ignore[arg-type]
+
+    return run_virtual_ranks(count, work)
+
+
+def test_every_rank_gets_the_study_of_the_master(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: Counter[int] = Counter()
+
+    def counted(x: int) -> float:
+        ran[x] += 1
+        return squared(x)
+
+    studies = run_on_virtual_ranks(
+        4, monkeypatch, build=counted, space=GRID, method="grid", folder=tmp_path
+    )
+    assert set(ran) == set(range(24))
+    assert set(ran.values()) == {1}
+    for study in studies:
+        assert study.best.parameters == {"x": 5}
+        assert [each.value for each in study.trials] == [each.value for each in studies[0].trials]
+
+
+def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.linspace(-1, 1, 40, dtype="float32")[:, None]
+
+    def build(learning_rate: float) -> cd.Model:
+        layers = [nn.Input((1,)), nn.Dense(1)]
+        return cd.NeuralNetwork(
+            layers, loss="mse", optimizer="sgd", learning_rate=learning_rate, batch_size=10
+        )
+
+    how = {
+        "build": build, "space": {"learning_rate": search.choice([0.01, 0.1, 0.3])},
+        "data": (x, 2 * x), "method": "grid", "epochs": 3, "stop": StopOdd(),
+    }  # fmt: skip
+    alone = search.run(**how, verbose=0)  # type: ignore[arg-type]
+    # A master, two groups of two, and one that is left over.
+    together = run_on_virtual_ranks(6, monkeypatch, ranks_per_trial=2, **how)
+    for study in together:
+        for mine, other in zip(study.trials, alone.trials, strict=True):
+            assert mine.value == pytest.approx(other.value, rel=1e-4)
+            assert len(mine.curve) == len(other.curve) == 3
+
+
+def test_a_rank_that_was_given_up_comes_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mark = tmp_path / "slow"
+    gave_up = threading.Event()
+    monkeypatch.setattr(
+        RankWorkers, "drop",
+        lambda self, *given: (drop(self, *given), gave_up.set())[0],
+    )  # fmt: skip
+
+    def slow_once(x: int) -> float:
+        if x == 0 and not mark.exists():
+            mark.touch()
+            assert gave_up.wait(60)
+        return x
+
+    studies = run_on_virtual_ranks(
+        2, monkeypatch, build=slow_once, space={"x": search.integer(0, 2)}, method="grid",
+        hung_after=0.3,
+    )  # fmt: skip
+    assert [trial.value for trial in studies[1].trials] == [0, 1, 2]
+
+
+drop = RankWorkers.drop
+
+
+def test_strangers_are_not_let_in() -> None:
+    pool = RankWorkers([range(1, 2)])
+    with pool:
+        for line in (b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "hello", "rank": 1, "secret": "?"}\n'):
+            stranger = socket.create_connection(("127.0.0.1", pool.address["port"]))
+            stranger.sendall(line)
+            stranger.settimeout(0.01)
+            until = time.monotonic() + 30
+            while True:
+                assert time.monotonic() < until
+                assert not pool.said()
+                try:
+                    assert stranger.recv(1) == b""
+                    break
+                except TimeoutError:
+                    continue
+                except ConnectionResetError:
+                    break
+            stranger.close()
+        assert not pool.idle
+
+
+def test_what_is_no_message_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    for line in (b"no json", b"[1]", b'{"kind": 3}'):
+        theirs.sendall(line + b"\n")
+        with pytest.raises(CommError, match="a JSON object with its kind"):
+            channel.read()
+    theirs.close()
+    assert channel.read() == []
+    assert channel.closed
+    channel.send({"kind": "beat"})
+    channel.close()
