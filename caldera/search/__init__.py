@@ -23,14 +23,7 @@ from caldera.search.algorithms.optuna_samplers import (
 from caldera.search.algorithms.pbt import PBT
 from caldera.search.algorithms.random import Random, Threshold
 from caldera.search.algorithms.swarm import Swarm
-from caldera.search.architecture_space import (
-    cell,
-    hierarchy,
-    layers,
-    make_cell,
-    make_layers,
-    repeat,
-)
+from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.importance import Importance
 from caldera.search.luck import Luck, luck

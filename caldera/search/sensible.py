@@ -12,7 +12,7 @@ from caldera.errors import ConfigError
 from caldera.nn.config import to_config
 from caldera.nn.layer import Layer
 from caldera.nn.models.ranges import RANGES
-from caldera.search.architecture_space import repeat
+from caldera.search.architecture import repeat
 from caldera.search.dimension import choice, integer, log, uniform
 from caldera.search.space import Space
 from caldera.train.model import Model

@@ -255,7 +255,12 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def is_study(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds a study, as `search.run(folder=...)` writes it."""
+    """Whether a folder holds a study, as `search.run(folder=...)` writes it.
+
+    >>> from caldera import search
+    >>> search.is_study("/none")
+    False
+    """
     return (Path(folder) / "journal.log").is_file()
 
 
