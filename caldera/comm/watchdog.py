@@ -102,9 +102,11 @@ class Watchdog:
         if stuck > GRACE_S:
             self._check_for_leavers(communicator)
         stalls = int(stuck / settings.stall_s) if settings.stall_s else STALLS_BEFORE_ABORT
-        if stalls and self._asked.get(communicator.label, (0.0, 0)) < (blocked, stalls):
+        asked = self._asked.get(communicator.label, (0.0, 0))
+        if stalls and asked < (blocked, stalls):
             self._asked[communicator.label] = (blocked, stalls)
-            if stalls == 1:
+            # On a busy machine the first look may come late: it is the first all the same.
+            if asked[0] < blocked:
                 self._report(communicator, stuck)
             elif stalls >= STALLS_BEFORE_SILENCE_COUNTS:
                 self._check_for_silence(communicator)

@@ -16,8 +16,9 @@ def read_the_data() -> None:
 
 
 if __name__ == "__main__":
-    cd.settings.update(stall_s=0.2 if "forever" in sys.argv else 0.5)
     comm = world()
+    # Not before all have started, which takes as long as the machine is busy.
+    cd.settings.update(stall_s=0.2 if "forever" in sys.argv else 0.5)
     comm.algorithm = "ring"
     if comm.rank == 1:
         read_the_data()
