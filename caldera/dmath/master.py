@@ -89,7 +89,6 @@ class Master(Session):
 
     @property
     def processes(self) -> list[int]:
-        """The numbers of the workers' processes, if it has started them."""
         return self._team.processes()
 
     def close(self) -> None:
