@@ -1,0 +1,79 @@
+"""Convolutions of bfloat16 images with filters of one pixel, in tile registers."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from caldera.config import settings
+from caldera.graph.memory_format import NHWC
+from caldera.graph.node import Node, Spec
+from caldera.kernels import native  # noqa: F401 - registers its kernels
+from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
+from caldera.kernels.native.codegen.amx import has_amx
+from caldera.kernels.native.product import amx
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call, Kernel
+from tests.unit.kernels.native.convolution.cases import convolution_nodes
+from tests.unit.kernels.native.other_targets import building_for
+
+NAME = "amx 1x1 product"
+SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
+
+
+def _kernel(node: Node) -> Kernel | None:
+    return next((each for each in TABLE.candidates(node, "cpu") if each.name == NAME), None)
+
+
+def _bound(node: Node, kernel: Kernel) -> tuple[Call, object]:
+    draw = np.random.default_rng(0)
+    specs = [given.outputs[0] for given in node.inputs]
+    inputs = tuple(_placed(each, some_numbers(each.shape, each.dtype, draw)) for each in specs)
+    workspace = _aligned(Spec((kernel.workspace(node),), np.dtype(np.uint8)))
+    call = Call(node, tuple(_aligned(each) for each in node.outputs), inputs, workspace)
+    return call, kernel.bind(call)
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(("image", "results"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_computes_what_the_oracle_does(
+    image: tuple[int, ...], results: int, threads: int
+) -> None:
+    filters = (results, image[1], 1, 1)
+    for node in convolution_nodes(image, filters, dtype="bfloat16"):
+        kernel = _kernel(node)
+        assert kernel is not None
+        with settings.override(threads=threads):
+            call, run = _bound(node, kernel)
+            assert callable(run)
+            run()
+        (right,) = evaluate(node, call.inputs)
+        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+
+
+def test_it_compiles_on_machines_without_tile_registers() -> None:
+    may = patch.object(amx, "has_amx", lambda: True)
+    with settings.override(threads=1), building_for("amx"), may:
+        for node in convolution_nodes((1, 32, 4, 4), (32, 32, 1, 1), dtype="bfloat16"):
+            kernel = _kernel(node)
+            assert kernel is not None
+            _bound(node, kernel)
+
+
+def test_other_convolutions_are_left_to_other_kernels() -> None:
+    others = [
+        {"w": (16, 16, 3, 3), "order": NHWC},
+        {"w": (16, 16, 1, 1), "stride": (2, 2)},
+        {"w": (16, 16, 1, 1), "padding": ((1, 1), (1, 1))},
+        {"w": (16, 8, 1, 1), "groups": 2},
+        {"w": (16, 16, 1, 1), "dtype": "float32"},
+        {"w": (16, 16, 1, 1), "order": None},
+    ]
+    with patch.object(amx, "has_amx", lambda: True):
+        for each in others:
+            how = {"dtype": "bfloat16", **each}
+            nodes = convolution_nodes((2, 16, 6, 6), how.pop("w"), **how)
+            assert all(_kernel(node) is None for node in nodes), each
