@@ -1,7 +1,8 @@
-"""Convolutions of bfloat16 images with filters of one pixel, in tile registers."""
+"""Convolutions of bfloat16 images in tile registers: filters of one pixel, and larger ones."""
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -19,12 +20,12 @@ from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for
 
-NAME = "amx 1x1 product"
+NAME, LARGER = "amx 1x1 product", "amx im2col"
 SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
 
 
-def _kernel(node: Node) -> Kernel | None:
-    return next((each for each in TABLE.candidates(node, "cpu") if each.name == NAME), None)
+def _kernel(node: Node, name: str = NAME) -> Kernel | None:
+    return next((each for each in TABLE.candidates(node, "cpu") if each.name == name), None)
 
 
 def _bound(node: Node, kernel: Kernel) -> tuple[Call, object]:
@@ -77,3 +78,38 @@ def test_other_convolutions_are_left_to_other_kernels() -> None:
             how = {"dtype": "bfloat16", **each}
             nodes = convolution_nodes((2, 16, 6, 6), how.pop("w"), **how)
             assert all(_kernel(node) is None for node in nodes), each
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(
+    ("image", "filters", "how"),
+    [
+        ((2, 16, 7, 5), (20, 16, 3, 3), {"padding": ((1, 1), (1, 1))}),
+        ((1, 17, 8, 8), (16, 17, 3, 3), {}),
+        ((2, 16, 9, 8), (16, 16, 3, 2), {"stride": (2, 2), "padding": ((1, 1), (0, 1))}),
+        ((1, 16, 9, 9), (16, 16, 3, 3), {"dilation": (2, 2), "padding": ((2, 2), (1, 3))}),
+        ((1, 16, 6, 6), (16, 16, 1, 1), {"stride": (2, 2)}),
+        ((1, 16, 5, 5), (16, 16, 2, 2), {"padding": ((3, 0), (0, 3))}),
+    ],
+)
+def test_windows_as_rows_compute_what_the_oracle_does(
+    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    offered = 0
+    for node in convolution_nodes(image, filters, dtype="bfloat16", **how):
+        kernel = _kernel(node, LARGER)
+        if kernel is None:
+            assert node.op.name == "conv2d_input"
+            continue
+        offered += 1
+        with settings.override(threads=2):
+            call, run = _bound(node, kernel)
+            assert callable(run)
+            # What an earlier call left in the workspace must not be seen.
+            call.workspace.fill(255)
+            run()
+            run()
+        (right,) = evaluate(node, call.inputs)
+        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+    is_plain = how.get("stride", (1, 1)) == (1, 1) and image[2] != 5
+    assert offered == (3 if is_plain else 2)
