@@ -11,6 +11,8 @@ import traceback
 
 import numpy as np
 
+from caldera.comm import Traffic
+from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.messages import (
     CALL,
@@ -26,7 +28,9 @@ from caldera.dmath.messages import (
     REPLY,
     REPORT_TAG,
     RUN,
+    UNDEFINE,
     Channel,
+    unpack_changes,
     unpack_numbers,
     varint,
     varints,
@@ -46,12 +50,17 @@ class Worker:
     def __init__(self, team: Team) -> None:
         self._team = team
         self._failed = False
+        self._traffic = Traffic(), Traffic()
         self._join(0)
         self._rank = Rank(self._data)
 
     def _join(self, epoch: int) -> None:
         control, data = self._team.communicators(epoch)
         assert data is not None
+        # What each program was last run on, as the master knows it.
+        self._leaves: dict[int, list[int]] = {}
+        # What was counted before goes on.
+        control.traffic, data.traffic = self._traffic
         self._control, self._data = control, data
         self._orders, self._reports = Channel(control, ORDER_TAG), Channel(control, REPORT_TAG)
 
@@ -83,14 +92,19 @@ class Worker:
             return
         elif kind == RUN:
             stream = varints(content)
-            program, first = next(stream), next(stream)
-            leaves = unpack_numbers(stream, first)
+            program, first, count = next(stream), next(stream), next(stream)
+            leaves = unpack_changes(stream, self._leaves.get(program) or [first] * count)
+            self._leaves[program] = leaves
             self._rank.free(unpack_numbers(stream, first))
             self._rank.run(program, leaves, first)
         elif kind == DEFINE:
             number = next(varints(content))
             rest = content[len(varint(number)) :]
             self._rank.define(number, Definition.from_bytes(rest))
+        elif kind == UNDEFINE:
+            number = next(varints(content))
+            self._leaves.pop(number, None)
+            self._rank.undefine(number)
         elif kind == GET:
             self._get(content)
         elif kind == CALL:
@@ -109,7 +123,7 @@ class Worker:
     def _get(self, content: bytes) -> None:
         serial, number = varints(content)
         try:
-            part = np.ascontiguousarray(self._rank.part(number).numpy())
+            part = np.asarray(self._rank.part(number).numpy(), order="C")
         except CommError as error:
             self._reports.send(0, REFUSAL + varint(serial) + _as_text(error))
             return

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caldera.errors import ConfigError
-from caldera.plain_data import decoded, encoded
+from caldera.amounts import shortened
+from caldera.errors import ConfigError, DataError
+from caldera.plain_data import decoded, encoded, from_plain
 from caldera.search.space import Point
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -75,11 +76,16 @@ class Outcome:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Outcome:
-        """What `to_plain` wrote."""
-        return cls(**decoded(given))
+        """What `to_plain` wrote; what is of another kind is refused."""
+        found = from_plain(cls, decoded(given), "outcome")
+        if found.state not in STATES:
+            raise DataError.build(
+                "outcome.state", expected=", ".join(STATES), got=repr(found.state)[:80]
+            )
+        return found
 
 
-@dataclass
+@dataclass(repr=False)
 class Trial:
     """One set of parameters, what became of it and what it cost.
 
@@ -96,6 +102,8 @@ class Trial:
     >>> study = search.run(lambda x: x * x, {"x": search.integer(-2, 2)}, method="grid", verbose=0)
     >>> study.trials[0].parameters, study.trials[0].value, study.trials[0].state
     ({'x': -2}, 4.0, 'done')
+    >>> study.best
+    <Trial 2: done: 0: x=0>
     """
 
     number: int
@@ -161,6 +169,15 @@ class Trial:
         return Task(
             self.number, dict(self.point), self.seed, self.epochs, self.parent, self.keep, best
         )
+
+    def __repr__(self) -> str:
+        parts = [f"Trial {self.number}", self.state]
+        if self.values is not None:
+            parts.append(", ".join(f"{value:.6g}" for value in self.values))
+        parts.append(", ".join(f"{name}={value}" for name, value in self.point.items()))
+        if self.reason:
+            parts.append(self.reason)
+        return f"<{shortened(': '.join(part for part in parts if part), 200)}>"
 
     def copy(self) -> Trial:
         """One that no longer changes."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -52,6 +55,18 @@ def test_the_table_has_every_trial_also_those_that_came_to_nothing(study: search
     assert len(study.table()) == 40
     with pytest.raises(KeyError, match="no column 'rate'; there are number"):
         table["rate"]
+
+
+def test_the_table_is_one_of_pandas_where_that_is_installed(
+    study: search.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = SimpleNamespace(DataFrame=lambda rows, columns: (len(rows), columns))
+    monkeypatch.setitem(sys.modules, "pandas", frame)
+    monkeypatch.setattr("caldera.search.table.find_spec", lambda name: name)
+    assert study.table() == (40, [
+        "number", "state", "val_accuracy", "learning_rate", "layers", "activation", "optimizer",
+        "momentum", "seconds", "steps", "reason",
+    ])  # fmt: skip
 
 
 # --- importances
@@ -104,6 +119,24 @@ def test_every_trial_that_learned_has_its_curve(study: search.Study) -> None:
     assert len(chart.lines) == sum(bool(trial.curve) for trial in study.trials)
     assert {len(line.points) for line in chart.lines} == {2, made_up.STEPS}
     assert chart.lines[-1].label == f"best, trial {study.best.number}"
+
+
+def test_a_model_that_is_trained_further_has_one_curve() -> None:
+    def steps(x: float) -> Iterator[dict[str, float]]:
+        yield {"val_loss": x}
+        yield {"val_loss": x / 2}
+
+    class Further(search.Method):
+        def ask(self, number: int) -> search.Proposal:
+            return search.Proposal({"x": 1.0 / (number + 1)}, parent=number - 1 if number else None)
+
+    study = search.run(steps, {"x": search.uniform(0, 1)}, method=Further(), trials=3,
+                       objective="val_loss", verbose=0)  # fmt: skip
+    overview = Overview(study)
+    assert [x for x, _ in overview.curve(study.trials[1])] == [2, 3, 4]
+    whole = overview.whole_curve(study.best)
+    assert [x for x, _ in whole] == [1, 2, 3, 4, 5, 6]
+    assert [y for _, y in whole] == pytest.approx([1, 1 / 2, 1 / 2, 1 / 4, 1 / 3, 1 / 6])
 
 
 def test_the_front_is_what_no_trial_beats(several: search.Study) -> None:
@@ -242,3 +275,10 @@ def test_the_network_of_the_best_is_drawn_without_the_code_that_built_it(tmp_pat
     kept = search.run(build, space, data, verbose=0, **given)
     assert len(built) == 3
     assert "Its architecture" in study_page(Overview(kept))
+
+
+def test_a_trial_is_one_line(study: search.Study) -> None:
+    for trial in study.trials:
+        assert len(repr(trial)) < 210
+        assert "\n" not in repr(trial)
+    assert repr(study.best).startswith(f"<Trial {study.best.number}: done: 0.9")

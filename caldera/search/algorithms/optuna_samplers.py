@@ -29,6 +29,7 @@ _CONSTRAINT = "constraint"
 class OptunaMethod(Method):
     """A sampler of Optuna's; a subclass says which."""
 
+    asks_ahead = True
     has_state: ClassVar[bool] = False
     """Whether it goes by what it asked for before, and not only by the results of trials."""
     takes_several: ClassVar[bool] = True
@@ -181,9 +182,10 @@ class TPE(OptunaMethod):
         self.startup = startup
 
     def sampler(self, samplers: Any, seed: int) -> Any:
-        # Groups are what the choices of a space open together.
+        # Groups are what the choices of a space open together; to find them takes time.
+        whole = self.space.draw(np.random.default_rng(0)).keys() == self.space.dimensions().keys()
         return samplers.TPESampler(
-            n_startup_trials=self.startup, multivariate=True, group=True, constant_liar=True,
+            n_startup_trials=self.startup, multivariate=True, group=not whole, constant_liar=True,
             seed=seed, constraints_func=_violations, warn_independent_sampling=False,
         )  # fmt: skip
 
