@@ -22,6 +22,7 @@ from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.cost_model import COPY, PEAK
+from caldera.kernels.native.convolution.pointwise import read_pixels, written_pixels
 from caldera.kernels.native.product import amx
 from caldera.kernels.native.product.problem import copied
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -163,7 +164,9 @@ def _bind(call: Call) -> Runner:
     weights, out = call.inputs[1], call.outputs[0]
     after: list[NativeCall] = []
     if node.op.name == "conv2d_weight":
-        pair = _pixels(weights), matrix
+        gradient, more = read_pixels(weights)
+        calls += more
+        pair = gradient, matrix
         goal = out.transpose(0, 2, 3, 1)
         found = filters.reshape(windows.results, -1)
         after = copied(found.reshape(goal.shape), goal)
@@ -176,15 +179,10 @@ def _bind(call: Call) -> Runner:
         calls += copied(wanted, filters.reshape(wanted.shape))
         rows = windows.matrix[1] if is_turned else windows.results
         pair = matrix, filters.reshape(rows, -1)
-        found = _pixels(out)
+        found, after = written_pixels(out)
     multiplied = amx.bind(Call(_product(node), (found,), pair, scratch.rest))
     assert isinstance(multiplied, NativeRunner)
     return NativeRunner([*calls, *multiplied.calls, *after])
-
-
-def _pixels(images: np.ndarray) -> np.ndarray:
-    """The same memory as a matrix of pixels by channels."""
-    return np.reshape(images.transpose(0, 2, 3, 1), (-1, images.shape[1]), copy=False)
 
 
 def _seconds(node: Node) -> float:

@@ -1,6 +1,7 @@
 """Convolutions with filters of one pixel as products of bfloat16 matrices in tile registers.
 
-Pixels of images that lie channels last are the rows of a matrix as they are: nothing is copied.
+Pixels of images that lie channels last are the rows of a matrix as they are: nothing is copied
+unless they are parts of something larger.
 Elsewhere such convolutions are products as well (`im2col.py`), with float32 numbers.
 """
 
@@ -15,7 +16,10 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
 from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.native.codegen.kernel import NativeCall
+from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product import amx
+from caldera.kernels.native.product.problem import copied
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import bfloat16
 
@@ -57,19 +61,35 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0] * shape[2] * shape[3], shape[1]
 
 
-def _matrix(array: np.ndarray) -> np.ndarray:
-    """The same memory as a matrix; filters of one pixel are one already."""
-    return np.reshape(array.transpose(0, 2, 3, 1), _matrix_shape(array.shape), copy=False)
+def as_pixels(array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Pixels by channels: the same memory, or other memory and how the array lies beside it."""
+    images = array.transpose(0, 2, 3, 1)
+    try:
+        return np.reshape(images, _matrix_shape(array.shape), copy=False), None
+    except ValueError:
+        return np.empty(_matrix_shape(array.shape), array.dtype), images
+
+
+def read_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+    """An input as a matrix, and what must run before it can be read."""
+    matrix, images = as_pixels(array)
+    return matrix, [] if images is None else copied(images, matrix.reshape(images.shape))
+
+
+def written_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+    """A matrix for an output, and what must run when it is written."""
+    matrix, images = as_pixels(array)
+    return matrix, [] if images is None else copied(matrix.reshape(images.shape), images)
 
 
 def _bind(call: Call) -> Runner:
-    inputs = [_matrix(each) for each in call.inputs]
-    if call.node.op.name == "conv2d_weight":
-        inputs.reverse()
-    (out,) = call.outputs
-    return amx.bind(
-        replace(call, node=_product(call.node), outputs=(_matrix(out),), inputs=tuple(inputs))
-    )
+    (first, before), (second, more) = (read_pixels(each) for each in call.inputs)
+    matrices = (second, first) if call.node.op.name == "conv2d_weight" else (first, second)
+    out, after = written_pixels(call.outputs[0])
+    product = replace(call, node=_product(call.node), outputs=(out,), inputs=matrices)
+    multiplied = amx.bind(product)
+    assert isinstance(multiplied, NativeRunner)
+    return NativeRunner([*before, *more, *multiplied.calls, *after])
 
 
 def _workspace(node: Node) -> int:

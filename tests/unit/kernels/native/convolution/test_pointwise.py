@@ -113,3 +113,22 @@ def test_windows_as_rows_compute_what_the_oracle_does(
         compare(call.outputs[0], right, tolerance_of(node, right.dtype))
     is_plain = how.get("stride", (1, 1)) == (1, 1) and image[2] != 5
     assert offered == (3 if is_plain else 2)
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(("name", "taps"), [(NAME, 1), (LARGER, 2)])
+def test_arrays_may_lie_in_any_way(name: str, taps: int) -> None:
+    draw = np.random.default_rng(0)
+    for node in convolution_nodes((2, 16, 5, 5), (16, 16, taps, taps), dtype="bfloat16"):
+        kernel = _kernel(node, name)
+        assert kernel is not None
+        specs = [given.outputs[0] for given in node.inputs]
+        values = [some_numbers(each.shape, each.dtype, draw) for each in specs]
+        # Of each array every second column, from the last to the first.
+        inputs = tuple(np.repeat(each, 2, axis=3)[..., ::-2][..., ::-1] for each in values)
+        out = np.zeros((*node.shape[:3], 2 * node.shape[3]), node.dtype)[..., ::2]
+        workspace = _aligned(Spec((kernel.workspace(node),), np.dtype(np.uint8)))
+        run = kernel.bind(Call(node, (out,), inputs, workspace))
+        run()
+        (right,) = evaluate(node, inputs)
+        compare(out, right, tolerance_of(node, right.dtype))
