@@ -37,9 +37,12 @@ from tests.unit.ops.case import Case
 from tests.unit.ops.cases import ALL
 from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 
-LARGE = frozenset({"winograd 2x2", "winograd 4x4", "fourier", "packed", "packed, sums cut", "amx"})
-"""Kernels that want more channels or rows than any case has, or bfloat16: test_fast_convolution and
-test_packed_product are about them."""
+LARGE = frozenset({
+    "winograd 2x2", "winograd 4x4", "fourier", "packed", "packed, sums cut", "amx",
+    "amx 1x1 product", "amx im2col",
+})  # fmt: skip
+"""Kernels that want more channels or rows than any case has, or bfloat16: test_fast_convolution,
+test_packed_product and test_pointwise are about them."""
 
 
 # --- nodes of the cases

@@ -148,7 +148,8 @@ def _cut(
     return cut.height, cut.width, band, strip, (band + strip) * padded
 
 
-def _bind(call: Call) -> Runner:
+def bind(call: Call) -> Runner:
+    """The product, with what follows it, ready to run."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     product = Product.of(call, *call.inputs[:2])
@@ -181,13 +182,15 @@ def _bind(call: Call) -> Runner:
     return NativeRunner(calls)
 
 
-def _supports(node: Node) -> bool:
+def supports(node: Node) -> bool:
+    """Whether all is bfloat16, and there are tile registers."""
     _, rows, columns, length = extent_of(node)
     halves = node.dtype == bfloat16 and all(each.dtype == bfloat16 for each in node.inputs[:2])
     return halves and min(rows, columns, length) > 0 and has_amx()
 
 
-def _workspace(node: Node) -> int:
+def workspace(node: Node) -> int:
+    """Bytes for what is packed, and for what must be copied first."""
     count, rows, columns, length = extent_of(node)
     parts = parts_for(2 * count * rows * columns * length)
     # Matrices that all meet the same one on the right are one tall matrix.
@@ -200,4 +203,4 @@ def _workspace(node: Node) -> int:
 
 
 for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "amx", _bind, _supports, _workspace, priority=12))
+    TABLE.add(Kernel(_op, "cpu", "amx", bind, supports, workspace, priority=12))

@@ -1,0 +1,100 @@
+"""Convolutions with filters of one pixel as products of bfloat16 matrices in tile registers.
+
+Pixels of images that lie channels last are the rows of a matrix as they are: nothing is copied
+unless they are parts of something larger.
+Elsewhere such convolutions are products as well (`im2col.py`), with float32 numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from caldera.graph.memory_format import NHWC
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.product import matmul
+from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.native.codegen.kernel import NativeCall
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.product import amx
+from caldera.kernels.native.product.problem import copied
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import bfloat16
+
+_TRANSPOSED = {
+    "conv2d": (False, True),
+    "conv2d_input": (False, False),
+    "conv2d_weight": (True, False),
+}
+"""Whether the matrix on the left, and that on the right, is turned: images times filters, the
+outputs' gradient times filters, and that gradient times images, whose inputs come the other way
+round."""
+
+
+def _supports(node: Node) -> bool:
+    geometry = Geometry.of(node)
+    is_product = geometry.taps == geometry.stride == (1, 1) and geometry.groups == 1
+    is_plain = not any(each for side in node.attrs["padding"] for each in side)
+    images = [node.inputs[0].outputs[0]]
+    images.append(node.inputs[1].outputs[0] if node.op.name == "conv2d_weight" else node.outputs[0])
+    if not (is_product and is_plain and all(each.order == NHWC for each in images)):
+        return False
+    halves = all(each.dtype == bfloat16 for each in (*node.inputs, node))
+    return halves and amx.supports(_product(node))
+
+
+def _product(node: Node) -> Node:
+    """The product that this convolution, or its gradient, is."""
+    ta, tb = _TRANSPOSED[node.op.name]
+    matrices = [_matrix_shape(each.shape) for each in node.inputs]
+    if node.op.name == "conv2d_weight":
+        matrices.reverse()
+    left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(matrices))
+    product: Node = matmul(left, right, ta=ta, tb=tb)
+    return product
+
+
+def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Pixels by channels, or filters by channels."""
+    return shape[0] * shape[2] * shape[3], shape[1]
+
+
+def as_pixels(array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Pixels by channels: the same memory, or other memory and how the array lies beside it."""
+    images = array.transpose(0, 2, 3, 1)
+    try:
+        return np.reshape(images, _matrix_shape(array.shape), copy=False), None
+    except ValueError:
+        return np.empty(_matrix_shape(array.shape), array.dtype), images
+
+
+def read_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+    """An input as a matrix, and what must run before it can be read."""
+    matrix, images = as_pixels(array)
+    return matrix, [] if images is None else copied(images, matrix.reshape(images.shape))
+
+
+def written_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+    """A matrix for an output, and what must run when it is written."""
+    matrix, images = as_pixels(array)
+    return matrix, [] if images is None else copied(matrix.reshape(images.shape), images)
+
+
+def _bind(call: Call) -> Runner:
+    (first, before), (second, more) = (read_pixels(each) for each in call.inputs)
+    matrices = (second, first) if call.node.op.name == "conv2d_weight" else (first, second)
+    out, after = written_pixels(call.outputs[0])
+    product = replace(call, node=_product(call.node), outputs=(out,), inputs=matrices)
+    multiplied = amx.bind(product)
+    assert isinstance(multiplied, NativeRunner)
+    return NativeRunner([*before, *more, *multiplied.calls, *after])
+
+
+def _workspace(node: Node) -> int:
+    return amx.workspace(_product(node))
+
+
+for _op in _TRANSPOSED:
+    TABLE.add(Kernel(_op, "cpu", "amx 1x1 product", _bind, _supports, _workspace, priority=12))

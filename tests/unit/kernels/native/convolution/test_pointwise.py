@@ -1,0 +1,134 @@
+"""Convolutions of bfloat16 images in tile registers: filters of one pixel, and larger ones."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from caldera.config import settings
+from caldera.graph.memory_format import NHWC
+from caldera.graph.node import Node, Spec
+from caldera.kernels import native  # noqa: F401 - registers its kernels
+from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
+from caldera.kernels.native.codegen.amx import has_amx
+from caldera.kernels.native.product import amx
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call, Kernel
+from tests.unit.kernels.native.convolution.cases import convolution_nodes
+from tests.unit.kernels.native.other_targets import building_for
+
+NAME, LARGER = "amx 1x1 product", "amx im2col"
+SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
+
+
+def _kernel(node: Node, name: str = NAME) -> Kernel | None:
+    return next((each for each in TABLE.candidates(node, "cpu") if each.name == name), None)
+
+
+def _bound(node: Node, kernel: Kernel) -> tuple[Call, object]:
+    draw = np.random.default_rng(0)
+    specs = [given.outputs[0] for given in node.inputs]
+    inputs = tuple(_placed(each, some_numbers(each.shape, each.dtype, draw)) for each in specs)
+    workspace = _aligned(Spec((kernel.workspace(node),), np.dtype(np.uint8)))
+    call = Call(node, tuple(_aligned(each) for each in node.outputs), inputs, workspace)
+    return call, kernel.bind(call)
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(("image", "results"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_computes_what_the_oracle_does(
+    image: tuple[int, ...], results: int, threads: int
+) -> None:
+    filters = (results, image[1], 1, 1)
+    for node in convolution_nodes(image, filters, dtype="bfloat16"):
+        kernel = _kernel(node)
+        assert kernel is not None
+        with settings.override(threads=threads):
+            call, run = _bound(node, kernel)
+            assert callable(run)
+            run()
+        (right,) = evaluate(node, call.inputs)
+        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+
+
+def test_it_compiles_on_machines_without_tile_registers() -> None:
+    may = patch.object(amx, "has_amx", lambda: True)
+    with settings.override(threads=1), building_for("amx"), may:
+        for node in convolution_nodes((1, 32, 4, 4), (32, 32, 1, 1), dtype="bfloat16"):
+            kernel = _kernel(node)
+            assert kernel is not None
+            _bound(node, kernel)
+
+
+def test_other_convolutions_are_left_to_other_kernels() -> None:
+    others = [
+        {"w": (16, 16, 3, 3), "order": NHWC},
+        {"w": (16, 16, 1, 1), "stride": (2, 2)},
+        {"w": (16, 16, 1, 1), "padding": ((1, 1), (1, 1))},
+        {"w": (16, 8, 1, 1), "groups": 2},
+        {"w": (16, 16, 1, 1), "dtype": "float32"},
+        {"w": (16, 16, 1, 1), "order": None},
+    ]
+    with patch.object(amx, "has_amx", lambda: True):
+        for each in others:
+            how = {"dtype": "bfloat16", **each}
+            nodes = convolution_nodes((2, 16, 6, 6), how.pop("w"), **how)
+            assert all(_kernel(node) is None for node in nodes), each
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(
+    ("image", "filters", "how"),
+    [
+        ((2, 16, 7, 5), (20, 16, 3, 3), {"padding": ((1, 1), (1, 1))}),
+        ((1, 17, 8, 8), (16, 17, 3, 3), {}),
+        ((2, 16, 9, 8), (16, 16, 3, 2), {"stride": (2, 2), "padding": ((1, 1), (0, 1))}),
+        ((1, 16, 9, 9), (16, 16, 3, 3), {"dilation": (2, 2), "padding": ((2, 2), (1, 3))}),
+        ((1, 16, 6, 6), (16, 16, 1, 1), {"stride": (2, 2)}),
+        ((1, 16, 5, 5), (16, 16, 2, 2), {"padding": ((3, 0), (0, 3))}),
+    ],
+)
+def test_windows_as_rows_compute_what_the_oracle_does(
+    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    offered = 0
+    for node in convolution_nodes(image, filters, dtype="bfloat16", **how):
+        kernel = _kernel(node, LARGER)
+        if kernel is None:
+            assert node.op.name == "conv2d_input"
+            continue
+        offered += 1
+        with settings.override(threads=2):
+            call, run = _bound(node, kernel)
+            assert callable(run)
+            # What an earlier call left in the workspace must not be seen.
+            call.workspace.fill(255)
+            run()
+            run()
+        (right,) = evaluate(node, call.inputs)
+        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+    is_plain = how.get("stride", (1, 1)) == (1, 1) and image[2] != 5
+    assert offered == (3 if is_plain else 2)
+
+
+@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.parametrize(("name", "taps"), [(NAME, 1), (LARGER, 2)])
+def test_arrays_may_lie_in_any_way(name: str, taps: int) -> None:
+    draw = np.random.default_rng(0)
+    for node in convolution_nodes((2, 16, 5, 5), (16, 16, taps, taps), dtype="bfloat16"):
+        kernel = _kernel(node, name)
+        assert kernel is not None
+        specs = [given.outputs[0] for given in node.inputs]
+        values = [some_numbers(each.shape, each.dtype, draw) for each in specs]
+        # Of each array every second column, from the last to the first.
+        inputs = tuple(np.repeat(each, 2, axis=3)[..., ::-2][..., ::-1] for each in values)
+        out = np.zeros((*node.shape[:3], 2 * node.shape[3]), node.dtype)[..., ::2]
+        workspace = _aligned(Spec((kernel.workspace(node),), np.dtype(np.uint8)))
+        run = kernel.bind(Call(node, (out,), inputs, workspace))
+        run()
+        (right,) = evaluate(node, inputs)
+        compare(out, right, tolerance_of(node, right.dtype))
