@@ -30,9 +30,10 @@ Pair = tuple[Expr, np.ndarray]
 class Case:
     """One random program over arrays in random layouts."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, communicator: Any = None) -> None:
         self.random = np.random.default_rng(seed)
-        self.ranks = int(self.random.integers(1, 9))
+        self.communicator = communicator
+        self.ranks = communicator.size if communicator else int(self.random.integers(1, 9))
         self.layouts: dict[Symbol, Layout] = {}
         self.arrays: dict[Symbol, np.ndarray] = {}
         self.story: list[str] = [f"{self.ranks} ranks"]
@@ -109,14 +110,16 @@ class Case:
             (made,) = interpret(program, parts, comm)
             return made, program, comm.traffic.total.bytes_sent
 
-        done = run_virtual_ranks(self.ranks, work)
-        layout = done[0][1].layouts[0]
-        assert all(each[1].layouts == (layout,) for each in done)
+        if self.communicator is None:
+            done = dict(enumerate(run_virtual_ranks(self.ranks, work)))
+            foretold = sum(move.nbytes for move in done[0][1].moves)
+            assert sum(each[2] for each in done.values()) == foretold
+        else:
+            done = {self.communicator.rank: work(self.communicator)}
+        (layout,) = {each[1].layouts[0] for each in done.values()}
         if wanted is not None:
             assert layout == wanted
-        foretold = sum(move.nbytes for move in done[0][1].moves)
-        assert sum(each[2] for each in done) == foretold
-        for rank, (made, _, _) in enumerate(done):
+        for rank, (made, _, _) in done.items():
             assert made.shape == layout.local_shape(rank)
             if rank in layout.ranks:
                 right = layout.part_of(np.asarray(expected, node.dtype), rank)
@@ -326,9 +329,9 @@ def _set(case: Case, x: Pair) -> Pair | None:
     return x[0].at[number].set(7), changed
 
 
-def run(seed: int) -> None:
-    """One case; what it is made of is in the error."""
-    case = Case(seed)
+def run(seed: int, communicator: Any = None) -> None:
+    """One case, in threads or on the ranks of a communicator; an error says what it was."""
+    case = Case(seed, communicator)
     dtype = case.one_of(["float64", "float64", "float64", "int64", "complex128"])
     x = case.leaf(case.shape(), dtype)
     try:
