@@ -5,7 +5,7 @@ from __future__ import annotations
 from caldera.comm import world
 from tests.unit.sharding import fuzz
 
-CASES = 60
+CASES = 30
 
 comm = world()
 for seed in range(CASES):
