@@ -7,6 +7,7 @@ from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
 from caldera.dmath.files import load, save
+from caldera.dmath.linalg import svd, svd_bound
 from caldera.dmath.session import Session
 from caldera.op import (
     cholesky,
@@ -32,7 +33,6 @@ from caldera.op import (
     solve,
     sort,
     stack,
-    svd,
     top_k,
     where,
 )
@@ -98,6 +98,7 @@ __all__ = [
     "spmd",
     "stack",
     "svd",
+    "svd_bound",
     "top_k",
     "where",
     "zeros",

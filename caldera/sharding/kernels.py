@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.sharding.algorithms.halo import halo_exchange
 from caldera.sharding.axis_split import indices
 from caldera.sharding.layout import Layout, Piece
 from caldera.sharding.transfer import redistributed
@@ -88,5 +89,21 @@ def _drawn(
     return found.reshape(-1)
 
 
+def _bind_halo(call: Call) -> Runner:
+    attrs, part, made = call.node.attrs, call.inputs[0], call.outputs[0]
+
+    def run() -> None:
+        if attrs["rank"] not in attrs["peers"]:
+            np.copyto(made, part)
+            return
+        found = halo_exchange(
+            part, attrs["cuts"], attrs["wanted"], attrs["axis"], call.communicator, attrs["peers"]
+        )
+        np.copyto(made, found)
+
+    return run
+
+
+TABLE.add(Kernel("halo", "cpu", "messages", _bind_halo, measured=False))
 TABLE.add(Kernel("redistribute", "cpu", "messages", _bind_redistribute, measured=False))
 TABLE.add(Kernel("random_part", "cpu", "philox", _bind_random_part, measured=False))

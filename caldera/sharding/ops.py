@@ -12,7 +12,7 @@ from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import Nodes, op, refuse_shape
 from caldera.graph.ops.collective import TOKEN
 from caldera.sharding.layout import Layout
-from caldera.tensor.dtype import DType, is_complex
+from caldera.tensor.dtype import DType, float64, is_complex, part_of
 
 
 @op("place", kind="distributed")
@@ -70,3 +70,34 @@ def random_part(
     """A rank's part of the array of this layout's shape that `random_uniform` (or
     `random_normal`) gives."""
     return Spec(layout.local_shape(rank), dtype)
+
+
+@op("largest_singular", kind="distributed")
+def largest_singular(
+    a: Spec, *, k: int, tolerance: float, steps: int, seed: int
+) -> tuple[Spec, ...]:
+    """U, s and Vᵀ for the `k` largest singular values, and a bound for the error of each."""
+    if a.rank != 2 or not 0 < k <= min(a.shape):
+        refuse_shape(f"a matrix with at least {k} rows and columns, and k from 1 on")
+    part = part_of(a.dtype)
+    m, n = a.shape
+    return Spec((m, k), a.dtype), Spec((k,), part), Spec((k, n), a.dtype), Spec((k,), float64)
+
+
+@op("halo", kind="distributed")
+def halo(
+    *inputs: Spec,
+    axis: int,
+    cuts: tuple[int, ...],
+    wanted: tuple[tuple[int, int], ...],
+    peers: tuple[int, ...],
+    rank: int,
+    number: int,
+) -> tuple[Spec, ...]:
+    """A rank's part of an axis with what it wants beside it, and a token: `peers` have the parts
+    between `cuts`, and get `wanted`. A rank that is none of them keeps what it has."""
+    shape = list(inputs[0].shape)
+    if rank in peers:
+        begin, end = wanted[peers.index(rank)]
+        shape[axis] = end - begin
+    return Spec(tuple(shape), inputs[0].dtype), TOKEN

@@ -116,7 +116,9 @@ class Case:
         if self.communicator is None:
             done = dict(enumerate(run_virtual_ranks(self.ranks, work)))
             foretold = sum(move.nbytes for move in done[0][1].moves)
-            assert sum(each[2] for each in done.values()) == foretold
+            if all(each.op.name != "spmd" for each in topological(done[0][1].roots)):
+                # What algorithms send is a matter of their own.
+                assert sum(each[2] for each in done.values()) == foretold
         else:
             done = {self.communicator.rank: work(self.communicator)}
         (layout,) = {each[1].layouts[0] for each in done.values()}
