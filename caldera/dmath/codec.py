@@ -32,6 +32,14 @@ RECORDS: dict[str, Any] = {
     kind.__name__: kind for kind in (Spec, Message, AxisSplit, CartesianLayout, TableLayout)
 }
 """Frozen dataclasses that attributes may be, by name."""
+
+
+def register(kind: type) -> type:
+    """Let a frozen dataclass be sent."""
+    RECORDS[kind.__name__] = kind
+    return kind
+
+
 ROLES = ("tensor", "variable", "input", "array")
 MOST_NODES = 1 << 22
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.graph.node import Node, Symbol
-from caldera.sharding.layout import Layout, replicated
+from caldera.sharding.layout import Layout
+from caldera.sharding.propagation import distribute
 
 
 @dataclass(frozen=True)
 class Lowered:
     """What one rank runs: its outputs, its leaf for each leaf of the program, and the layouts that
-    the outputs have."""
+    the outputs have. `roots` are compiled: with the outputs what keeps ranks to one order."""
 
     outputs: tuple[Node, ...]
     leaves: tuple[Symbol, ...]
     layouts: tuple[Layout, ...]
+    roots: tuple[Node, ...]
 
 
 def lower(
@@ -27,5 +29,8 @@ def lower(
     rank: int,
     ranks: int,
 ) -> Lowered:
-    found = tuple(replicated(node.shape, range(ranks)) for node in outputs)
-    return Lowered(tuple(outputs), tuple(leaves), found)
+    """What a rank runs of a program; the layouts are the same on every rank."""
+    where = dict(zip(leaves, layouts, strict=True))
+    found = distribute(outputs, where, wanted, ranks=ranks, rank=rank)
+    own = tuple(found.leaves[leaf] for leaf in leaves)
+    return Lowered(found.outputs, own, found.layouts, found.roots)

@@ -32,6 +32,7 @@ from caldera.dmath.messages import (
     REPORT_TAG,
     ROOM,
     RUN,
+    UNDEFINE,
     Channel,
     pack_numbers,
     varint,
@@ -114,7 +115,7 @@ class Master(Session):
             pieces = layout.pieces(rank)
             if pieces not in parts:
                 # Ranks that have the same come one after the other.
-                parts = {pieces: np.ascontiguousarray(layout.part_of(array, rank))}
+                parts = {pieces: np.asarray(layout.part_of(array, rank), order="C")}
             part = parts[pieces]
             self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
             self._send(rank, part)
@@ -124,6 +125,10 @@ class Master(Session):
         content = DEFINE + varint(number) + definition.to_bytes()
         for rank in range(self.ranks):
             self._order(rank, content)
+
+    def _undefine(self, number: int) -> None:
+        for rank in range(self.ranks):
+            self._order(rank, UNDEFINE + varint(number))
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         self._look_for_failures()

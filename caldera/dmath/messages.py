@@ -19,7 +19,7 @@ FRAME_BYTES = 64
 _LENGTH = struct.Struct("<I")
 ROOM = FRAME_BYTES - _LENGTH.size
 """Bytes of a message that fit into one frame."""
-DEFINE, RUN, PUT, GET, CALL, RENEW, END = b"d", b"r", b"p", b"g", b"c", b"n", b"e"
+DEFINE, UNDEFINE, RUN, PUT, GET, CALL, RENEW, END = b"d", b"u", b"r", b"p", b"g", b"c", b"n", b"e"
 REPLY, REFUSAL, FAILURE = b"a", b"x", b"f"
 ORDER_TAG, REPORT_TAG, DATA_TAG = 1, 3, 5
 """The rest of a long message has the tag after that of its frame."""

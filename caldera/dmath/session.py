@@ -7,24 +7,29 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from caldera.comm import Communicator, SingleProcess, Traffic
+from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
 from caldera.dmath.handle import Handle
 from caldera.dmath.rank import Definition, Rank
+from caldera.dmath.replicas import CacheCounts, View
 from caldera.dmath.services import SERVICES
 from caldera.errors import ConfigError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.sharding.axis_split import Intervals
 from caldera.sharding.layout import Layout, check_shape, index_of
 from caldera.tensor.dtype import canonical
+
+MOST_PROGRAMS = 512
+"""Programs that ranks keep: of more, those that were not run for the longest time are sent anew."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Known:
 
     number: int
     layouts: tuple[Layout, ...]
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Session(ABC):
         self._process = os.getpid()
         self._is_open = True
         self._arrays = 0
-        self._known: dict[bytes, Known] = {}
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._programs = 0
         self._written: weakref.WeakKeyDictionary[Node, _Written] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
         self._lock = threading.RLock()
@@ -108,9 +115,45 @@ class Session(ABC):
 
     def call(self, service: str, *arguments: Any) -> list[Any]:
         """What a service of `SERVICES` says on each rank."""
+        return self.call_each(service, [arguments] * self.ranks)
+
+    def call_each(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The same, with arguments for each rank."""
         self.check_open()
         with self._lock:
-            return self._call(service, [arguments] * self.ranks)
+            return self._call(service, arguments)
+
+    def new_handle(self, spec: Spec, layout: Layout) -> Handle:
+        """An array that ranks are about to have."""
+        with self._lock:
+            return Handle(self, self._take_numbers(1), spec, layout)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether what is done once is done here."""
+        return True
+
+    def agree(self, text: str) -> str:
+        """The same text wherever the script runs: that of the first."""
+        return text
+
+    def replicate(self, handle: Handle, layout: Layout) -> None:
+        """Begin to bring an array to a second layout, while other things are computed; programs
+        that need it there wait for what is still on its way, and nothing moves then."""
+        self.check_open(handle)
+        view = View(handle.layout, layout, handle.spec.dtype)
+        self.call("fetch", handle.number, view)
+
+    @property
+    def cache(self) -> CacheCounts:
+        """What was kept of what ranks have seen of each other's parts, and how often that helped:
+        bytes on all ranks, kept bytes of the one with the most."""
+        counts = [CacheCounts(*each) for each in self.call("cache")]
+        return replace(counts[0], nbytes=max(each.nbytes for each in counts))
+
+    def limit_cache(self, nbytes: int) -> None:
+        """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
+        self.call("limit_cache", nbytes)
 
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
@@ -160,6 +203,9 @@ class Session(ABC):
     def _define(self, number: int, definition: Definition) -> None: ...
 
     @abstractmethod
+    def _undefine(self, number: int) -> None: ...
+
+    @abstractmethod
     def _run(self, program: int, leaves: list[int], first: int) -> None: ...
 
     @abstractmethod
@@ -176,7 +222,9 @@ class Session(ABC):
         before = self._written.get(outputs[0])
         if before is not None and before.wanted == wanted:
             same = zip(before.outputs, outputs, strict=False)
-            if len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same):
+            alike = len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same)
+            if alike and before.known.digest in self._known:
+                self._known.move_to_end(before.known.digest)
                 return before.known, before.leaves
         graph, symbols = encode_graph(outputs)
         leaves = tuple(symbol for symbol in symbols if symbol.role != "array")
@@ -186,10 +234,16 @@ class Session(ABC):
         content = definition.to_bytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known = self._known.get(digest)
-        if known is None:
-            known = Known(len(self._known), definition.lowered(0, self.ranks).layouts)
+        if known is not None:
+            self._known.move_to_end(digest)
+        else:
+            layouts = definition.lowered(0, self.ranks).layouts
+            known = Known(self._programs, layouts, digest)
+            self._programs += 1
             self._define(known.number, definition)
             self._known[digest] = known
+            if len(self._known) > MOST_PROGRAMS:
+                self._undefine(self._known.popitem(last=False)[1].number)
         found = tuple(weakref.ref(node) for node in outputs)
         self._written[outputs[0]] = _Written(found, wanted, known, leaves)
         return known, leaves
@@ -223,11 +277,21 @@ class SpmdSession(Session):
         self.ranks = self._here.communicator.size
         self.traffic = self._here.communicator.traffic
 
+    @property
+    def is_first(self) -> bool:
+        return self._here.communicator.rank == 0
+
+    def agree(self, text: str) -> str:
+        return str(self._here.communicator.bcast_object(text))
+
     def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
         self._here.put(number, layout.part_of(array, self._here.communicator.rank))
 
     def _define(self, number: int, definition: Definition) -> None:
         self._here.define(number, definition)
+
+    def _undefine(self, number: int) -> None:
+        self._here.undefine(number)
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         self._here.free(self._take_forgotten())
@@ -235,7 +299,7 @@ class SpmdSession(Session):
 
     def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
         comm = self._here.communicator
-        mine = np.ascontiguousarray(self._here.part(handle.number).numpy())
+        mine = np.asarray(self._here.part(handle.number).numpy(), order="C")
         sizes = [handle.layout.elements(rank) if rank in ranks else 0 for rank in range(comm.size)]
         everything = np.empty(sum(sizes), mine.dtype)
         own = mine.reshape(-1)[: sizes[comm.rank]]

@@ -11,6 +11,8 @@ import traceback
 
 import numpy as np
 
+from caldera.comm import Traffic
+from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.messages import (
     CALL,
@@ -26,6 +28,7 @@ from caldera.dmath.messages import (
     REPLY,
     REPORT_TAG,
     RUN,
+    UNDEFINE,
     Channel,
     unpack_numbers,
     varint,
@@ -46,12 +49,15 @@ class Worker:
     def __init__(self, team: Team) -> None:
         self._team = team
         self._failed = False
+        self._traffic = Traffic(), Traffic()
         self._join(0)
         self._rank = Rank(self._data)
 
     def _join(self, epoch: int) -> None:
         control, data = self._team.communicators(epoch)
         assert data is not None
+        # What was counted before goes on.
+        control.traffic, data.traffic = self._traffic
         self._control, self._data = control, data
         self._orders, self._reports = Channel(control, ORDER_TAG), Channel(control, REPORT_TAG)
 
@@ -91,6 +97,8 @@ class Worker:
             number = next(varints(content))
             rest = content[len(varint(number)) :]
             self._rank.define(number, Definition.from_bytes(rest))
+        elif kind == UNDEFINE:
+            self._rank.undefine(next(varints(content)))
         elif kind == GET:
             self._get(content)
         elif kind == CALL:
@@ -109,7 +117,7 @@ class Worker:
     def _get(self, content: bytes) -> None:
         serial, number = varints(content)
         try:
-            part = np.ascontiguousarray(self._rank.part(number).numpy())
+            part = np.asarray(self._rank.part(number).numpy(), order="C")
         except CommError as error:
             self._reports.send(0, REFUSAL + varint(serial) + _as_text(error))
             return

@@ -16,20 +16,20 @@ from caldera.tensor.dtype import DType, is_complex
 
 
 @op("place", kind="distributed")
-def _place(x: Spec, *, layout: Layout) -> Spec:
-    if layout.shape != x.shape:
+def _place(x: Spec, *, layout: Layout | None) -> Spec:
+    if layout is not None and layout.shape != x.shape:
         refuse_shape(f"a value of the layout's shape {layout.shape}")
     return x
 
 
 @_place.gradient
-def _(g: Node, y: Node, x: Node, *, layout: Layout) -> Nodes:
+def _(g: Node, y: Node, x: Node, *, layout: Layout | None) -> Nodes:
     # The gradient is where the value is, unless what follows says something else.
     return (place(g, layout),)
 
 
-def place(x: Node, layout: Layout) -> Node:
-    """The same value, in this layout."""
+def place(x: Node, layout: Layout | None) -> Node:
+    """The same value, in this layout; None says that ranks have it, wherever that is best."""
     if is_complex(x.dtype):
         # It never runs as it stands, so nothing has to take complex numbers apart for it.
         return intern(_place, (x,), {"layout": layout}, (_place.infer(x.spec, layout=layout),))

@@ -135,6 +135,7 @@ METRICS: dict[str, Given] = {
         "ConfusionMatrix",
         "Precision",
         "Recall",
+        "AUC",
         "TopK",
         "R2",
         "MeanSquaredError",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.ops.base import broadcast_to, reshape
-from caldera.graph.ops.leaf import array, iota
+from caldera.graph.node import Node
+from caldera.graph.ops.base import broadcast_to, full, reshape
+from caldera.graph.ops.leaf import iota
+from caldera.passes.constants import array_node, value_of
 from caldera.sharding.layout import CartesianLayout, replicated
 from caldera.sharding.ops import random_part
 from caldera.sharding.rules.registry import Lazy, rule
@@ -25,11 +26,9 @@ def _free(layout: CartesianLayout) -> float:
     return 0.0
 
 
-def array_leaf(values: np.ndarray) -> Node:
+def constant_array(values: np.ndarray) -> Node:
     """A constant array as a node."""
-    spec = Spec(values.shape, values.dtype)
-    node: Node = array(symbol=Symbol("", spec, "array", np.ascontiguousarray(values)))
-    return node
+    return array_node(values) if values.size else full(values.shape, 0, values.dtype)
 
 
 @rule("constant")
@@ -39,12 +38,12 @@ def _(graph: Propagation, node: Node) -> Lazy:
 
 @rule("array")
 def _(graph: Propagation, node: Node) -> Lazy:
-    values = node.attrs["symbol"].value
+    values = value_of(node)
 
     def make(layout: CartesianLayout) -> Node:
         if layout.is_replicated:
             return node
-        return array_leaf(layout.part_of(values, graph.rank))
+        return constant_array(layout.part_of(values, graph.rank))
 
     return Lazy(make, _free)
 
@@ -68,7 +67,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
         if layout.splits[axis] is None:
             made: Node = iota(shape=local, axis=axis, dtype=dtype)
             return made
-        numbers = array_leaf(layout.axis_indices(graph.rank, axis).astype(dtype))
+        numbers = constant_array(layout.axis_indices(graph.rank, axis).astype(dtype))
         line = tuple(n if i == axis else 1 for i, n in enumerate(local))
         return broadcast_to(reshape(numbers, line), local)
 

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 @rule("place")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
     """What a user asks for. A wider dtype is made where the value arrives."""
     (x,) = node.inputs
-    layout: Layout = node.attrs["layout"]
+    layout: Layout | None = node.attrs["layout"]
+    if layout is None:
+        lazy = graph.value(x).lazy
+        return lazy or [_one(node, graph.layout(x), graph.layout(x), lambda part: part)]
     where = (Placement(layout),)
     widens = x.op.name == "cast" and x.dtype.itemsize > x.inputs[0].dtype.itemsize
     if widens and x.inputs[0].dtype.kind != "b" and x.shape == x.inputs[0].shape:

@@ -283,3 +283,13 @@ def test_threads_of_the_program_may_use_one_session(master: Master) -> None:
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(4), True)
+
+
+def test_programs_that_were_not_run_for_long_are_sent_anew(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caldera.dmath.session.MOST_PROGRAMS", 2)
+    x = leaf(everywhere(session, A))
+    programs = [(x * float(n)).node for n in range(4)]
+    for n in (0, 1, 2, 3, 0, 3, 1):
+        np.testing.assert_array_equal(session.get(session.run([programs[n]])[0]), A * n)
