@@ -29,14 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from caldera import search
+from caldera.search.record import import_optuna
 
 SECONDS = 0.5
 Study = Callable[[int, int, Path], int]
 """Runs trials on workers in a folder; how many were done."""
 
 
-def caldera(kind: str) -> Study:
-    """Ours, in processes or threads."""
+def caldera(kind: str, method: str = "tpe") -> Study:
+    """Ours, in processes or threads; random search shows what is ours of the master's cost, and TPE
+    what Optuna's sampler adds."""
 
     def run(workers: int, trials: int, folder: Path) -> int:
         def sleeping(x: float, y: float) -> float:
@@ -45,7 +47,7 @@ def caldera(kind: str) -> Study:
 
         space = {"x": search.uniform(-5, 5), "y": search.uniform(-5, 5)}
         study = search.run(
-            sleeping, space, method="tpe", trials=trials, workers=f"{kind}:{workers}",
+            sleeping, space, method=method, trials=trials, workers=f"{kind}:{workers}",
             folder=folder, verbose=0,
         )  # fmt: skip
         return study.counts()["done"]
@@ -109,7 +111,11 @@ def ray_tune(workers: int, trials: int, folder: Path) -> int:
 
 def contestants(workers: int) -> dict[str, Study]:
     """Those that are installed."""
-    found = {"caldera, processes": caldera("processes"), "caldera, threads": caldera("threads")}
+    found = {
+        "caldera, random": caldera("processes", "random"),
+        "caldera, TPE": caldera("processes"),
+        "caldera, TPE, threads": caldera("threads"),
+    }
     if find_spec("joblib"):
         found[f"joblib {version('joblib')} + Optuna {version('optuna')}"] = joblib_and_optuna
     if find_spec("ray"):
@@ -123,6 +129,7 @@ def contestants(workers: int) -> dict[str, Study]:
 
 def race(workers: int, trials: int, rounds: int) -> None:
     """All contestants in turns."""
+    import_optuna()
     found = contestants(workers)
     ideal = trials * SECONDS / workers
     print(f"{trials} trials of {SECONDS:g} s on {workers} workers: {ideal:.1f} s if nothing cost")
@@ -142,10 +149,8 @@ def race(workers: int, trials: int, rounds: int) -> None:
 
 def kill(kills: int) -> None:
     """A study that is killed again and again."""
-    from caldera.search.record import import_optuna
     from tests.unit.search import test_kills
 
-    import_optuna()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = test_kills.kill_again_and_again(folder, kills, trials=400)

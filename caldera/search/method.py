@@ -70,6 +70,9 @@ class Method(Configurable):
     True
     """
 
+    asks_ahead: ClassVar[bool] = False
+    """Whether it takes so long to propose a trial that the next one is asked for while all workers
+    are busy, without the results that come meanwhile."""
     ends: ClassVar[bool] = False
     """Whether it comes to an end by itself."""
     saves: ClassVar[bool] = False

@@ -104,6 +104,11 @@ class Scheduler:
         self._announce("trial_begins", trial)
         return trial.task(self._best)
 
+    def prepare(self) -> None:
+        """While all workers are busy: have the next trial ready for the first that is free."""
+        if self.method.asks_ahead and not self._queue:
+            self._proposed()
+
     def report(self, number: int, row: Row) -> str:
         """A running trial reports a step; the reason why it should stop, or nothing."""
         trial = self.study.trials[number]

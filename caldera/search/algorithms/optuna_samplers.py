@@ -29,6 +29,7 @@ _CONSTRAINT = "constraint"
 class OptunaMethod(Method):
     """A sampler of Optuna's; a subclass says which."""
 
+    asks_ahead = True
     has_state: ClassVar[bool] = False
     """Whether it goes by what it asked for before, and not only by the results of trials."""
     takes_several: ClassVar[bool] = True

@@ -62,6 +62,8 @@ class Dispatcher:
             size = len(self._pool.members)
             while not (self._nothing_new and not self._pool.busy):
                 self._check_that_workers_live(size)
+                if size > 1 and not self._pool.idle:
+                    self._scheduler.prepare()
                 with interrupts.allowed():
                     self._pool.wait(self._looks_every)
                 for said in self._pool.said():

@@ -66,6 +66,31 @@ def test_a_decision_to_stop_reaches_a_trial_that_does_not_wait_for_it(workers: i
     assert "after step 3" in study.trials[1].reason
 
 
+class AskedAhead(search.Method):
+    """Takes long to propose, as it says."""
+
+    asks_ahead = True
+
+    def __init__(self) -> None:
+        self.thrice = threading.Event()
+
+    def ask(self, number: int) -> search.Proposal:
+        if number >= 2:
+            self.thrice.set()
+        return search.Proposal({"x": number})
+
+
+def test_the_next_trial_is_ready_before_a_worker_is_free() -> None:
+    method = AskedAhead()
+
+    def waits(x: int) -> float:
+        # Two workers have a trial each, and wait until a third one was asked for.
+        return float(method.thrice.wait(30))
+
+    study = search.run(waits, GRID, method=method, trials=4, workers="threads:2", verbose=0)
+    assert [trial.value for trial in study.trials] == [1.0] * 4
+
+
 def test_a_trial_may_raise_leave_or_die_and_the_study_goes_on() -> None:
     def deadly(x: int) -> float:
         if x == 1:
