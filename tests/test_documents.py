@@ -15,10 +15,11 @@ from caldera.graph.opdef import OPS
 from caldera.kernels.reference import FUNCTIONS
 from caldera.kernels.table import TABLE
 from caldera.memory import devices
+from caldera.search.method import methods as search_methods
 from tests.markdown_blocks import Block, blocks
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ("layer", "kernel", "strategy", "device", "command")
+RECIPES = ("layer", "kernel", "strategy", "search method", "device", "command")
 
 
 def _blocks(name: str) -> list[str]:
@@ -65,6 +66,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(devices, "_devices", dict(devices._devices))
     monkeypatch.setattr(devices, "_makers", dict(devices._makers))
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
+    monkeypatch.setattr(search_methods, "_entries", dict(search_methods._entries))
     before = {key: list(row) for key, row in TABLE._kernels.items()}
     yield
     TABLE._kernels = before

@@ -32,10 +32,10 @@ FLOORS = {
     2: ("memory",),
     3: ("tensor", "comm", "graph", "io"),
     4: ("passes", "kernels", "draw"),
-    5: ("plan", "compress"),
+    5: ("plan", "compress", "sharding"),
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel"),
+    8: ("train", "parallel", "dmath"),
     9: ("planner", "bench", "onnx", "search", "sklearn", "report"),
     10: ("cli",),
 }

@@ -32,7 +32,7 @@ def find_commands() -> dict[str, Command]:
     """The commands by name, in the order of the help text.
 
     >>> list(find_commands())[:2]
-    ['train', 'eval']
+    ['train', 'search']
     """
     modules = [
         import_module(f"{commands.__name__}.{found.name}")

@@ -38,20 +38,24 @@ def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:
     Traceback (most recent call last):
     caldera.errors.ConfigError: recipe.toml: got unknown key 'epoch'; did you mean 'epochs'?
     """
+    return checked_options(read_toml(path, "epochs = 5"), Path(path).name)
+
+
+def read_toml(path: str | PathLike[str], example: str) -> dict[str, Any]:
+    """What a recipe file holds; `example` is a line as it should have, for those that are wrong."""
     name = Path(path).name
     if Path(path).suffix.lower() in (".csv", ".npz", ".caldera"):
         kind = "a model" if Path(path).suffix.lower() == ".caldera" else "data"
         hint = f"train on it with --data {path}" if kind == "data" else "see caldera eval --help"
         raise ConfigError.build(name, expected="a recipe.toml", got=kind, hint=hint)
     try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError.build(name, expected=f"a recipe at {path}", got="no such file") from None
     except OSError as error:
         raise DataError.build(name, expected="a file to read", got=str(error)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError.build(name, expected="TOML, as in epochs = 5", got=str(error)) from None
-    return checked_options(found, name)
+        raise ConfigError.build(name, expected=f"TOML, as in {example}", got=str(error)) from None
 
 
 def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:

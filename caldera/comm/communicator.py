@@ -213,6 +213,25 @@ class Communicator(PointToPoint):
             hint="Open MPI 5, started by caldera run --survive",
         )  # fmt: skip
 
+    def Revoke(self, reason: str) -> None:
+        """Release all ranks that wait in this communicator, or in one that was made of it: they
+        raise, and it is of no use afterwards. One rank calls it, when it cannot go on.
+
+        >>> import numpy as np
+        >>> from caldera.comm import run_virtual_ranks
+        >>> def work(comm):
+        ...     if comm.rank == 0:
+        ...         comm.Revoke("the disk is full")
+        ...     comm.Recv(np.empty(1), 0)
+        >>> run_virtual_ranks(2, work)
+        Traceback (most recent call last):
+        caldera.errors.CommError: the disk is full
+        """
+        raise CommError.build(
+            f"Revoke of {self.name}", expected="a communicator that can be revoked",
+            got=self.describe().splitlines()[0], hint=reason,
+        )  # fmt: skip
+
     def along(self, axis: str) -> Communicator:
         """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.
 

@@ -1,4 +1,4 @@
-"""Messages between threads of one process, matched as MPI matches them."""
+"""Messages that have arrived, matched as MPI matches them with those who wait for them."""
 
 from __future__ import annotations
 
@@ -37,47 +37,60 @@ class JobFailure:
             with door:
                 door.notify_all()
 
+    def check(self) -> None:
+        """Raise if a rank has failed."""
+        if self.first is not None:
+            rank, error = self.first
+            raise CommError.build(
+                "this rank", got=f"the news that rank {rank} failed: {error!r}",
+                hint="its error is the cause",
+            ) from error  # fmt: skip
 
-class _Receive(Request):
+
+class Receive(Request):
     """A message that somebody is waiting for."""
 
     def __init__(
-        self, owner: Mailboxes, rank: int, buffer: np.ndarray, source: int, tag: int, shorter: bool
+        self, owner: Inbox, buffer: np.ndarray, source: int, tag: int, shorter: bool
     ) -> None:
         self.buffer = buffer
         self.wanted = source
         self.tag = tag
-        self.shorter = shorter
         self.done = False
         self.error: CommError | None = None
+        self._shorter = shorter
         self._owner = owner
-        self._rank = rank
 
     def matches(self, source: int, tag: int) -> bool:
         """Whether a message is what this one waits for."""
         return tag == self.tag and self.wanted in (source, _ANY)
 
-    def take(self, source: int, payload: np.ndarray) -> None:
-        """Put a message into the buffer; a wrong length is the receiver's error."""
-        self.source, self.received = source, payload.nbytes
+    def place(self, source: int, nbytes: int) -> np.ndarray | None:
+        """Where a message of so many bytes goes; a wrong length is the receiver's error."""
+        self.source, self.received = source, nbytes
         capacity = self.buffer.nbytes
-        if payload.nbytes == capacity or (self.shorter and payload.nbytes < capacity):
-            _bytes_of(self.buffer)[: payload.nbytes] = payload
-        else:
-            self.error = CommError.build(
-                f"rank {self._rank} receiving from rank {source} with tag {self.tag}",
-                expected=f"{self.buffer.nbytes} bytes", got=str(payload.nbytes),
-            )  # fmt: skip
-        self.done = True
+        if nbytes == capacity or (self._shorter and nbytes < capacity):
+            return bytes_of(self.buffer)[:nbytes]
+        self.error = CommError.build(
+            f"rank {self._owner.rank} receiving from rank {source} with tag {self.tag}",
+            expected=f"{self.buffer.nbytes} bytes", got=str(nbytes),
+        )  # fmt: skip
+        return None
+
+    def take(self, source: int, payload: np.ndarray) -> None:
+        """Put a message into the buffer."""
+        place = self.place(source, payload.nbytes)
+        if place is not None:
+            np.copyto(place, payload)
 
     def wait(self) -> None:
         if not self.done:
-            self._owner.wait_for(self._rank, self)
+            self._owner.wait_for(self)
         if self.error is not None:
             raise self.error
 
     def test(self) -> bool:
-        self._owner.check()
+        self._owner.failure.check()
         if self.done:
             self.wait()
         return self.done
@@ -87,69 +100,113 @@ class _Receive(Request):
         return f"a message from {sender} with tag {self.tag}"
 
 
-class Mailboxes:
-    """One box a rank. A message is copied when it is sent, so that sending never waits."""
+class Inbox:
+    """What has arrived for one rank and nobody has taken yet, and who waits for what.
 
-    def __init__(self, size: int, failure: JobFailure) -> None:
-        self._failure = failure
-        self._doors = [threading.Condition() for _ in range(size)]
-        self._unread: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(size)]
-        self._expected: list[list[_Receive]] = [[] for _ in range(size)]
+    `timeout_s` says how long anybody waits; then `missing(rank, what)` is the error.
+    """
+
+    def __init__(self, rank: int, failure: JobFailure) -> None:
+        self.rank = rank
+        self.failure = failure
         self.timeout_s = 60.0
         self.missing: Callable[[int, str], CommError] = _nobody
-        for door in self._doors:
-            failure.watch(door)
+        self._door = threading.Condition()
+        self._unread: list[tuple[int, int, np.ndarray, Callable[[], None]]] = []
+        self._expected: list[Receive] = []
+        failure.watch(self._door)
+
+    def claim(self, source: int, tag: int) -> Receive | None:
+        """The first who waits for such a message: who claims it fills it, then says `finished`."""
+        with self._door:
+            return self._claimed(source, tag)
+
+    def _claimed(self, source: int, tag: int) -> Receive | None:
+        for receive in self._expected:
+            if receive.matches(source, tag):
+                self._expected.remove(receive)
+                return receive
+        return None
+
+    def finished(self, receive: Receive) -> None:
+        """A message that was claimed is where it belongs."""
+        with self._door:
+            receive.done = True
+            self._door.notify_all()
+
+    def deliver(
+        self, source: int, tag: int, payload: np.ndarray, taken: Callable[[], None] | None = None
+    ) -> None:
+        """Hand a message to whoever waits for it, or leave it here.
+
+        Without `taken` it is copied if it stays; with it, it stays as it is until that is called.
+        """
+        with self._door:
+            receive = self._claimed(source, tag)
+            if receive is None:
+                kept = payload.copy() if taken is None else payload
+                self._unread.append((source, tag, kept, taken or _nothing))
+                return
+        # Long messages take time to copy, and others may arrive meanwhile.
+        receive.take(source, payload)
+        self.finished(receive)
+        if taken is not None:
+            taken()
+
+    def receive(self, buffer: np.ndarray, source: int, tag: int, shorter: bool) -> Request:
+        """A message from the box, or a place in the queue of those who wait."""
+        request = Receive(self, buffer, source, tag, shorter)
+        with self._door:
+            found = (i for i, each in enumerate(self._unread) if request.matches(each[0], each[1]))
+            index = next(found, None)
+            if index is None:
+                self._expected.append(request)
+                return request
+            sender, _, payload, taken = self._unread.pop(index)
+        request.take(sender, payload)
+        request.done = True
+        taken()
+        return request
+
+    def belongs_to(self, rank: int, failure: JobFailure) -> None:
+        """Whose it is, for a box that messages have come to before."""
+        self.rank, self.failure = rank, failure
+        failure.watch(self._door)
+
+    def wait_for(self, request: Receive) -> None:
+        """Wait for a message, but not for ever and not for the dead."""
+        until = time.monotonic() + self.timeout_s
+        with self._door:
+            while not request.done:
+                self.failure.check()
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._door.wait(left)
+        if not request.done:
+            raise self.missing(self.rank, str(request))
+
+
+class Mailboxes:
+    """One box a rank, for threads of one process. A message is copied when it is sent, so that
+    sending never waits."""
+
+    def __init__(self, size: int, failure: JobFailure) -> None:
+        self.boxes = [Inbox(rank, failure) for rank in range(size)]
+        self._failure = failure
 
     def send(self, source: int, dest: int, tag: int, buffer: np.ndarray) -> Request:
         """Hand a message to whoever waits for it, or leave it in the box."""
-        self.check()
-        payload = _bytes_of(buffer)
-        with self._doors[dest]:
-            for receive in self._expected[dest]:
-                if receive.matches(source, tag):
-                    self._expected[dest].remove(receive)
-                    receive.take(source, payload)
-                    self._doors[dest].notify_all()
-                    return Done()
-            self._unread[dest].append((source, tag, payload.copy()))
+        self._failure.check()
+        self.boxes[dest].deliver(source, tag, bytes_of(buffer))
         return Done()
 
     def receive(
         self, rank: int, buffer: np.ndarray, source: int, tag: int, shorter: bool
     ) -> Request:
         """A message from the box, or a place in the queue of those who wait."""
-        self.check()
-        request = _Receive(self, rank, buffer, source, tag, shorter)
-        with self._doors[rank]:
-            for index, (sender, its_tag, payload) in enumerate(self._unread[rank]):
-                if request.matches(sender, its_tag):
-                    del self._unread[rank][index]
-                    request.take(sender, payload)
-                    return request
-            self._expected[rank].append(request)
-        return request
-
-    def wait_for(self, rank: int, request: _Receive) -> None:
-        """Wait for a message, but not for ever and not for the dead."""
-        until = time.monotonic() + self.timeout_s
-        with self._doors[rank]:
-            while not request.done:
-                self.check()
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                self._doors[rank].wait(left)
-        if not request.done:
-            raise self.missing(rank, str(request))
-
-    def check(self) -> None:
-        """Raise if a rank has failed."""
-        if self._failure.first is not None:
-            rank, error = self._failure.first
-            raise CommError.build(
-                "this rank", got=f"the news that rank {rank} failed: {error!r}",
-                hint="its error is the cause",
-            ) from error  # fmt: skip
+        self._failure.check()
+        return self.boxes[rank].receive(buffer, source, tag, shorter)
 
 
 def _nobody(rank: int, wanted: str) -> CommError:
@@ -159,5 +216,10 @@ def _nobody(rank: int, wanted: str) -> CommError:
     )  # fmt: skip
 
 
-def _bytes_of(buffer: np.ndarray) -> np.ndarray:
+def _nothing() -> None:
+    return
+
+
+def bytes_of(buffer: np.ndarray) -> np.ndarray:
+    """The bytes of a contiguous array, without a copy."""
     return buffer.reshape(-1).view(np.uint8)

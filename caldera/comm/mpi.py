@@ -67,6 +67,7 @@ class MpiCommunicator(Communicator):
     """
 
     name = "MPI"
+    waits_busily = True
 
     def __init__(
         self,

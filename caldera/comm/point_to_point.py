@@ -32,6 +32,8 @@ class PointToPoint(ABC):
 
     name: str
     segment_bytes = SEGMENT_BYTES
+    waits_busily = False
+    """Whether who waits for a message keeps a core busy meanwhile."""
 
     def __init__(self, rank: int, size: int, traffic: Traffic | None = None) -> None:
         self.rank = rank

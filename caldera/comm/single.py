@@ -27,7 +27,7 @@ class SingleProcess(Communicator):
         super().__init__(0, 1, traffic)
         self._boxes = Mailboxes(1, JobFailure())
         # Nobody else can send: a message that is not there never comes.
-        self._boxes.timeout_s = 0.0
+        self._boxes.boxes[0].timeout_s = 0.0
 
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
         return self._boxes.send(0, dest, tag, buffer)
@@ -42,6 +42,10 @@ class SingleProcess(Communicator):
 
     def _dup(self) -> Communicator:
         return SingleProcess(self.traffic)
+
+    def Revoke(self, reason: str) -> None:
+        # Nobody else waits.
+        return
 
     def _broadcast(self, buffer: np.ndarray, root: int) -> None:
         return

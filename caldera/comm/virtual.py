@@ -25,14 +25,21 @@ class _Group:
     """What the ranks of one communicator share."""
 
     def __init__(
-        self, members: list[int], nodes: Sequence[int], failure: JobFailure, threads: dict[int, int]
+        self,
+        members: list[int],
+        nodes: Sequence[int],
+        failure: JobFailure,
+        threads: dict[int, int],
+        timeout_s: float,
     ) -> None:
         self.members = members
         self.nodes = nodes
         self.boxes = Mailboxes(len(members), failure)
-        self.boxes.timeout_s = TIMEOUT_S
-        self.boxes.missing = self._missing
-        self._failure = failure
+        for box in self.boxes.boxes:
+            box.timeout_s = timeout_s
+            box.missing = self._missing
+        self.failure = failure
+        self._timeout_s = timeout_s
         self._threads = threads
         self._lock = threading.Lock()
         self._made: dict[object, _Group] = {}
@@ -41,7 +48,9 @@ class _Group:
         """The group of that key: made by the first rank that asks, found by the others."""
         with self._lock:
             if key not in self._made:
-                self._made[key] = _Group(members, self.nodes, self._failure, self._threads)
+                self._made[key] = _Group(
+                    members, self.nodes, self.failure, self._threads, self._timeout_s
+                )
             return self._made[key]
 
     def _missing(self, rank: int, wanted: str) -> CommError:
@@ -52,7 +61,7 @@ class _Group:
         ]
         return CommError.build(
             f"rank {self.members[rank]}", expected=wanted,
-            got=f"none after {self.boxes.timeout_s:g} s: " + "; ".join(others),
+            got=f"none after {self._timeout_s:g} s: " + "; ".join(others),
             hint="every rank must call the same collectives in the same order",
         )  # fmt: skip
 
@@ -104,6 +113,24 @@ class VirtualRank(Communicator):
             self._background = VirtualRank(self.rank, group, self.traffic)
         return self._background
 
+    def Revoke(self, reason: str) -> None:
+        self._group.failure.fail(self.rank, CommError(reason))
+
+
+def virtual_ranks(size: int) -> list[VirtualRank]:
+    """Ranks for threads that the caller starts, and that may wait for each other for ever.
+
+    >>> import numpy as np
+    >>> from caldera.comm.virtual import virtual_ranks
+    >>> first, second = virtual_ranks(2)
+    >>> first.Send(np.ones(2), 1)
+    >>> here = np.empty(2)
+    >>> second.Recv(here, 0)
+    0
+    """
+    group = _Group(list(range(size)), [0] * size, JobFailure(), {}, threading.TIMEOUT_MAX)
+    return [VirtualRank(rank, group) for rank in range(size)]
+
 
 MOST_RANKS = 4096
 """Threads that one process may be."""
@@ -127,7 +154,7 @@ def run_virtual_ranks(
     failure = JobFailure()
     idents: dict[int, int] = {}
     machines = [0] * size if nodes is None else list(nodes)
-    group = _Group(list(range(size)), machines, failure, idents)
+    group = _Group(list(range(size)), machines, failure, idents, TIMEOUT_S)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:

@@ -36,6 +36,10 @@ class Axis:
         """Whether the value has a place on the axis."""
         return math.isfinite(value) and (value > 0 or not self.log)
 
+    def said(self, value: float) -> str:
+        """A value on the axis as text."""
+        return f"{value:g}"
+
     def labels(self) -> list[str]:
         """The texts of the ticks, all with as many digits as they need to differ."""
         if self.log:
@@ -45,6 +49,32 @@ class Axis:
         if largest and not 1e-4 <= largest < 1e6:
             return [f"{tick:.{_digits(step / largest) + 1}g}" for tick in self.ticks]
         return [f"{tick:.{_digits(step)}f}" for tick in self.ticks]
+
+
+@dataclass(frozen=True)
+class NameAxis(Axis):
+    """Names in a row; the value of the first is 0, of the next 1, and so on.
+
+    >>> axis = name_axis(["relu", "tanh"])
+    >>> axis.labels(), axis.place(0.5)
+    (['relu', 'tanh'], 0.5)
+    """
+
+    names: tuple[str, ...] = ()
+
+    def said(self, value: float) -> str:
+        """The nearest name."""
+        return self.names[min(max(round(value), 0), len(self.names) - 1)]
+
+    def labels(self) -> list[str]:
+        """The names."""
+        return list(self.names)
+
+
+def name_axis(names: Sequence[str]) -> NameAxis:
+    """An axis of these names, with half a place before the first and after the last."""
+    count = max(len(names), 1)
+    return NameAxis(-0.5, count - 0.5, tuple(map(float, range(len(names)))), names=tuple(names))
 
 
 def axis_of(

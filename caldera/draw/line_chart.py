@@ -43,6 +43,8 @@ class Line:
     """The text at its end."""
     ring: Point | None = None
     """A point to draw a ring around: the best one, say."""
+    thin: bool = False
+    """Whether it is one of many: pale, without dots, and named only where it is under the mouse."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,10 @@ def _legend(chart: LineChart) -> str:
     for row, entries in enumerate(_legend_rows(chart)):
         y = 46 + _ROW * row
         for x, line in entries:
-            parts.append(_stroke(f"M{number(x)} {number(y)}h22", line))
+            if line.dots_only:
+                parts.append(element("circle", cx=x + 11, cy=y, r=3.2, fill=line.colour))
+            else:
+                parts.append(_stroke(f"M{number(x)} {number(y)}h22", line))
             parts.append(_small(line.label, x + _KEY, y + 4, "start", TEXT))
     return "".join(parts)
 
@@ -208,16 +213,23 @@ def _note(chart: LineChart) -> str:
 
 
 def _stroke(route: str, line: Line) -> str:
-    dash = {"stroke_dasharray": "5 4"} if line.dashed else {}
+    more: dict[str, object] = {"stroke_dasharray": "5 4"} if line.dashed else {}
+    if line.thin:
+        more["stroke_opacity"] = 0.45
     return element(
-        "path", d=route, fill="none", stroke=line.colour, stroke_width=2, stroke_linejoin="round",
-        stroke_linecap="butt" if line.dashed else "round", **dash,
+        "path", d=route, fill="none", stroke=line.colour, stroke_width=1 if line.thin else 2,
+        stroke_linejoin="round", stroke_linecap="butt" if line.dashed else "round", **more,
     )  # fmt: skip
 
 
 def _line(line: Line, chart: LineChart) -> str:
     parts = []
     runs = _runs(line, chart)
+    if line.thin:
+        # A point alone is a line to itself: its round ends are a dot.
+        routes = [[*run, run[-1]] if len(run) == 1 else run for run in runs]
+        route = "".join("M" + "L".join(f"{number(x)} {number(y)}" for x, y in r) for r in routes)
+        return element("g", _stroke(route, line), element("title", safe(line.label)))
     for run in runs:
         route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
         if not line.dots_only:
@@ -273,7 +285,8 @@ def _hint(point: Point, line: Line, chart: LineChart) -> str:
 
 
 def _title(point: Point, line: Line, chart: LineChart) -> str:
-    return element("title", safe(f"{line.label}, {chart.x_label} {point[0]:g}: {point[1]:.6g}"))
+    x = chart.x_axis.said(point[0])
+    return element("title", safe(f"{line.label}, {chart.x_label} {x}: {point[1]:.6g}"))
 
 
 def _end_labels(chart: LineChart) -> str:

@@ -25,8 +25,9 @@ from caldera.graph.complex_support import TAKES_COMPLEX
 from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
 
 Kind = Literal[
-    "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control", "other"
-]
+    "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control",
+    "distributed", "other",
+]  # fmt: skip
 Nodes = tuple[Node, ...]
 InferRule = Callable[..., Any]
 GradientRule = Callable[..., tuple[Node | None, ...]]
@@ -79,7 +80,8 @@ def location(name: str) -> str:
 class Op:
     """An operation; see the module's text. Facts a pass or a kernel may rely on:
 
-    - `kind`: what family of loops it is. Element-wise ops broadcast their inputs as NumPy does.
+    - `kind`: what family of loops it is. Element-wise ops broadcast their inputs as NumPy does. A
+      "distributed" one is about arrays that ranks have parts of (see `caldera.sharding`).
     - `commutative`: the two inputs may be exchanged.
     - `differentiable`: False where a derivative makes no sense; asking for one is an error.
     """

@@ -12,6 +12,7 @@ from caldera.io.numpy_files import load_npy, load_npz, map_npy, save_npy, save_n
 from caldera.io.safetensors_files import (
     load_safetensors,
     load_safetensors_metadata,
+    map_safetensors,
     save_safetensors,
 )
 
@@ -21,6 +22,7 @@ __all__ = [
     "load_safetensors",
     "load_safetensors_metadata",
     "map_npy",
+    "map_safetensors",
     "read_csv",
     "save_npy",
     "save_npz",

@@ -13,10 +13,12 @@ import sys
 from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.io.files import (
+    PathLike,
     Source,
     array_to_save,
     bytes_of,
@@ -135,6 +137,30 @@ def load_safetensors(path: Source) -> dict[str, Tensor]:
                 elements[...] = little_endian(elements)
             tensors[name] = tensor
         return tensors
+
+
+def map_safetensors(path: PathLike) -> dict[str, NDArray[Any]]:
+    """The tensors of a file as arrays that stay there: only what is read is brought to memory.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.safetensors"
+    >>> cd.io.save_safetensors(path, {"w": cd.tensor([1.5, 2, 3])})
+    >>> cd.io.map_safetensors(path)["w"][1:].tolist()
+    [2.0, 3.0]
+    """
+    where = named("map_safetensors", path)
+    with opened(path, "rb", where) as file:
+        header = _read_header(file, where)
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, (dtype, shape, begin, _) in header.entries.items():
+            if not size(shape):
+                arrays[name] = np.zeros(shape, dtype)
+                continue
+            stored = dtype.newbyteorder("<") if sys.byteorder == "big" else dtype
+            start = header.data_start + begin
+            arrays[name] = np.memmap(file, stored, "r", start, shape).view(np.ndarray)
+        return arrays
 
 
 def load_safetensors_metadata(path: Source) -> dict[str, str]:

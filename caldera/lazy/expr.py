@@ -57,6 +57,10 @@ class Expr:
 
     __slots__ = ("__weakref__", "_plan", "node")
 
+    def __new__(cls, node: Node) -> Expr:
+        """What is computed from the leaves of some kind of expression is of that kind, too."""
+        return super().__new__(_kind_of(node) if cls is Expr and _kinds else cls)
+
     def __init__(self, node: Node) -> None:
         self.node = node
         # Which plans are kept is not decided here: there may be many expressions.
@@ -268,6 +272,32 @@ class Expr:
     __hash__ = object.__hash__
     # NumPy must leave `array + expression` to us, instead of taking the expression apart.
     __array_ufunc__ = None
+
+
+_kinds: dict[type[Expr], Callable[[Node], bool]] = {}
+_known_kinds: weakref.WeakKeyDictionary[Node, type[Expr]] = weakref.WeakKeyDictionary()
+
+
+def add_kind(kind: type[Expr], is_leaf: Callable[[Node], bool]) -> None:
+    """Expressions that depend on a node of which `is_leaf` is true are objects of this class."""
+    _kinds[kind] = is_leaf
+    _known_kinds.clear()
+
+
+def _kind_of(node: Node) -> type[Expr]:
+    waiting = [node]
+    while waiting:
+        each = waiting[-1]
+        unknown = [given for given in each.inputs if given not in _known_kinds]
+        if unknown and each not in _known_kinds:
+            waiting += unknown
+            continue
+        waiting.pop()
+        if each not in _known_kinds:
+            own = [kind for kind, is_leaf in _kinds.items() if is_leaf(each)]
+            own += [_known_kinds[given] for given in each.inputs]
+            _known_kinds[each] = next((kind for kind in own if kind is not Expr), Expr)
+    return _known_kinds[node]
 
 
 class At:

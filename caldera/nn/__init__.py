@@ -50,7 +50,7 @@ from caldera.nn.basic import (
 )
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
-from caldera.nn.convolution import Conv1D, Conv2D, ConvTranspose2D, DepthwiseConv2D
+from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -64,12 +64,17 @@ from caldera.nn.normalisation import (
 )
 from caldera.nn.pooling import (
     AdaptiveAveragePool2D,
+    AveragePool1D,
     AveragePool2D,
+    AveragePool3D,
     GlobalAveragePool,
+    MaxPool1D,
     MaxPool2D,
+    MaxPool3D,
     Pooling2D,
+    UpSampling2D,
 )
-from caldera.nn.recurrent import GRU, LSTM, RNN
+from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
@@ -83,14 +88,18 @@ __all__ = [
     "Activation",
     "AdaptiveAveragePool2D",
     "Add",
+    "AveragePool1D",
     "AveragePool2D",
+    "AveragePool3D",
     "BatchNorm",
+    "Bidirectional",
     "Branches",
     "Cell",
     "Concat",
     "Context",
     "Conv1D",
     "Conv2D",
+    "Conv3D",
     "ConvTranspose2D",
     "Dense",
     "DepthwiseConv2D",
@@ -110,7 +119,9 @@ __all__ = [
     "LeakyReLU",
     "LocalResponseNorm",
     "LogSoftmax",
+    "MaxPool1D",
     "MaxPool2D",
+    "MaxPool3D",
     "Mish",
     "MultiHeadAttention",
     "Output",
@@ -129,6 +140,7 @@ __all__ = [
     "Softsign",
     "Tanh",
     "TransformerBlock",
+    "UpSampling2D",
     "activations",
     "context",
     "count_parameters",

@@ -144,7 +144,7 @@ class Dense(Layer):
 
     def __post_init__(self) -> None:
         check_counts("Dense", units=self.units)
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def build(self, x: Expr) -> None:
         if x.ndim < 2:
@@ -159,7 +159,7 @@ class Dense(Layer):
                 f"{self.weight.shape[0]} values on the last axis", f"{x.shape}",
                 "images need nn.Flatten before it" if x.ndim > 2 else "",
             )  # fmt: skip
-        return self._activation(op.linear(x, self.weight, self.offset))
+        return activation_function(self.activation)(op.linear(x, self.weight, self.offset))
 
 
 FullyConnected = Dense
@@ -257,8 +257,9 @@ def named_in_order(
         yield layer.name or fallback.format(index=index, kind=type(layer).__name__), layer
 
 
-def check_layers(where: str, parts: Any) -> list[Layer]:
-    """A list of layers, no two of them with the same name."""
+def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
+    """A list of layers, no two of them with the same name; as a tuple, so that nobody puts another
+    into it unnoticed."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ConfigError.build(where, expected="a list of layers", got=repr(parts))
     found: dict[str, Layer] = {}
@@ -272,7 +273,7 @@ def check_layers(where: str, parts: Any) -> list[Layer]:
             raise ConfigError.build(
                 where, expected="a name of its own for every layer", got=f"two named {layer.name!r}"
             )
-    return list(parts)
+    return tuple(parts)
 
 
 @register

@@ -41,7 +41,7 @@ class Residual(Layer):
                 "Residual", expected="shortcut= a layer or None", got=repr(self.shortcut),
                 hint="put several into nn.Sequential",
             )  # fmt: skip
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def children(self) -> Iterator[tuple[str, Layer]]:
         yield from named_in_order(self.layers)
@@ -58,7 +58,7 @@ class Residual(Layer):
                 f"layers that give the shape of the shortcut, {kept.shape}", f"{y.shape}",
                 "give a shortcut= with the same strides and channels",
             )  # fmt: skip
-        return self._activation(y + kept)
+        return activation_function(self.activation)(y + kept)
 
 
 @register

@@ -1,7 +1,7 @@
-"""Convolutions over images (N, C, H, W) and sequences (N, C, L).
+"""Convolutions over sequences (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W).
 
-`kernel`, `stride` and `dilation` are a number or a pair (vertical, horizontal). `padding` is a
-number, a pair, ((top, bottom), (left, right)), "same" or "valid", as for `op.conv2d`. Weights have
+`kernel`, `stride` and `dilation` are a number or one for each axis. `padding` is a number, a number
+or a pair for each axis, "same" or "valid", as for `op.conv2d`. Weights have
 PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says otherwise, biases with
 0.
 """
@@ -20,6 +20,9 @@ from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.tensor import glorot_uniform
+
+INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
+"""By the number of axes along which windows move."""
 
 
 def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
@@ -42,12 +45,11 @@ class Convolution(Layer):
     fill: Any
 
     def __post_init__(self) -> None:
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def build(self, x: Expr) -> None:
         if x.ndim != 2 + self.axes:
-            layout = "images (N, C, H, W)" if self.axes == 2 else "sequences (N, C, L)"
-            raise self.refuse(layout, f"shape {x.shape}")
+            raise self.refuse(INPUTS[self.axes], f"shape {x.shape}")
         shape, outputs = self.weight_shape(x.shape[1])
         self.weight = self.parameter("weight", shape, fill_or(self.fill, glorot_uniform()))
         self.offset = self.parameter("bias", (outputs,)) if self.bias else None
@@ -64,7 +66,7 @@ class Convolution(Layer):
         y = self.convolve(x)
         if self.offset is not None:
             y = op.bias_add(y, self.offset, axis=1)
-        return self._activation(y)
+        return activation_function(self.activation)(y)
 
     def check_groups(self, groups: int, channels: int, filters: int) -> None:
         """Refuse groups that do not divide the channels or the filters."""
@@ -117,6 +119,22 @@ class Conv2D(Convolution):
 
     def convolve(self, x: Expr) -> Expr:
         return op.conv2d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
+
+
+@register
+@dataclass(eq=False)
+class Conv3D(Conv2D):
+    """Volumes, or films, convolved with `filters` kernels.
+
+    >>> from caldera import nn, op
+    >>> nn.Conv3D(8, 3, padding="same")(op.input("x", (5, 1, 16, 28, 28))).shape
+    (5, 8, 16, 28, 28)
+    """
+
+    axes: ClassVar[int] = 3
+
+    def convolve(self, x: Expr) -> Expr:
+        return op.conv3d(x, self.weight, self.stride, self.padding, self.dilation, self.groups)
 
 
 @register

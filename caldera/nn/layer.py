@@ -35,7 +35,7 @@ from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import scope
 from caldera.lazy import Expr, Variable, lift
-from caldera.nn.tracing import LayerCall, context, resumed
+from caldera.nn.tracing import LayerCall, context, is_tracing, resumed
 from caldera.tensor.dtype import canonical, is_complex, is_float
 
 
@@ -65,15 +65,27 @@ class Layer(ABC):
     _own: dict[str, Variable] = field(init=False, repr=False)
     _states: dict[str, Variable] = field(init=False, repr=False)
 
+    _changed: int = field(init=False, repr=False)
+
+    untraced: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that `forward` never reads."""
+
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Give every layer its books, also one whose `__init__` forgets to call ours."""
         layer = super().__new__(cls)
         layer._built = False
+        layer._changed = 0
         layer._path = None
         layer._own = {}
         layer._states = {}
         layer.frozen = False
         return layer
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What `forward` itself notes down belongs to a trace, and does not make it another layer.
+        if name[0] != "_" and self._built and not is_tracing() and name not in self.untraced:
+            object.__setattr__(self, "_changed", LayerWatch.note())
+        object.__setattr__(self, name, value)
 
     @property
     def path(self) -> str:
@@ -253,6 +265,47 @@ class Layer(ABC):
                     hint="define it with def at the top of a file, or copy with copy.deepcopy",
                 )  # fmt: skip
         return new_layer, (type(self),), self.__getstate__()
+
+
+class LayerWatch:
+    """Tells whether a layer, or one below it, is another than when it was last looked at.
+
+    Somebody may assign to an attribute of a layer, or put another in its place, when plans have
+    been made of it as it was.
+
+    >>> from caldera import nn, op
+    >>> layer = nn.Sequential([nn.LeakyReLU(0.1)])
+    >>> _ = layer(op.input("x", (1, 2)))
+    >>> watch = LayerWatch(layer)
+    >>> layer.layers[0].slope = 0.2
+    >>> watch.saw_change(layer), watch.saw_change(layer)
+    (True, False)
+    """
+
+    _noted: ClassVar[int] = 0
+    """Changes of all layers: as long as it stays, no layer has to be looked at."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._seen = LayerWatch._noted
+        self._marks = _marks(layer)
+
+    @classmethod
+    def note(cls) -> int:
+        """A layer changes; the number of the change."""
+        cls._noted += 1
+        return cls._noted
+
+    def saw_change(self, layer: Layer) -> bool:
+        """Whether the layer has changed since this was last asked."""
+        if self._seen == LayerWatch._noted:
+            return False
+        self._seen = LayerWatch._noted
+        before, self._marks = self._marks, _marks(layer)
+        return before != self._marks
+
+
+def _marks(layer: Layer) -> tuple[tuple[int, int], ...]:
+    return tuple((id(each), each._changed) for each in layer.walk())
 
 
 def new_layer(kind: type[Layer]) -> Layer:

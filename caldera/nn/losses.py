@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,46 @@ class Loss(Configurable, ABC):
 
 losses: Family[Loss] = Family("loss", Loss)
 """Losses by name."""
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A function of predictions and targets as a loss; what it gives is averaged for each sample.
+
+    Targets have the shape of the predictions. A model that is to be saved needs a registered loss:
+    a file has names, and no code.
+
+    >>> import caldera as cd
+    >>> from caldera.nn.losses import FunctionLoss
+    >>> loss = FunctionLoss(lambda prediction, target: (prediction - target) ** 4)
+    >>> loss(cd.tensor([[2.0, 1.0]]), cd.tensor([[0.0, 0.0]])).item()
+    8.5
+    """
+
+    function: Callable[[Expr, Expr], Expr]
+
+    def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        values = self.function(prediction, target)
+        if getattr(values, "ndim", 0) == 0:
+            raise ShapeError.build(
+                f"loss {getattr(self.function, '__name__', 'function')}",
+                expected=f"a number for each of the {prediction.shape[0]} samples, or several",
+                got="one for all of them", hint="leave out the mean: it is taken where weights are "
+                "known",
+            )  # fmt: skip
+        return mean_by_sample(values)
+
+
+def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
+    """A loss by its name, as it is, or from a function of predictions and targets.
+
+    >>> from caldera.nn.losses import as_loss
+    >>> as_loss("mse")
+    MeanSquared()
+    """
+    # A class is no loss: `losses` says what is expected.
+    is_function = callable(given) and not isinstance(given, Loss | type)
+    return FunctionLoss(given) if is_function else losses.make(given)  # type: ignore[arg-type]
 
 
 @losses.register("cross_entropy")

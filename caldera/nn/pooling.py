@@ -1,15 +1,16 @@
-"""Pooling: summing up the neighbourhoods of images (N, C, H, W).
+"""Pooling: summing up the neighbourhoods of sequences (N, C, L), images (N, C, H, W) and volumes
+(N, C, D, H, W); and the other way, making images larger.
 
-`size` and `stride` are a number or a pair (vertical, horizontal); without a stride the windows lie
-side by side. `padding` is written as for `nn.Conv2D`. Windows that stick out at the bottom or right
-are left out.
+`size` and `stride` are a number or one for each axis; without a stride the windows lie side by
+side. `padding` is written as for `nn.Conv2D`. Windows that stick out at the end of an axis are left
+out, unless `partial_windows` says that they count with what they cover (PyTorch's ceil mode).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from caldera.errors import ConfigError
 from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
+from caldera.op.images import MODES
 
 
 @register
@@ -49,9 +51,6 @@ class Pooling2D(Layer):
 class MaxPool2D(Layer):
     """The largest element of each window; padding never is.
 
-    With `partial_windows`, those that stick out at the bottom or right count with what they cover
-    (PyTorch's ceil mode).
-
     >>> from caldera import nn, op
     >>> nn.MaxPool2D(2)([[[[1.0, 5.0], [2.0, 3.0]]]]).tolist()
     [[[[5.0]]]]
@@ -64,10 +63,36 @@ class MaxPool2D(Layer):
     padding: Any = 0
     partial_windows: bool = False
 
+    pool: ClassVar[Callable[..., Expr]] = staticmethod(op.max_pool2d)
+
     def forward(self, x: Expr) -> Expr:
-        return op.max_pool2d(
-            x, self.size, self.stride, self.padding, ceil_mode=self.partial_windows
-        )
+        return self.pool(x, self.size, self.stride, self.padding, ceil_mode=self.partial_windows)
+
+
+@register
+@dataclass(eq=False)
+class MaxPool1D(MaxPool2D):
+    """The largest element of each window of sequences (N, C, L).
+
+    >>> from caldera import nn
+    >>> nn.MaxPool1D(2)([[[1.0, 5.0, 2.0, 4.0]]]).tolist()
+    [[[5.0, 4.0]]]
+    """
+
+    pool = staticmethod(op.max_pool1d)
+
+
+@register
+@dataclass(eq=False)
+class MaxPool3D(MaxPool2D):
+    """The largest element of each window of volumes (N, C, D, H, W).
+
+    >>> from caldera import nn, op
+    >>> nn.MaxPool3D(2)(op.input("x", (5, 3, 8, 28, 28))).shape
+    (5, 3, 4, 14, 14)
+    """
+
+    pool = staticmethod(op.max_pool3d)
 
 
 @register
@@ -85,8 +110,61 @@ class AveragePool2D(Layer):
     padding: Any = 0
     count_padding: bool = True
 
+    pool: ClassVar[Callable[..., Expr]] = staticmethod(op.avg_pool2d)
+
     def forward(self, x: Expr) -> Expr:
-        return op.avg_pool2d(x, self.size, self.stride, self.padding, self.count_padding)
+        return self.pool(x, self.size, self.stride, self.padding, self.count_padding)
+
+
+@register
+@dataclass(eq=False)
+class AveragePool1D(AveragePool2D):
+    """The mean of each window of sequences (N, C, L).
+
+    >>> from caldera import nn
+    >>> nn.AveragePool1D(2)([[[1.0, 5.0, 2.0, 4.0]]]).tolist()
+    [[[3.0, 3.0]]]
+    """
+
+    pool = staticmethod(op.avg_pool1d)
+
+
+@register
+@dataclass(eq=False)
+class AveragePool3D(AveragePool2D):
+    """The mean of each window of volumes (N, C, D, H, W).
+
+    >>> from caldera import nn, op
+    >>> nn.AveragePool3D(2)(op.input("x", (5, 3, 8, 28, 28))).shape
+    (5, 3, 4, 14, 14)
+    """
+
+    pool = staticmethod(op.avg_pool3d)
+
+
+@register
+@dataclass(eq=False)
+class UpSampling2D(Layer):
+    """Images made `scale` times as large: a number, or one for each axis.
+
+    `mode` is "nearest" (each pixel is repeated), "bilinear" or "bicubic", as in `op.interpolate`.
+
+    >>> from caldera import nn
+    >>> nn.UpSampling2D((1, 2))([[[[1.0, 3.0]]]]).tolist()
+    [[[[1.0, 1.0, 3.0, 3.0]]]]
+    """
+
+    scale: float | Sequence[float] = 2
+    mode: str = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError.build(
+                "UpSampling2D", expected=f"mode= one of {', '.join(MODES)}", got=repr(self.mode)
+            )
+
+    def forward(self, x: Expr) -> Expr:
+        return op.interpolate(x, scale=self.scale, mode=self.mode)
 
 
 @register

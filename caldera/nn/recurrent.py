@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -169,10 +169,10 @@ class RNN(Recurrent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._activation = activation_function(self.activation)
+        activation_function(self.activation)  # Refused now, not when it is first called.
 
     def step(self, x: Expr, state: tuple[Expr, ...], weights: Weights) -> tuple[Expr, ...]:
-        return (self._activation(x + state[0] @ weights.state_weight),)
+        return (activation_function(self.activation)(x + state[0] @ weights.state_weight),)
 
 
 @register
@@ -245,3 +245,21 @@ class GRU(Recurrent):
         gate = op.sigmoid(update + update_state)
         candidate = op.tanh(new + op.sigmoid(reset + reset_state) * new_state)
         return (candidate + gate * (last - candidate),)
+
+
+def Bidirectional(layer: Recurrent) -> Recurrent:
+    """A recurrent layer that reads its sequences in both directions, and joins the results.
+
+    The same as `bidirectional=True` of the layer.
+
+    >>> from caldera import nn, op
+    >>> nn.Bidirectional(nn.LSTM(4))(op.input("x", (5, 7, 3))).shape
+    (5, 8)
+    """
+    if not isinstance(layer, Recurrent):
+        raise ConfigError.build(
+            "Bidirectional", expected="a recurrent layer, such as nn.LSTM(64)", got=repr(layer)
+        )
+    whole: Any = layer
+    both: Recurrent = replace(whole, bidirectional=True)
+    return both

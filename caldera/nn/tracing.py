@@ -114,6 +114,11 @@ def context() -> Context:
     return Context() if found is None else found
 
 
+def is_tracing() -> bool:
+    """Whether a network is being written down now, in a context that somebody made."""
+    return _current.get() is not None
+
+
 @contextmanager
 def trace(**circumstances: Any) -> Iterator[Context]:
     """Layers called inside are written down under these circumstances (see `Context`).

@@ -6,14 +6,16 @@ from typing import Any
 
 from caldera.arguments import guard as _guard
 from caldera.optim._base import Minimum, Optimizer, optimizers
+from caldera.optim.adadelta import Adadelta
 from caldera.optim.adagrad import Adagrad
-from caldera.optim.adam import Adam, AdamW
+from caldera.optim.adam import Adam, Adamax, AdamW, Nadam
 from caldera.optim.clip import Clip, ClipNorm, ClipValue, clips
 from caldera.optim.decay import L1, L2, Decay, Decoupled, decays
 from caldera.optim.epoch_rule import EpochRule, GrowingBatch, ReduceOnPlateau, epoch_rules
 from caldera.optim.group import Group
 from caldera.optim.lamb import LAMB
 from caldera.optim.lars import LARS
+from caldera.optim.lion import Lion
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.rmsprop import RMSProp
 from caldera.optim.schedule import (
@@ -32,8 +34,9 @@ from caldera.optim.sharding import length, total
 def get(optimizer: str | Optimizer, **arguments: Any) -> Optimizer:
     """The optimizer of that name, made with these arguments; an optimizer is given back as it is.
 
-    Names are sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lars and lamb, and those you
-    register with `optim.optimizers.register`. `optimizers.from_config` reads what `config()` wrote.
+    Names are sgd, momentum, nesterov, adagrad, adadelta, rmsprop, adam, adamw, adamax, nadam, lion,
+    lars and lamb, and those you register with `optim.optimizers.register`. `optimizers.from_config`
+    reads what `config()` wrote.
 
     >>> from caldera import optim
     >>> optim.get("nesterov", learning_rate=0.1).nesterov
@@ -51,9 +54,11 @@ __all__ = [
     "LAMB",
     "LARS",
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Clip",
     "ClipNorm",
     "ClipValue",
@@ -66,8 +71,10 @@ __all__ = [
     "Group",
     "GrowingBatch",
     "LinearWarmUp",
+    "Lion",
     "LossScale",
     "Minimum",
+    "Nadam",
     "OneCycle",
     "Optimizer",
     "RMSProp",

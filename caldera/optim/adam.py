@@ -1,4 +1,5 @@
-"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019)."""
+"""Adam and Adamax (Kingma and Ba, 2015) and their kin: AdamW (Loshchilov and Hutter, 2019), Nadam
+(Dozat, 2016)."""
 
 from __future__ import annotations
 
@@ -70,6 +71,47 @@ class AdamW(Adam):
 
     usual_decay: ClassVar[type[Decay]] = Decoupled
     usual_strength: ClassVar[float] = 0.01
+
+
+@optimizers.register("nadam")
+class Nadam(Adam):
+    """Adam with Nesterov's momentum: the mean of the gradients is looked at one step ahead.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Nadam(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.85263
+    """
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
+        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+        ahead = self.beta1 * _correction(self.beta1, step + 1)
+        here = (1 - self.beta1) * _correction(self.beta1, step)
+        return (ahead * mean + here * gradient) / size, {"mean": mean, "square": square}
+
+
+@optimizers.register("adamax")
+class Adamax(Adam):
+    """Adam with the largest recent gradient in place of the root of the mean square.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adamax(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    keeps = ("mean", "largest")
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        largest = op.maximum(self.beta2 * state["largest"], op.abs(gradient) + self.epsilon)
+        return mean * _correction(self.beta1, step) / largest, {"mean": mean, "largest": largest}
 
 
 def _correction(beta: float, step: Expr) -> Expr | float:

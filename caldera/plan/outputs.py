@@ -126,6 +126,12 @@ class Outputs:
             # What was launched on a device may still be queued, and must not be changed.
             slot.is_copied = not self._device.is_host
 
+    def forget_places(self) -> None:
+        """The next results go to new memory, but for those that are copied."""
+        for slot in self.slots:
+            if not slot.is_copied:
+                slot.let_go()
+
     def keep(self) -> None:
         """Results are copies from now on, and places never change; calls must be bound anew."""
         self.are_movable = True
@@ -164,7 +170,5 @@ class Outputs:
         if not self.are_movable:
             self.make_movable()
             return True
-        for slot in self.slots:
-            if not slot.is_copied:
-                slot.let_go()
+        self.forget_places()
         return False

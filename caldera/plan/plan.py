@@ -275,6 +275,12 @@ class Plan:
         if not self.is_captured and self._outputs.let_go():
             self._unbind()
 
+    def release(self) -> None:
+        """Let go of the arrays that calls are tied to, until the next run ties them again."""
+        with self._lock:
+            if not self.is_captured:
+                self._unbind()
+
     def _unbind(self) -> None:
         self._bound = [_Bound() for _ in self._bound]
 
@@ -357,6 +363,9 @@ class Plan:
         bound.block = block
         if self._outputs.are_movable and not all(slot.is_copied for slot in self._outputs.slots):
             lookup = partial(self._lookup_in, block)
+            # Calls that are bound anew have not been told where to write, not even to the memory
+            # of the last result.
+            self._outputs.forget_places()
             steps, bound.patches = bind_movable(
                 self.schedule, lookup, self._communicator, self._outputs.slots
             )

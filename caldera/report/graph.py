@@ -7,6 +7,7 @@ have are copied, and links lead nowhere but to the same page.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from caldera.draw.html import Safe, join, section, tag
@@ -39,9 +40,15 @@ def graph_section(record: RunRecord, picture: str | None) -> Safe:
             f"{profile.nodes_as_written} operations as written, "
             f"{profile.nodes_optimised} after optimisation, in {len(profile.steps)} kernel calls. "
         )
+    panels = ("Both", "As written", "As it runs")
+    return section("graph", "Graph", viewer(picture, panels), note=note)
+
+
+def viewer(picture: str, panels: Sequence[str] = ()) -> Safe:
+    """A picture to move about in; with several panels, buttons for all of them and for each."""
     tools = [
         tag("button", label, type="button", data_panel=str(number))
-        for number, label in ((-1, "Both"), (0, "As written"), (1, "As it runs"))
+        for number, label in enumerate(panels, -1)
     ]
     tools += [
         tag("button", "+", type="button", data_zoom="in", aria_label="closer"),
@@ -51,13 +58,10 @@ def graph_section(record: RunRecord, picture: str | None) -> Safe:
         "span", "Drag to move, double-click or Ctrl and wheel to come closer; dashed marks lead to "
         "where a value is made.", class_="quiet",
     )  # fmt: skip
-    return section(
-        "graph",
-        "Graph",
+    return join([
         tag("div", join(tools), hint, class_="tools", hidden="hidden"),
         tag("div", Safe(named(trusted(picture))), class_="graph"),
-        note=note,
-    )
+    ])  # fmt: skip
 
 
 def trusted(picture: str) -> str:

@@ -25,6 +25,8 @@ from caldera.search.algorithms.random import Random, Threshold
 from caldera.search.algorithms.swarm import Swarm
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
+from caldera.search.importance import Importance
+from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, Proposal, methods
 from caldera.search.objective import (
     Constraint,
@@ -41,7 +43,9 @@ from caldera.search.runner import run
 from caldera.search.scheduler import StudyCallback
 from caldera.search.sensible import build_like, space_of
 from caldera.search.space import Space
-from caldera.search.study import Study, load
+from caldera.search.study import Study, is_study, load
+from caldera.search.table import Table
+from caldera.search.tensorboard import TensorBoard
 from caldera.search.trial import Trial
 
 __all__ = [
@@ -58,6 +62,8 @@ __all__ = [
     "Grid",
     "HierarchicalEvolution",
     "Hyperband",
+    "Importance",
+    "Luck",
     "Median",
     "Method",
     "Objective",
@@ -68,6 +74,8 @@ __all__ = [
     "Study",
     "StudyCallback",
     "Swarm",
+    "Table",
+    "TensorBoard",
     "Threshold",
     "Trial",
     "accuracy",
@@ -78,9 +86,11 @@ __all__ = [
     "choice",
     "hierarchy",
     "integer",
+    "is_study",
     "layers",
     "load",
     "log",
+    "luck",
     "make_cell",
     "make_layers",
     "methods",

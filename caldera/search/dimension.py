@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,9 @@ class Uniform(Dimension):
                     "uniform", expected=f"step= a number up to {self.high - self.low:g}",
                     got=repr(self.step),
                 )  # fmt: skip
+            object.__setattr__(self, "step", float(self.step))
             # The last step may not reach the end.
-            object.__setattr__(self, "high", self.low + self.steps * float(self.step))
+            object.__setattr__(self, "high", self.at(self.steps))
 
     @property
     def steps(self) -> int:
@@ -132,8 +134,8 @@ class Uniform(Dimension):
 
     def at(self, index: int) -> float:
         """The value so many steps from the first."""
-        # 0.1 + 2 * 0.1 should be 0.3, and a value that is visited twice should be one value.
-        return float(f"{self.low + index * float(self.step or 0):.12g}")
+        # 0.1 + 2 * 0.1 should be 0.3, as it is in decimal numbers.
+        return float(Decimal(repr(self.low)) + index * Decimal(repr(float(self.step or 0))))
 
     def index(self, stored: float) -> int:
         """How many steps a value is from the first."""
@@ -162,9 +164,8 @@ class Uniform(Dimension):
         return [self.at(index) for index in range(self.steps + 1)]
 
     def distribution(self, optuna: Any) -> Any:
-        return optuna.distributions.FloatDistribution(
-            self.low, self.high, log=self.log, step=self.step
-        )
+        # Optuna counts steps in numbers of its own rounding, and would refuse some of ours.
+        return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "uniform", "low": self.low, "high": self.high, "step": self.step, "log": self.log}  # fmt: skip  # noqa: E501

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
+from caldera.search.best_network import keep_network
 from caldera.search.job import Job
 from caldera.search.journal import held_lock
+from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import Record
@@ -72,6 +74,8 @@ def run(
     - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
       that were running are run again. `storage` is the address of a database instead of a file.
     - `seed`: the same seed gives the same trials.
+    - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
+      terminal and nothing elsewhere (the usual), 2 for a line a trial.
     - `workers`: how many trials run at once, in processes of their own, or as in `"threads:4"` in
       threads. Under `caldera run -n 9` the ranks are the workers, but for the first, and every rank
       gets the study; with `ranks_per_trial` several of them train each model.
@@ -123,7 +127,7 @@ def run(
         study = Study(record, goal, space, job)
         scheduler = Scheduler(
             study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
-            callbacks=watchers,
+            callbacks=[*watchers, LiveTable(verbose, trials=trials)],
         )  # fmt: skip
         _go(scheduler, job, ways)
     return study
@@ -135,6 +139,7 @@ def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
 
     def end() -> dict[str, Any]:
         _look_at_test(study)
+        keep_network(study)
         return last_words(study)
 
     for each in scheduler.callbacks:

@@ -9,11 +9,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.arguments import checked
 from caldera.errors import ConfigError
+from caldera.search.charts import write_plot
+from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
+from caldera.search.luck import Luck
 from caldera.search.objective import Objective
+from caldera.search.overview import Overview
+from caldera.search.page import write_page
 from caldera.search.record import Record
 from caldera.search.space import Space
+from caldera.search.table import table_of
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
 
 
@@ -157,6 +164,41 @@ class Study:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in names)
         return f"Study({counts}; best: trial {best.number}, {shown})"
 
+    # --- what a person sees
+
+    def table(self) -> Any:
+        """Every trial as a row: number, state, values, parameters, cost and reason. A
+        `pandas.DataFrame` where pandas is installed, else a `Table` that prints like one.
+
+        >>> from caldera import search
+        >>> space = {"x": search.integer(1, 2)}
+        >>> study = search.run(lambda x: x * x, space, method="grid", verbose=0)
+        >>> list(study.table()["value"])
+        [1.0, 4.0]
+        """
+        return table_of(self.rows())
+
+    @checked
+    def plot(self, path: str | PathLike[str]) -> Path:
+        """Write its pictures to an .svg file: history, learning curves, slices, front; the path."""
+        return write_plot(Overview(self), path)
+
+    @checked
+    def page(self, path: str | PathLike[str]) -> Path:
+        """Write one HTML page with all there is to see; the path. `caldera report FOLDER` does so
+        for a study that is kept in a folder."""
+        return write_page(Overview(self), path)
+
+    def luck(self) -> Luck | None:
+        """What the best is likely to owe to luck: of drawing, and of measuring where the size of
+        the validation data is known. None for several objectives or fewer than two values."""
+        return Overview(self).luck
+
+    def importances(self) -> list[Importance]:
+        """How much the first objective depends on each parameter, the most important first; empty
+        for fewer than ten values. It needs scikit-learn."""
+        return Overview(self).find_importances()
+
     # --- models
 
     def model_of(self, trial: Trial) -> Any:
@@ -212,6 +254,16 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
+def is_study(folder: str | PathLike[str]) -> bool:
+    """Whether a folder holds a study, as `search.run(folder=...)` writes it.
+
+    >>> from caldera import search
+    >>> search.is_study("/none")
+    False
+    """
+    return (Path(folder) / "journal.log").is_file()
+
+
 def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     """The study in a folder, to look at: trials, best, table, page.
 
@@ -226,7 +278,7 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     Study(3 done; best: trial 0, value 1)
     """
     path = Path(folder)
-    if storage is None and not (path / "journal.log").is_file():
+    if storage is None and not is_study(path):
         raise ConfigError.build(
             "search.load", expected=f"a study in {path}", got="no journal.log there",
             hint="name the folder= that search.run was given",

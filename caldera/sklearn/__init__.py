@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from caldera.sklearn.classifier import CalderaClassifier
 from caldera.sklearn.regressor import CalderaRegressor
+from caldera.sklearn.search import CalderaSearchCV
 
-__all__ = ["CalderaClassifier", "CalderaRegressor"]
+__all__ = ["CalderaClassifier", "CalderaRegressor", "CalderaSearchCV"]

@@ -103,6 +103,11 @@ class HostSource(BatchSource):
         splits = device_splits(pipeline)
         return cls(pipeline, inputs, splits if may_change else splits[:1])
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether the device makes a part of the batches, which depends on the data."""
+        return self._pipeline is not None
+
     def key(self, batch: Batch | Share) -> Hashable:
         share = share_of(batch)
         return len(share), share.first, share.count, self._place(batch)

@@ -20,6 +20,7 @@ from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_digest import data_digest, weights_digest
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.held_out import Parts
+from caldera.train.kept_steps import facts_of
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, Validation, loader_for
@@ -28,7 +29,7 @@ from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
 from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
-from caldera.train.target_checks import check_targets, warn_of_one_class
+from caldera.train.target_checks import adopt_distributions, check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
 
@@ -152,6 +153,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     seed, epochs_done, steps_done = strategy.communicator.bcast_object(known)
     parts = Parts.of(data, options.validation, options.sample_weights, seed)
     given = TrainingData.of(model, parts.train, parts.sample_weights, options.class_weights)
+    adopt_distributions(model, given.sample)
     held_out = parts.validation
     strategy.agree(_facts(model, given, held_out, options, strategy))
     model.seed, model.epochs_done, model.steps_done = (
@@ -163,7 +165,16 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     learn_schema(model, given.pipeline)
     if held_out is not None:
         check_schema(model, held_out)
-    steps = make_steps(model, given, strategy, source=_source(model, given, strategy))
+    source = _source(model, given, strategy)
+    facts = facts_of(
+        model, strategy, source, weighted=given.weights is not None,
+        targets=len(given.sample) - len(model.signature.inputs),
+    )  # fmt: skip
+    steps = model.kept_steps.take(facts, model)
+    if steps is None:
+        steps = make_steps(model, given, strategy, source=source)
+    else:
+        check_targets(model, given.pipeline, given.sample, weighted=given.weights is not None)
     if strategy.communicator.rank == 0:
         warn_of_one_class(model, given.pipeline, given.sample)
         parts.warn_of_test(model, options.callbacks)
@@ -184,6 +195,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     history.selection = parts.selection(model, options.callbacks)
     model.epochs_done = loader.epoch
     model.steps_done = int(steps.random.numpy()[1])
+    model.kept_steps.keep(facts, steps)
     return history
 
 

@@ -18,7 +18,6 @@ from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.nn.basic import Sequential
-from caldera.nn.losses import Loss
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
@@ -27,11 +26,11 @@ from caldera.strategy import Strategy
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import seeded
 from caldera.train.arguments import arrays as checked_arrays
-from caldera.train.arguments import folder, instances, truth, whole_number
+from caldera.train.arguments import folder, instances, joined, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
-from caldera.train.model_settings import ModelSettings
+from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
 from caldera.train.step_graph import AFTER_PARAMETERS, Signature, named_outputs
@@ -59,6 +58,8 @@ class Model(ModelSettings):
     >>> len(history["loss"])
     2
 
+    A loss is a name, an object of `nn.losses` or a function of predictions and targets.
+
     `forward` may take several inputs, and give back a tuple or a dict of outputs; `loss` is then a
     dict from output names to losses, and `loss_weights` their weights in the sum.
     """
@@ -69,7 +70,7 @@ class Model(ModelSettings):
     def __init__(
         self,
         *,
-        loss: str | Loss | Mapping[str, str | Loss] = "cross_entropy",
+        loss: GivenLoss = "cross_entropy",
         optimizer: str | Optimizer = "adam",
         learning_rate: float | optim.Schedule | None = None,
         batch_size: int | optim.EpochRule = 32,
@@ -184,6 +185,7 @@ class Model(ModelSettings):
         integers.
         """
         arrays = self._inputs(checked_arrays(inputs))
+        self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
 
     def _inputs(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -210,6 +212,7 @@ class Model(ModelSettings):
     def fit(
         self,
         data: Any,
+        targets: Any = None,
         *more: Any,
         validation: Any = None,
         epochs: int | None = None,
@@ -224,13 +227,19 @@ class Model(ModelSettings):
         sample_weights: Any = None,
         class_weights: Any = None,
     ) -> History:
-        """Train on data or on (x, y); gives back the history of losses and metrics.
+        """Train on `x, y`, on `(x, y)` or on data; gives back the history of losses and metrics.
+
+        Several inputs are a tuple, `fit((x1, x2), y)`. Targets of `cross_entropy` are the numbers
+        of classes, or a row for each sample with the probability of each class, such as one-hot
+        ones; the loss is then set to take those (`CrossEntropy(probabilities=True)`).
 
         `validation` is data to evaluate on after each epoch, or the part of the data to hold out
         for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
         to; with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device`
         is where to train: the model is moved there, and stays. `parallel` is a strategy of
         `caldera.parallel`; without one, all processes that were started together share each batch.
+        `sample_weights` has a number for each sample, `class_weights` one for each class or a dict
+        by numbers or names of classes; with "balanced" all classes count the same.
 
         >>> import numpy as np
         >>> import caldera as cd
@@ -238,18 +247,18 @@ class Model(ModelSettings):
         >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
         >>> y = (x[:, 0] > x[:, 1]).astype("int64")
         >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], learning_rate=0.1)
-        >>> history = model.fit((x, y), epochs=5, verbose=0)
+        >>> history = model.fit(x, y, epochs=5, verbose=0)
         >>> history["accuracy"][-1] > 0.95
         True
         """
         if more:
             raise ConfigError.build(
-                "fit", expected="one argument with the data", got=f"{1 + len(more)}",
-                hint="write fit((x, y)), and options by name",
+                "fit", expected="data, or inputs and targets", got=f"{2 + len(more)} arguments",
+                hint="write fit(x, y) or fit((x1, x2), y), and options by name",
             )  # fmt: skip
         if device is not None:
             self.to(device)
-        return fit(self, data, FitOptions(
+        return fit(self, joined(data, targets, "fit"), FitOptions(
             epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
             batch_size=self._count(batch_size, "fit"), validation=validation,
             shuffle=truth(shuffle, "shuffle"), verbose=verbose,
@@ -271,9 +280,14 @@ class Model(ModelSettings):
         return self
 
     def evaluate(
-        self, data: Any, *, batch_size: int | None = None, parallel: Strategy | None = None
+        self,
+        data: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        parallel: Strategy | None = None,
     ) -> dict[str, Any]:
-        """The mean loss and every metric on data or (x, y).
+        """The mean loss and every metric on `x, y`, on `(x, y)` or on data.
 
         Each process that calls this evaluates all of it; with a strategy they share the work, and
         all of them have to call it.
@@ -282,14 +296,16 @@ class Model(ModelSettings):
         >>> import caldera as cd
         >>> from caldera import nn
         >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
-        >>> found = model.evaluate((np.zeros((4, 2), "float32"), np.zeros(4, "int64")))
+        >>> found = model.evaluate(np.zeros((4, 2), "float32"), np.zeros(4, "int64"))
         >>> sorted(found), round(found["loss"], 4)
         (['accuracy', 'loss'], 1.0986)
         """
-        return evaluate(self, data, self._count(batch_size, "evaluate"), parallel)
+        given = joined(data, targets, "evaluate")
+        return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
     def evaluation_steps(self, data: TrainingData) -> Steps:
         """The plans for evaluating; made once."""
+        self._check_plans()
         if self._evaluator is None:
             self._evaluator = make_steps(self, data)
         return self._evaluator

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from caldera import optim
 from caldera.errors import ConfigError, DeviceError
+from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.nn.layer import Layer
-from caldera.nn.losses import Loss, losses
+from caldera.nn.layer import Layer, LayerWatch
+from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION
@@ -21,15 +22,22 @@ from caldera.passes.precision import NAMES as PRECISIONS
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import whole_number
+from caldera.train.kept_steps import KeptSteps
 from caldera.train.predictors import Predictors
 from caldera.train.step import Steps
 from caldera.train.step_graph import MAIN, Objective
 
-GivenLoss = str | Loss | Mapping[str, str | Loss]
+OneLoss = str | Loss | Callable[[Expr, Expr], Expr]
+GivenLoss = OneLoss | Mapping[str, OneLoss]
 
 
 class ModelSettings(Layer):
     """The settings of a model, each of which takes another value later as it does at first."""
+
+    untraced = frozenset({
+        "loss", "metrics", "optimizer", "learning_rate", "batch_size", "epochs", "precision",
+        "seed", "device", "schema", "epochs_done", "steps_done",
+    })  # fmt: skip
 
     def _set(
         self,
@@ -47,6 +55,8 @@ class ModelSettings(Layer):
     ) -> None:
         self._predictors = Predictors()
         self._evaluator: Steps | None = None
+        self._trainer = KeptSteps()
+        self._watch: LayerWatch | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
         self._optimizer = _optimizer(optimizer, learning_rate)
@@ -65,6 +75,19 @@ class ModelSettings(Layer):
         """What was compiled for other settings is of no use any more."""
         self._predictors.clear()
         self._evaluator = None
+        self._trainer.clear()
+
+    def _check_plans(self) -> None:
+        """Forget plans that were made of layers as they no longer are."""
+        if self._watch is None:
+            self._watch = LayerWatch(self)
+        elif self._watch.saw_change(self):
+            self._forget_plans()
+
+    @property
+    def kept_steps(self) -> KeptSteps:
+        """The plans of the last run, for `fit`."""
+        return self._trainer
 
     # --- what is learned
 
@@ -232,11 +255,17 @@ class ModelSettings(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans are made anew, and a device has its name.
-        kept = {"_predictors": None, "_evaluator": None, "_device": self._device.name}
+        kept = {
+            "_predictors": None, "_evaluator": None, "_trainer": None, "_watch": None,
+            "_device": self._device.name,
+        }  # fmt: skip
         return super().__getstate__() | kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        made = {"_predictors": Predictors(), "_device": _device_here(state["_device"])}
+        made = {
+            "_predictors": Predictors(), "_trainer": KeptSteps(),
+            "_device": _device_here(state["_device"]),
+        }  # fmt: skip
         super().__setstate__(state | made)
 
 
@@ -290,7 +319,7 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
             raise ConfigError.build(
                 "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
             )
-    return Objective({name: losses.make(each) for name, each in given.items()}, dict(weights))
+    return Objective({name: as_loss(each) for name, each in given.items()}, dict(weights))
 
 
 def _usual_metrics(objective: Objective) -> list[str]:

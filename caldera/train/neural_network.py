@@ -20,8 +20,9 @@ from caldera.nn.layer import Layer
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
 from caldera.nn.tracing import trace
-from caldera.optim import optimizers
+from caldera.optim import Optimizer, optimizers
 from caldera.train.model import Model
+from caldera.train.model_settings import GivenLoss
 from caldera.train.saving.model_file import (
     SETTINGS,
     model_bytes,
@@ -42,13 +43,19 @@ class NeuralNetwork(Model):
     >>> from caldera import nn
     >>> model = cd.NeuralNetwork(
     ...     [nn.Input((8, 8)), nn.Flatten(), nn.Dense(32), nn.Sigmoid(), nn.Dense(10)],
-    ...     loss="cross_entropy", optimizer="adam", batch_size=100, epochs=5, learning_rate=1e-3)
+    ...     "cross_entropy", "adam", batch_size=100, epochs=5, learning_rate=1e-3)
     >>> sum(p.size for p in model.parameters())
     2410
     """
 
-    def __init__(self, layers: Sequence[Layer], **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        loss: GivenLoss = "cross_entropy",
+        optimizer: str | Optimizer = "adam",
+        **settings: Any,
+    ) -> None:
+        super().__init__(loss=loss, optimizer=optimizer, **settings)
         if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
             raise ConfigError.build(
                 "NeuralNetwork", expected="a list of layers", got=repr(layers),

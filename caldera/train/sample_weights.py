@@ -41,8 +41,8 @@ class SampleWeights:
             return None
         return cls(
             None if by_sample is None else _by_sample(by_sample, data),
-            None if by_class is None else _by_label(by_class),
-            isinstance(by_class, Mapping),
+            None if by_class is None else _by_label(by_class, data),
+            isinstance(by_class, Mapping | str),
         )
 
     def check_classes(self, classes: int) -> None:
@@ -116,28 +116,62 @@ def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
     return weights
 
 
-def _by_label(given: Any) -> np.ndarray:
-    """Class weights by label: a sequence, or a dict from label to weight (1 for the others)."""
+def _by_label(given: Any, data: Pipeline) -> np.ndarray:
+    """Class weights by label: a sequence, a dict from label or name to weight (1 for the others),
+    or "balanced"."""
+    if isinstance(given, str):
+        return _balanced(given, data)
     if not isinstance(given, Mapping):
         weights = _numbers(given, "class_weights")
         if weights.ndim != 1:
             raise DataError.build(
-                "fit", expected="class_weights= one for each class, or a dict",
+                "fit", expected="class_weights= one for each class, a dict or 'balanced'",
                 got=f"an array of shape {weights.shape}",
             )  # fmt: skip
         return weights
-    labels = [label for label in given if _is_label(label)]
-    if len(labels) < len(given):
-        wrong = next(label for label in given if not _is_label(label))
+    labels = [_label(each, data) for each in given]
+    if len(set(labels)) < len(labels):
         raise DataError.build(
-            "fit", expected="class_weights by the numbers of classes, from 0", got=repr(wrong),
-            hint="as in class_weights={1: 5.0}",
+            "fit", expected="class_weights with each class once", got=repr(dict(given)),
+            hint="a class has a number and perhaps a name; give one of them",
         )  # fmt: skip
     if not labels:
         raise DataError.build("fit", expected="class_weights= of a class", got="an empty dict")
     found = np.ones(max(labels) + 1)
     found[labels] = _numbers(list(given.values()), "class_weights")
     return found
+
+
+def _balanced(given: str, data: Pipeline) -> np.ndarray:
+    """Weights with which all classes that occur count the same, and samples 1 on average."""
+    if given != "balanced":
+        raise DataError.build(
+            "fit", expected="class_weights= one for each class, a dict or 'balanced'",
+            got=repr(given),
+        )  # fmt: skip
+    if data.is_stream:
+        raise DataError.build(
+            "fit", expected="data whose classes can be counted for class_weights='balanced'",
+            got="a stream", hint="give the weights of classes, as in class_weights={1: 5.0}",
+        )  # fmt: skip
+    counts = np.bincount(np.maximum(_classes(data.y), 0))
+    found = np.ones(len(counts))
+    found[counts > 0] = counts.sum() / (np.count_nonzero(counts) * counts[counts > 0])
+    return found
+
+
+def _label(given: Any, data: Pipeline) -> int:
+    """The number of a class, from its number or its name."""
+    names = data.schema.classes if data.schema is not None else ()
+    if isinstance(given, str) and given in names:
+        return names.index(given)
+    if _is_label(given):
+        return int(given)
+    raise DataError.build(
+        "fit", expected="class_weights by the numbers of classes, from 0"
+        + (f", or their names: {', '.join(names)}" if names else ""),
+        got=repr(given), hint="as in class_weights={1: 5.0}",
+    )  # fmt: skip
 
 
 def _is_label(given: Any) -> bool:

@@ -22,6 +22,7 @@ from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
 from caldera.lazy import Expr, Variable, compile
+from caldera.nn.layer import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
@@ -80,6 +81,7 @@ class Steps:
             "first bad step", (), fill=np.array(-1), dtype="int64", device=device
         )
         self._plans = RecentPlans(MOST_SIZES)
+        self._watch = LayerWatch(self.model)
         self._ran: WeakSet[Plan] = WeakSet()
         self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
@@ -89,7 +91,21 @@ class Steps:
         twin = copy.copy(self)
         twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
         twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
+        twin._watch = LayerWatch(self.model)
         return twin
+
+    def begin_again(self, seed: int, steps_done: int) -> None:
+        """Make the variables of a new run of those of the last one; the plans stay."""
+        self.random.assign(as_words(seed, steps_done))
+        self.bad_step.assign(np.array(-1))
+        self.tally.assign(np.zeros(self.tally.shape))
+        for totals in (self.training_totals, self.evaluation_totals):
+            totals.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """What the plans hold on to."""
+        return self._plans.nbytes
 
     # --- running
 
@@ -153,6 +169,8 @@ class Steps:
 
     def _kept(self, kind: str, given: int | Share | Batch) -> Plan:
         batch = _whole(given) if isinstance(given, int) else given
+        if self._watch.saw_change(self.model):
+            self._plans.clear()
         key = (kind, self.source.key(batch))
         plan = self._plans.get(key)
         if plan is None:

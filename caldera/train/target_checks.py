@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +54,20 @@ def check_targets(
         loss.check_targets(targets)
         if isinstance(loss, CrossEntropy) and not loss.probabilities:
             _check_range(targets, output.prediction[loss.axis], output.what)
+
+
+def adopt_distributions(model: Model, sample: Sequence[np.ndarray]) -> None:
+    """Where targets have a number for each class, set `CrossEntropy` to take probabilities.
+
+    The number of a class has one axis fewer than what is predicted, so both cannot be confused.
+    """
+    known = dict(model.objective.losses)
+    for output in _outputs(model, sample):
+        loss = output.loss
+        if isinstance(loss, CrossEntropy) and output.target.shape == output.prediction:
+            known[output.name] = replace(loss, probabilities=True)
+    if known != dict(model.objective.losses):
+        model.loss = known if len(known) > 1 else next(iter(known.values()))
 
 
 def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]) -> None:
@@ -113,8 +127,8 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
             f"targets for {output.what}",
             expected="the number of a class for each sample, as int64",
             got=f"targets of {target.dtype}",
-            hint="rows of probabilities, as of data.OneHot, are what "
-            "loss=nn.losses.CrossEntropy(probabilities=True) takes"
+            hint="rows of probabilities, such as one-hot ones, are what "
+            "loss=nn.losses.CrossEntropy(probabilities=True) takes; fit sets it by itself"
             if target.shape == output.prediction
             else "predict values with loss='mean_squared', or convert classes with "
             "y.astype('int64')",

@@ -36,12 +36,13 @@ from tests.object_cache import CACHE, cached_file
 HERE = Path(__file__).parent
 _RUN = """
 extern "C" __attribute__((visibility("default"), externally_visible))
-int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting) {
+int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting,
+        char* (*stacks)(size_t)) {
     return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
-                         arguments, meeting);
+                         arguments, meeting, stacks);
 }
 """
-# The machine that a kernel runs on is a few global variables.
+# The machine that a kernel runs on is a few global variables, and all use the same stacks.
 _one_at_a_time = threading.Lock()
 _GRID = re.compile(r"\bgrid_")
 _GLOBAL = re.compile(r"^(?:static )?__device__ \w+ (\w+)(?:\[\w+\])?(?: = .*)?;", re.MULTILINE)
@@ -83,7 +84,9 @@ class EmulatedDriver(Driver):
             check_for_a_card(source)
             meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
             library = ctypes.CDLL(str(_built(source, name)))
-            library.run.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int]
+            library.run.argtypes = [
+                ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
+            ]  # fmt: skip
             bounds = bounds_of(source, name)
             self._loaded[key] = library, meeting, bounds, globals_of(source)
         return name, *self._loaded[key]
@@ -97,10 +100,12 @@ class EmulatedDriver(Driver):
         assert max(grid[1:]) < 65536, f"{name}: {grid} blocks"
         assert shared <= self.shared_bytes, f"{name}: {shared} bytes of shared memory"
         self.launches.append(name)
+        process = _process()
         with _one_at_a_time:
-            broken = library.run((ctypes.c_uint * 6)(*grid, *block), shared, parameters, meeting)
+            sizes = (ctypes.c_uint * 6)(*grid, *block)
+            broken = library.run(sizes, shared, parameters, meeting, process.stacks)
             assert not broken, f"{name} wrote beside its {shared} bytes of shared memory"
-            check_guards(name)
+            check_guards(name, process.find_broken)
 
     def launch_cooperative(
         self, function: Any, grid: Size, block: Size, shared: int, parameters: Any
@@ -208,6 +213,18 @@ def _machine() -> Path:
         folder / "machine.o", lambda file: _compile("-O2", "-c", "-o", str(file), str(code))
     )
     return folder
+
+
+@cache
+def _process() -> ctypes.PyDLL:
+    """What all kernels of this process share, compiled. Called with Python's lock held: nobody
+    gives memory back while its guards are looked at."""
+    code = HERE / "process.cpp"
+    built = cached_file(
+        _machine() / f"{_key(code.read_text())}.so",
+        lambda file: _compile("-O2", "-shared", "-o", str(file), str(code)),
+    )
+    return ctypes.PyDLL(str(built))
 
 
 def _key(*made_of: object) -> str:

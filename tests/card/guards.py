@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,18 @@ WIDE = 512
 NUMPY_SKEW = 16
 """Bytes that large arrays of NumPy's lie from alignment."""
 PATTERN = struct.pack("<I", 0xFFF3C5A9) * (WIDE // 4)
-# Threads add to it while others look: a copy of a dictionary's values is made in one go.
+# There are thousands of guards, and all are looked at after each launch: that is done in C, from a
+# table of where they begin and how long they are. A place without a guard has length 0.
+_MOST = 1 << 16
+_table = np.zeros((_MOST, 2), np.int64)
+_broken = np.zeros(_MOST, np.uint32)
+_TABLE, _BROKEN = (ctypes.c_void_p(each.ctypes.data) for each in (_table, _broken))
+_free = list(range(_MOST))[::-1]
+_reach = 0
+"""Places from here on were never used."""
+_lock = threading.Lock()
 _guards: dict[int, weakref.ref[Guard]] = {}
+"""The guards by their places in the table."""
 
 
 class Guard:
@@ -29,19 +41,25 @@ class Guard:
 
     def __init__(self, memory: np.ndarray, what: str) -> None:
         self._bytes = memoryview(memory)
-        self._pattern = PATTERN[: memory.nbytes]
         self.what = what
         self.renew()
-        key = id(self)
-        _guards[key] = weakref.ref(self, lambda _: _guards.pop(key, None))
-
-    def is_broken(self) -> bool:
-        """Whether somebody has written here."""
-        return self._bytes.tobytes() != self._pattern
+        global _reach
+        place = _free.pop()
+        with _lock:
+            _reach = max(_reach, place + 1)
+        _guards[place] = weakref.ref(self, lambda _: _forget(place))
+        _table[place] = memory.__array_interface__["data"][0], memory.nbytes
 
     def renew(self) -> None:
         """Write the pattern."""
-        self._bytes[:] = self._pattern
+        self._bytes[:] = PATTERN[: self._bytes.nbytes]
+
+
+def _forget(place: int) -> None:
+    """The guard at a place of the table is gone, and its memory may follow."""
+    _table[place] = 0
+    del _guards[place]
+    _free.append(place)
 
 
 class Guarded:
@@ -74,11 +92,15 @@ def guarded_bytes(nbytes: int, what: str) -> np.ndarray:
     return np.ndarray((nbytes,), np.uint8, lease)
 
 
-def check_guards(name: str) -> None:
-    """Fail if anybody has written beside what was given; `name` is who ran last."""
-    living = [reference() for reference in list(_guards.values())]
-    broken = [guard for guard in living if guard is not None and guard.is_broken()]
-    if broken:
+def check_guards(name: str, find_broken: Callable[..., int]) -> None:
+    """Fail if anybody has written beside what was given; `name` is who ran last.
+
+    `find_broken` is that of process.cpp.
+    """
+    found = find_broken(_TABLE, _reach, PATTERN, _BROKEN)
+    if found:
+        guards = [_guards[place]() for place in _broken[:found].tolist() if place in _guards]
+        broken = [guard for guard in guards if guard is not None]
         for guard in broken:
             # Who runs next is not to blame.
             guard.renew()

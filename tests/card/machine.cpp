@@ -231,42 +231,53 @@ static void run_alone(Block& block) {
     alone = false;
 }
 
+// A fiber is woken again for each block that it is a thread of: to make one asks the system twice.
 static void enter() {
-    kernel(arguments);
-    Fiber* self = fiber();
-    self->done = true;
-    threads_ended++;
-    self->block->alive--;
-    self->block->alive_in_warp[self->rank / 32]--;
-    give_way();
+    for (;;) {
+        kernel(arguments);
+        Fiber* self = fiber();
+        self->done = true;
+        threads_ended++;
+        self->block->alive--;
+        self->block->alive_in_warp[self->rank / 32]--;
+        give_way();
+    }
 }
 
 static bool ended;
 static unsigned threads_seen;
 static const size_t STACK = 128 << 10;
+// A little more, so that the same place of all stacks is not the same place of the caches.
+static const size_t STRIDE = STACK + 64;
 
-// Kept from block to block: new memory has to be made by the system, page by page.
-static char* stacks;
-
-static void run_blocks(Block* blocks, unsigned count, size_t shared) {
+static Fiber* new_fibers(Block* blocks, unsigned count, char* stacks) {
     unsigned threads = block_size.x * block_size.y * block_size.z;
     Fiber* fibers = (Fiber*)calloc((size_t)count * threads, sizeof(Fiber));
-    if (!stacks) stacks = (char*)malloc((size_t)count * threads * STACK);
+    ucontext_t here;
+    getcontext(&here);
+    for (size_t i = 0; i < (size_t)count * threads; i++) {
+        Fiber& fiber = fibers[i];
+        fiber.block = blocks + i / threads;
+        fiber.rank = i % threads;
+        fiber.index = index_of(fiber.rank);
+        fiber.start = here;
+        fiber.start.uc_stack.ss_sp = stacks + i * STRIDE;
+        fiber.start.uc_stack.ss_size = STACK;
+        makecontext(&fiber.start, enter, 0);
+    }
+    return fibers;
+}
+
+static void run_blocks(Block* blocks, unsigned count, size_t shared, Fiber* fibers) {
+    unsigned threads = block_size.x * block_size.y * block_size.z;
     for (unsigned b = 0; b < count; b++) {
         Block& block = blocks[b];
         block.alive = threads;
         // Nan, until a thread has written: what the block before left must not be read.
         memset(block.shared, 0xff, shared);
         for (unsigned t = 0; t < threads; t++) {
-            Fiber& fiber = fibers[(size_t)b * threads + t];
-            fiber.block = &block;
-            fiber.rank = t;
-            fiber.index = index_of(t);
             block.alive_in_warp[t / 32]++;
-            getcontext(&fiber.start);
-            fiber.start.uc_stack.ss_sp = stacks + ((size_t)b * threads + t) * STACK;
-            fiber.start.uc_stack.ss_size = STACK;
-            makecontext(&fiber.start, enter, 0);
+            fibers[(size_t)b * threads + t].done = false;
         }
     }
     for (bool busy = true; busy;) {
@@ -282,7 +293,6 @@ static void run_blocks(Block* blocks, unsigned count, size_t shared) {
             resume(&fibers[i]);
         }
     }
-    free(fibers);
 }
 
 // Shared memory between guards: bytes that are nan together, and that no kernel writes. A kernel
@@ -313,7 +323,7 @@ static bool is_broken(const char* memory, size_t bytes) {
 }
 
 int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-        int meeting) {
+        int meeting, char* (*stacks)(size_t)) {
     grid_size = {sizes[0], sizes[1], sizes[2]};
     block_size = {sizes[3], sizes[4], sizes[5]};
     kernel = call;
@@ -324,6 +334,11 @@ int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void*
     Block* blocks = (Block*)malloc(group * sizeof(Block));
     char** memory = (char**)malloc(group * sizeof(char*));
     for (unsigned b = 0; b < group; b++) memory[b] = guarded_memory(shared);
+    Fiber* fibers = 0;
+    if (meeting) {
+        size_t threads = (size_t)group * sizes[3] * sizes[4] * sizes[5];
+        fibers = new_fibers(blocks, group, stacks(threads * STRIDE));
+    }
     for (unsigned first = 0; first < total; first += group) {
         memset(blocks, 0, group * sizeof(Block));
         for (unsigned b = 0; b < group; b++) {
@@ -331,7 +346,7 @@ int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void*
             blocks[b].shared = memory[b];
             blocks[b].index = {id % sizes[0], id / sizes[0] % sizes[1], id / sizes[0] / sizes[1]};
         }
-        if (meeting) run_blocks(blocks, group, shared);
+        if (meeting) run_blocks(blocks, group, shared, fibers);
         else run_alone(blocks[0]);
     }
     // What one block breaks stays broken.
@@ -340,10 +355,9 @@ int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void*
         broken |= is_broken(memory[b], shared);
         free(memory[b] - BEFORE);
     }
+    free(fibers);
     free(memory);
     free(blocks);
-    free(stacks);
-    stacks = 0;
     return broken;
 }
 }  // namespace emulated

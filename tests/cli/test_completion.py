@@ -65,6 +65,7 @@ def test_commands_flags_and_values_are_offered(scripts: dict[str, Path], offers)
     assert set(offers(script, "caldera train --optimizer ada")) >= {"adam", "adamw", "adagrad"}
     assert set(offers(script, "caldera train --quiet --schedule cos")) == {"cosine"}
     assert "resnet50" in offers(script, "caldera summary res")
+    assert offers(script, "caldera search --method gri") == ["grid"]
     assert set(SHELLS) <= set(offers(script, "caldera completion "))
     assert "--optimizer" not in offers(script, "caldera info --")
 

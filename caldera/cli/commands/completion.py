@@ -12,6 +12,7 @@ from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
 from caldera.cli.options import OPTIONS
 from caldera.cli.program import find_commands, make_parsers
+from caldera.cli.search_recipe import SEARCH_OPTIONS
 from caldera.optional import optional_import
 
 SHELLS = ("bash", "zsh", "fish")
@@ -69,7 +70,7 @@ def _offer(action: argparse.Action, what: Any) -> None:
 
 
 def _values(action: argparse.Action) -> tuple[str, ...]:
-    option = OPTIONS.get(action.dest)
+    option = OPTIONS.get(action.dest) or SEARCH_OPTIONS.get(action.dest)
     if option is None or option.flag not in action.option_strings:
         return ()
     kind = option.kind

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from caldera import nn, op, testing
+from caldera.errors import ShapeError
 
 
 def _image(*shape: int) -> np.ndarray:
@@ -116,3 +117,19 @@ def test_initial_weights_follow_the_stated_rules() -> None:
 def test_gradients(layer: nn.Layer) -> None:
     with nn.trace(dtype="float64"):
         testing.check_gradients(layer, [_image(2, 2, 3, 3)])
+
+
+def test_volumes_are_convolved_window_by_window() -> None:
+    x = np.random.default_rng(3).normal(size=(2, 4, 5, 6, 7))
+    with nn.trace(dtype="float64"):
+        layer = nn.Conv3D(6, (2, 3, 1), stride=(2, 1, 3), padding=1, groups=2)
+        y = layer(x).numpy()
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (1, 1)))
+    weight = layer.weight.numpy()
+    assert weight.shape == (6, 2, 2, 3, 1)
+    for k, d, h, w in ((0, 0, 0, 0), (2, 1, 4, 2), (3, 2, 5, 1), (5, 0, 3, 2)):
+        taken = slice(0, 2) if k < 3 else slice(2, 4)
+        window = padded[:, taken, 2 * d : 2 * d + 2, h : h + 3, 3 * w : 3 * w + 1]
+        np.testing.assert_allclose(y[:, k, d, h, w], (window * weight[k]).sum((1, 2, 3, 4)))
+    with pytest.raises(ShapeError, match=r"Conv3D: expected volumes \(N, C, D, H, W\), got shape"):
+        nn.Conv3D(2, 3)(x[0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from caldera import nn
+from caldera.errors import ConfigError, ShapeError
 
 
 def _image(*shape: int) -> np.ndarray:
@@ -66,3 +67,35 @@ def test_adaptive_pooling_to_one_is_global_pooling() -> None:
 def test_adaptive_pooling_of_the_same_size_changes_nothing() -> None:
     x = _image(2, 3, 5, 4)
     np.testing.assert_array_equal(nn.AdaptiveAveragePool2D((5, 4))(x).numpy(), x)
+
+
+def test_sequences_and_volumes_are_pooled_as_images_are() -> None:
+    x = _image(2, 3, 12)
+    np.testing.assert_array_equal(
+        nn.MaxPool1D(3, 2, 1)(x).numpy(),
+        nn.MaxPool2D((1, 3), (1, 2), (0, 1))(x[:, :, None])[:, :, 0].numpy(),
+    )
+    np.testing.assert_allclose(
+        nn.AveragePool1D(4)(x).numpy(), x.reshape(2, 3, 3, 4).mean(3), rtol=1e-5, atol=1e-6
+    )
+    volume = _image(2, 3, 4, 6, 2)
+    blocks = volume.reshape(2, 3, 2, 2, 3, 2, 1, 2)
+    np.testing.assert_array_equal(nn.MaxPool3D()(volume).numpy(), blocks.max((3, 5, 7)))
+    np.testing.assert_allclose(
+        nn.AveragePool3D()(volume).numpy(), blocks.mean((3, 5, 7)), rtol=1e-5, atol=1e-6
+    )
+    for layer, wrong in ((nn.MaxPool1D(), volume), (nn.AveragePool3D(), x)):
+        with pytest.raises(ShapeError, match=r"x of shape|\(N, C"):
+            layer(wrong)
+
+
+def test_images_are_made_larger() -> None:
+    x = _image(2, 3, 4, 5)
+    np.testing.assert_array_equal(
+        nn.UpSampling2D()(x).numpy(), x.repeat(2, axis=2).repeat(2, axis=3)
+    )
+    smooth = nn.UpSampling2D(3, mode="bilinear")(x).numpy()
+    assert smooth.shape == (2, 3, 12, 15)
+    np.testing.assert_allclose(smooth[:, :, 1::3, 1::3], x, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"mode= one of nearest, .*'linear'"):
+        nn.UpSampling2D(mode="linear")

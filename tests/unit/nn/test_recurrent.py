@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caldera import nn, op, testing
-from caldera.errors import ShapeError
+from caldera.errors import ConfigError, ShapeError
 
 N, T, C, H = 3, 5, 4, 2
 KINDS = [nn.RNN, nn.LSTM, nn.GRU]
@@ -180,3 +180,10 @@ def test_another_width_is_refused() -> None:
     layer = _made(nn.GRU)
     with pytest.raises(ShapeError, match=r"GRU: expected sequences \(N, T, 4\), got shape"):
         layer(op.input("x", (N, T, C + 1)))
+
+
+def test_both_directions_by_name() -> None:
+    layer = nn.Bidirectional(nn.GRU(H, return_sequences=True))
+    assert nn.to_config(layer) == nn.to_config(nn.GRU(H, return_sequences=True, bidirectional=True))
+    with pytest.raises(ConfigError, match=r"Bidirectional: expected a recurrent layer, such as"):
+        nn.Bidirectional(nn.Dense(3))  # type: ignore[arg-type]

@@ -15,6 +15,10 @@ OPTIMIZERS = [
     optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
     optim.SGD(optim.LinearWarmUp(5, then=optim.Cosine(0.1, steps=10)), decay=optim.L1(0.1)),
     optim.Adagrad(0.1, epsilon=1e-6, clip=optim.ClipNorm(1.0)),
+    optim.Adadelta(0.5, smoothing=0.8),
+    optim.Nadam(0.1, beta1=0.8),
+    optim.Adamax(0.1, beta2=0.9),
+    optim.Lion(0.1, beta2=0.9, weight_decay=0.1),
     optim.RMSProp(0.1, momentum=0.5, centered=True, clip=optim.ClipValue(0.5)),
     optim.Adam(optim.StepDecay(0.1, at=[2, 4]), beta1=0.5, accumulate=2),
     optim.AdamW(optim.OneCycle(0.1, steps=20)),
@@ -54,7 +58,10 @@ def test_a_group_of_variables_is_written_as_their_names() -> None:
 
 
 def test_every_name_makes_an_optimizer() -> None:
-    names = {"sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"}
+    names = {
+        "sgd", "momentum", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "adamax",
+        "nadam", "lion", "lars", "lamb",
+    }  # fmt: skip
     assert names <= set(optim.optimizers)
     for name in names:
         assert optim.get(name, learning_rate=0.5).arguments()["learning_rate"] == 0.5
@@ -74,7 +81,7 @@ def _config(**changes: Any) -> dict[str, Any]:
     ("read", "message"),
     [
         (lambda: optim.get("adaam"), "optimizer: .*got 'adaam'; did you mean 'adam'"),
-        (lambda: optim.get("zzz"), "known: adagrad, adam"),
+        (lambda: optim.get("zzz"), "known: adadelta, adagrad, adam"),
         (lambda: optim.get("adam", bta1=0.5), "'bta1'; did you mean 'beta1'"),
         (lambda: optim.get("adam", acumulate=2), "'acumulate'; did you mean 'accumulate'"),
         (lambda: optim.get(optim.Adam(), beta1=0.5), "arguments only beside a name"),

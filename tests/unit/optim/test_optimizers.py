@@ -124,6 +124,49 @@ def lars(w: np.ndarray) -> Iterator[np.ndarray]:
         yield w
 
 
+def nadam(w: np.ndarray) -> Iterator[np.ndarray]:
+    mean, square, step = np.zeros_like(w), np.zeros_like(w), 0
+    while True:
+        step += 1
+        g = _gradient(w)
+        mean = 0.8 * mean + 0.2 * g
+        square = 0.95 * square + 0.05 * g * g
+        ahead = 0.8 * mean / (1 - 0.8 ** (step + 1)) + 0.2 * g / (1 - 0.8**step)
+        w = w - 0.1 * ahead / (np.sqrt(square / (1 - 0.95**step)) + 1e-6)
+        yield w
+
+
+def adamax(w: np.ndarray) -> Iterator[np.ndarray]:
+    mean, largest, step = np.zeros_like(w), np.zeros_like(w), 0
+    while True:
+        step += 1
+        g = _gradient(w)
+        mean = 0.8 * mean + 0.2 * g
+        largest = np.maximum(0.95 * largest, np.abs(g) + 1e-6)
+        w = w - 0.1 / (1 - 0.8**step) * mean / largest
+        yield w
+
+
+def adadelta(w: np.ndarray) -> Iterator[np.ndarray]:
+    square, moved = np.zeros_like(w), np.zeros_like(w)
+    while True:
+        g = _gradient(w)
+        square = 0.8 * square + 0.2 * g * g
+        change = np.sqrt(moved + 1e-3) / np.sqrt(square + 1e-3) * g
+        moved = 0.8 * moved + 0.2 * change * change
+        w = w - 0.5 * change
+        yield w
+
+
+def lion(w: np.ndarray) -> Iterator[np.ndarray]:
+    mean = np.zeros_like(w)
+    while True:
+        g = _gradient(w)
+        w = w - 0.1 * (np.sign(0.8 * mean + 0.2 * g) + 0.3 * w)
+        mean = 0.95 * mean + 0.05 * g
+        yield w
+
+
 ADAM = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}
 RULES: dict[str, tuple[Callable[[], optim.Optimizer], Rule]] = {
     "descent": (lambda: optim.GradientDescent(0.01), descent),
@@ -153,6 +196,10 @@ RULES: dict[str, tuple[Callable[[], optim.Optimizer], Rule]] = {
         lambda: optim.Adam(0.1, decay=optim.Decoupled(0.2), **ADAM),
         lambda w: adam(w, decoupled=0.2),
     ),
+    "nadam": (lambda: optim.Nadam(0.1, **ADAM), nadam),
+    "adamax": (lambda: optim.Adamax(0.1, **ADAM), adamax),
+    "adadelta": (lambda: optim.Adadelta(0.5, smoothing=0.8, epsilon=1e-3), adadelta),
+    "lion": (lambda: optim.Lion(0.1, beta1=0.8, beta2=0.95, weight_decay=0.3), lion),
     "lars": (lambda: optim.LARS(0.1, trust=0.02, weight_decay=0.2), lars),
     "lamb": (lambda: optim.LAMB(0.1, weight_decay=0.2, **ADAM), lamb),
 }

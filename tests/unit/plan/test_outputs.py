@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +12,9 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.graph.node import Spec, Symbol
+from caldera.graph.ops.leaf import tensor as tensor_leaf
+from caldera.lazy.compile import compile_nodes
 from caldera.plan.plan import Plan
 from caldera.plan.schedule import Schedule
 
@@ -150,3 +155,31 @@ def test_a_result_on_a_device_does_not_make_variables_ready_again(
     kept += [plan.run() for _ in range(4)]
     assert set(asked) <= {"results"}
     assert [each[0].tolist() for each in kept] == [[2.0 * n] * 3 for n in range(8)]
+
+
+def test_a_plan_that_is_tied_to_its_own_last_result_writes_the_next_one() -> None:
+    """Bound anew, its calls have to be told again where to write."""
+    start = cd.tensor(np.ones(5, np.float32))
+    symbol = Symbol("", Spec(start.shape, start.dtype), "tensor", start)
+    x = cd.Expr(tensor_leaf(symbol=symbol))
+    plan = compile_nodes([(x * 0.5 + 1.0).node], remember=False)
+    held = []
+    for _ in range(5):
+        held.append(plan.run()[0])
+        symbol.move(held[-1])
+    assert [each.tolist()[0] for each in held] == [1.5, 1.75, 1.875, 1.9375, 1.96875]
+
+
+def test_a_plan_that_was_released_holds_none_of_what_it_read() -> None:
+    value = cd.tensor(np.ones(5, np.float32))
+    symbol = Symbol("", Spec(value.shape, value.dtype), "tensor", value)
+    plan = compile_nodes([(cd.Expr(tensor_leaf(symbol=symbol)) * 2.0).node], remember=False)
+    assert plan.run()[0].tolist() == [2.0] * 5
+    memory = weakref.ref(value.memory)
+    symbol.move(None)
+    plan.release()
+    del value
+    gc.collect()
+    assert memory() is None
+    symbol.move(cd.tensor(np.full(5, 3.0, np.float32)))
+    assert plan.run()[0].tolist() == [6.0] * 5

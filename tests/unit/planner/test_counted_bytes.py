@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 import caldera as cd
 from caldera import compress, nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.comm.traffic import Traffic
 from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
-from caldera.planner.build import build_strategy
 from caldera.planner.collective_cost import ALGORITHMS, allgather, allreduce, reduce_scatter
 from caldera.planner.compression_cost import CodecCost, default_codecs
 from caldera.planner.data_parallel_cost import statistics_sums, status_sums
 from caldera.planner.ranking import all_ways
 from caldera.strategy import Strategy
+from tests.unit.planner.counting import sent_in_a_step
 
 ELEMENTS = 12 * 64
 """Divided by 2, 3 and 4 ranks, and by rows and columns of them."""
@@ -154,17 +152,6 @@ def test_gossip(ranks: int, pattern: str) -> None:
 # --- whatever there is a strategy for
 
 
-class Sent(cd.Callback):
-    """Notes after each step what all communicators of its rank have sent."""
-
-    def __init__(self, traffics: list[Traffic]) -> None:
-        self.traffics = traffics
-        self.after: list[int] = []
-
-    def batch_ends(self, run: cd.Run) -> None:
-        self.after.append(sum(each.total.bytes_sent for each in self.traffics))
-
-
 def wide_network() -> cd.NeuralNetwork:
     """Layers that are worth splitting."""
     layers = [nn.Input((128,)), nn.Dense(512), nn.Dense(256), nn.Dense(8)]
@@ -194,32 +181,14 @@ def wide_network() -> cd.NeuralNetwork:
 def test_what_a_rank_sends_in_a_step(
     ranks: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: dict[int, list[Traffic]] = {}
-    made_before = Traffic.__init__
-
-    def noted(self: Traffic) -> None:
-        made_before(self)
-        made.setdefault(threading.get_ident(), []).append(self)
-
-    monkeypatch.setattr(Traffic, "__init__", noted)
     work = workload_of(wide_network())
     setting = Setting(
         work, Compute(((1.0, 1e-3),)), Cluster(ranks, WIRE, per_node=ranks), 32,
         default_codecs(WIRE), every=1,
     )  # fmt: skip
     (way,) = [way for way in all_ways(setting) if way.name == name]
-    models = [wide_network() for _ in range(ranks)]
-    steps = 12
-    x, y = np.ones((32 * (steps + 1), 128), np.float32), np.zeros(32 * (steps + 1), np.int64)
-
-    def sent_in_a_step(comm: Communicator) -> float:
-        strategy = build_strategy(way, ranks, comm)
-        sent = Sent([comm.traffic, *made[threading.get_ident()]])
-        models[comm.rank].fit((x, y), parallel=strategy, callbacks=[sent], verbose=0)
-        return (sent.after[-1] - sent.after[0]) / steps
-
-    there = max(run_virtual_ranks(ranks, sent_in_a_step))
-    # Short messages, of losses and metrics, go by another algorithm; servers may still be at it.
+    there = sent_in_a_step(wide_network, way, ranks, 128, 4, monkeypatch)
+    # Short messages, of losses and metrics, go by another algorithm.
     assert way.predict(setting).sent == pytest.approx(there, rel=0.15, abs=1000)
 
 

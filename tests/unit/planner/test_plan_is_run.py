@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
@@ -17,18 +16,17 @@ from caldera import nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms.partition import even_counts
 from caldera.comm.algorithms.volume import allgather_volume, allreduce_volume, reduce_scatter_volume
-from caldera.comm.traffic import Traffic
 from caldera.graph.ops.collective import Message
 from caldera.parallel.data import sums
 from caldera.parallel.pipeline.stage_partition import balanced_cuts
 from caldera.planner import Cluster, Compute, Setting, Wire, workload_of
 from caldera.planner.asynchronous_cost import server_bytes
-from caldera.planner.build import build_strategy
 from caldera.planner.collective_cost import allgather, allreduce, reduce_scatter
 from caldera.planner.hybrid_cost import HybridConfig, stages_of
 from caldera.planner.overlap import gradient_buckets
 from caldera.planner.ranking import all_ways
 from caldera.train.fit import run_setup
+from tests.unit.planner.counting import sent_in_a_step
 
 WIRE = Wire(1e-6, 1e9)
 BATCH = 24
@@ -165,17 +163,6 @@ def test_servers_have_the_planned_parameters(name: str, servers: int) -> None:
 # --- bytes
 
 
-class Sent(cd.Callback):
-    """Notes after each step what all communicators of its rank have sent."""
-
-    def __init__(self, traffics: list[Traffic]) -> None:
-        self.traffics = traffics
-        self.after: list[int] = []
-
-    def batch_ends(self, run: cd.Run) -> None:
-        self.after.append(sum(each.total.bytes_sent for each in self.traffics))
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(
     ("ranks", "way"),
@@ -206,26 +193,7 @@ def test_what_is_planned_is_what_is_sent(
     if prediction.refused:
         assert any(word in prediction.refused for word in ("units", "dense layer"))
         return
-    made: dict[int, list[Traffic]] = {}
-    before = Traffic.__init__
-
-    def noted(self: Traffic) -> None:
-        before(self)
-        made.setdefault(threading.get_ident(), []).append(self)
-
-    monkeypatch.setattr(Traffic, "__init__", noted)
-    models = [NETWORKS[name]() for _ in range(ranks)]
-    steps = 4
-    x = np.ones((BATCH * (steps + 1), 12), np.float32)
-    y = np.zeros(BATCH * (steps + 1), np.int64)
-
-    def sent_in_a_step(comm: Communicator) -> float:
-        strategy = build_strategy(planned, ranks, comm)
-        sent = Sent([comm.traffic, *made[threading.get_ident()]])
-        models[comm.rank].fit((x, y), parallel=strategy, callbacks=[sent], verbose=0)
-        return (sent.after[-1] - sent.after[0]) / steps
-
-    counted = max(run_virtual_ranks(ranks, sent_in_a_step))
+    counted = sent_in_a_step(NETWORKS[name], planned, ranks, 12, 4, monkeypatch)
     # Targets, and what ranks say to each other about the step, are a few hundred bytes.
     assert prediction.sent == pytest.approx(counted, rel=1e-3, abs=250)
 

@@ -85,6 +85,16 @@ def test_a_grid_visits_each_point_once_also_behind_choices() -> None:
         list(Space({"e": search.uniform(0, 1)}).grid())
 
 
+def test_steps_of_any_length_can_be_kept_by_optuna() -> None:
+    odd = search.uniform(0.9573071096425678, 0.9584443450259533, step=0.0011372353833854687)
+    far = search.uniform(-0.002279026489055327, 1000.0, step=np.float64(153.47749166893848))
+    study = search.run(lambda odd, far: odd + far, {"odd": odd, "far": far}, method="grid")
+    assert len(study.trials) == 2 * 7
+    assert search.uniform(0.1, 0.5, step=0.2).grid() == [0.1, 0.3, 0.5]
+    tpe = search.run(lambda odd, far: odd + far, {"odd": odd, "far": far}, method="tpe", trials=12)
+    assert {trial.state for trial in tpe.trials} == {"done"}
+
+
 def test_two_choices_may_open_the_same_name() -> None:
     space = Space(
         {

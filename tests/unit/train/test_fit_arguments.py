@@ -12,6 +12,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import CalderaError, ConfigError, DataError
+from caldera.train.sample_weights import SampleWeights
 from tests.unit.train.small import points
 
 X, Y = points(20)
@@ -66,7 +67,9 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         ({0: NAN}, "class_weights of at least 0, got nan"),
         ({0: 0, 1: 0}, "of which some are above 0, got only 0"),
         ({}, "got an empty dict"),
-        (1.0, "one for each class, or a dict"),
+        (1.0, "one for each class, a dict or 'balanced'"),
+        ("even", "a dict or 'balanced', got 'even'"),
+        ({0: 1.0, np.int64(0): 2.0, "0": 3.0}, "got '0'"),
     ],
 }
 
@@ -210,3 +213,66 @@ def test_whole_numbers_over_0_are_0() -> None:
         assert found.tolist() == [0, 0, 0]
     assert (cd.tensor([-(2**63)]) // cd.tensor([-1])).tolist() == [-(2**63)]
     assert (cd.tensor(a) / cd.tensor(b)).tolist()[:2] == [INF, -INF]
+
+
+# --- what people write
+
+
+def test_inputs_and_targets_may_be_two_arguments() -> None:
+    one, two = made(), made()
+    assert one.fit(X, Y, verbose=0)["loss"] == two.fit((X, Y), verbose=0)["loss"]
+    assert one.evaluate(X, Y) == two.evaluate((X, Y))
+    for call in (one.fit, one.evaluate):
+        with pytest.raises(DataError, match=r"got ArrayData and targets beside it; give the data"):
+            call(cd.data.ArrayData(X, Y), Y)
+    with pytest.raises(ConfigError, match=r"got 3 arguments; write fit\(x, y\) or"):
+        one.fit(X, Y, 32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_one_hot_targets_train_as_the_numbers_of_classes_do(dtype: str) -> None:
+    numbers, rows = made(), made()
+    one_hot = np.eye(2)[Y].astype(dtype)
+    found = rows.fit(X, one_hot, validation=0.2, verbose=0)
+    expected = numbers.fit(X, Y, validation=0.2, verbose=0)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+    assert found["accuracy"] == expected["accuracy"]
+    assert rows.evaluate(X, one_hot)["accuracy"] == numbers.evaluate(X, Y)["accuracy"]
+    with pytest.raises(DataError, match="add up to 1"):
+        made().fit(X, 2 * np.eye(2)[Y])
+
+
+def test_a_function_may_be_the_loss() -> None:
+    target = X[:, :1] * 2.0
+    by_function = made(loss=lambda prediction, y: (prediction - y) ** 2)
+    by_name = made(loss="mean_squared")
+    y = np.concatenate([target, -target], 1)
+    found = by_function.fit(X, y, epochs=2, verbose=0)
+    assert found["loss"] == by_name.fit(X, y, epochs=2, verbose=0)["loss"]
+    with pytest.raises(CalderaError, match="got one for all of them; leave out the mean"):
+        made(loss=lambda prediction, y: op.mean(prediction - y)).fit(X, y)
+
+
+def test_the_loss_and_the_optimizer_follow_the_layers() -> None:
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], "mse", "sgd", batch_size=4)
+    assert (type(model.loss).__name__, type(model.optimizer).__name__) == ("MeanSquared", "SGD")
+
+
+def test_balanced_classes_count_the_same() -> None:
+    y = np.array([0, 0, 0, 0, 0, 2])
+    weights = SampleWeights.of(cd.data.Pipeline((X[:6], y)), by_class="balanced")
+    assert weights is not None
+    found = weights.of_samples(np.arange(6), y)
+    assert found[:5].sum() == pytest.approx(found[5])
+    assert found.mean() == pytest.approx(1.0)
+    weights.check_classes(4)
+
+
+def test_classes_are_weighed_by_name() -> None:
+    samples = cd.data.arrays(X, np.array(["cat", "dog"])[Y], test=0).train
+    by_name = made().fit(samples, class_weights={"dog": 3.0}, verbose=0)["loss"]
+    assert by_name == made().fit(samples, class_weights={1: 3.0}, verbose=0)["loss"]
+    with pytest.raises(DataError, match="or their names: cat, dog, got 'cow'"):
+        made().fit(samples, class_weights={"cow": 3.0})
+    with pytest.raises(DataError, match="class_weights with each class once"):
+        made().fit(samples, class_weights={"dog": 3.0, 1: 2.0})

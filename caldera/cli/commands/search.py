@@ -1,0 +1,206 @@
+"""`caldera search`: finds good hyper-parameters for a network on a data set, without any code."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from caldera import search
+from caldera.cli.build import VALIDATION_PART, make_callbacks, make_model, resolved
+from caldera.cli.command import Command, UsageError
+from caldera.cli.datasets import augmented, load_data
+from caldera.cli.options import GROUPS, add_option, add_options, given_options, names_of
+from caldera.cli.recipe import complete, read_recipe, write_recipe
+from caldera.cli.result_text import results_line
+from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
+from caldera.data import Dataset
+from caldera.errors import ConfigError
+from caldera.search.method import methods
+from caldera.search.table import cell_text
+from caldera.search.workers import is_master
+
+OPTIONS_FILE = "options.toml"
+BEST_RECIPE = "best.toml"
+PAGE = "report.html"
+PLOT = "study.svg"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `search`: its own, and every option of a recipe."""
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="recipe.toml",
+        help="options from a file, and a table [space] of what to search; flags count for more",
+    )
+    parser.add_argument(
+        "--out",
+        default="study",
+        metavar="FOLDER",
+        help="where the study is kept; one that is there goes on (default: study)",
+    )
+    parser.add_argument(
+        "--objective",
+        metavar="METRIC,...",
+        help="what to make best, such as val_accuracy; several for a Pareto front",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    section = parser.add_argument_group("search options")
+    for option in OWN:
+        add_option(section, option)
+    add_options(parser, *GROUPS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and write the study, its page and the best model."""
+    recipe = _recipe(arguments)
+    found = load_data(complete(recipe.options))
+    options = resolved(complete(recipe.options), found)
+    objective = recipe.settings.pop("objective", None)
+    objective = objective or search.metric("val_accuracy" if found.classes else "val_loss")
+    data = _prepared(found, options, objective.folds)
+    folder = Path(arguments.out)
+    if is_master():
+        print(_described(recipe, options, found), flush=True)
+        _keep_options(folder, recipe.options)
+
+    def build(seed: int, **parameters: Any) -> Any:
+        return make_model(complete(recipe.options | parameters | {"seed": seed}), data)
+
+    study = search.run(
+        build, recipe.space, data, objective=objective, folder=folder, seed=options["seed"],
+        epochs=options["epochs"], fit={"callbacks": lambda: make_callbacks(options)},
+        verbose=0 if arguments.quiet else None, **recipe.settings,
+    )  # fmt: skip
+    # Under `caldera run` the other ranks have trained for the first one.
+    return _written(study, folder, recipe, found) if is_master() else 0
+
+
+def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
+    """The recipe with what the flags say, which count for more."""
+    recipe = SearchRecipe({}, {}, {})
+    if arguments.recipe:
+        recipe = read_search_recipe(arguments.recipe)
+    settings = dict(recipe.settings)
+    for option in OWN:
+        value = getattr(arguments, option.name, None)
+        if value is not None:
+            settings[option.name] = option.kind.from_text(value, option.flag)
+    if arguments.objective:
+        names = arguments.objective.split(",")
+        settings["objective"] = search.pareto(*names) if len(names) > 1 else search.metric(names[0])
+    options = recipe.options | given_options(arguments)
+    # A flag fixes what the recipe would search.
+    space = {name: each for name, each in recipe.space.items() if name not in options}
+    if not recipe.space:
+        space = usual_space(options)
+    if not space:
+        raise UsageError.build(
+            "caldera search", expected="something to search", got="a value for every parameter",
+            hint="leave one out, or name it in the [space] of a recipe",
+        )  # fmt: skip
+    if "trials" not in settings and _is_endless(settings):
+        raise UsageError.build(
+            "--trials", expected="how many trials there shall be", got="none",
+            hint="give --trials 100, or --seconds 3600",
+        )  # fmt: skip
+    return replace(recipe, options=options, space=space, settings=settings)
+
+
+def _is_endless(settings: dict[str, Any]) -> bool:
+    """Whether neither the clock nor the method ends a search before it has all its trials."""
+    method = settings.get("method", "random")
+    kind = methods[method] if isinstance(method, str) else type(method)
+    return "seconds" not in settings and not getattr(kind, "ends", False)
+
+
+def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
+    """The data with a part held out to choose by; folds take their parts themselves."""
+    if folds == 1:
+        part = options.get("validation_part", VALIDATION_PART)
+        return augmented(found.hold_out(part, options["seed"]), options)
+    for name in names_of(["augmentation"]):
+        if options.get(name):
+            raise ConfigError.build(
+                name, expected="no augmentation with folds", got=f"{options[name]}",
+                hint="choose by a part that is held out, or by several seeds",
+            )  # fmt: skip
+    return found
+
+
+def _keep_options(folder: Path, options: dict[str, Any]) -> None:
+    """Write the options that all trials share, unless a study with others is there."""
+    path = folder / OPTIONS_FILE
+    if path.is_file():
+        before = read_recipe(path)
+        changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
+        if changed:
+            raise UsageError.build(
+                "--out", expected=f"the options of the study in {folder}",
+                got=f"another {changed[0]}", hint="name another folder, or delete this one",
+            )  # fmt: skip
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(path, options)
+
+
+def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dataset) -> int:
+    counts = {state: n for state, n in study.counts().items() if n}
+    print("trials  " + ", ".join(f"{n} {state}" for state, n in counts.items()))
+    best = study.best_or_none()
+    written = [study.page(folder / PAGE), study.plot(folder / PLOT)]
+    if best is not None:
+        named = zip(study.objective.names(), best.values or (), strict=True)
+        print(f"best    trial {best.number}: " + "  ".join(f"{n} {v:.6g}" for n, v in named))
+        chosen = ", ".join(f"{n} {cell_text(v)}" for n, v in best.parameters.items())
+        print(f"with    {chosen}")
+        if study.test:
+            print(f"test    {results_line(study.test)}")
+        luck = study.luck()
+        if luck is not None:
+            print(f"luck    {luck}")
+        options = complete(recipe.options | best.parameters | {"seed": best.seed})
+        write_recipe(folder / BEST_RECIPE, options)
+        model = best.model.save(folder / f"{Path(found.name).stem}.caldera")
+        written = [model, *written, folder / BEST_RECIPE]
+    for path in written:
+        print(f"wrote   {path}")
+    over = sum(counts.get(state, 0) for state in ("done", "stopped", "failed"))
+    wanted = recipe.settings.get("trials")
+    if over < len(study.trials) or (wanted and over < wanted and _is_endless(recipe.settings)):
+        print("ended before its time: the same command goes on with it")
+        return 130
+    return 0 if best is not None else 1
+
+
+def _described(recipe: SearchRecipe, options: dict[str, Any], found: Dataset) -> str:
+    classes = f", {found.classes} classes" if found.classes else ""
+    settings = recipe.settings
+    method = settings.get("method", "random")
+    stop = f", stopped by {settings['stop']}" if "stop" in settings else ""
+    trials = f", {settings['trials']} trials" if "trials" in settings else ""
+    return (
+        f"data    {found.name}: {len(found.train)} samples, {len(found.test)} to test once, "
+        f"shape {found.shape}{classes}\n"
+        f"space   {', '.join(recipe.space)}\n"
+        f"search  {method}{stop}{trials}, epochs {options['epochs']} of {options['model']}"
+    )
+
+
+COMMAND = Command(
+    name="search",
+    takes="[recipe.toml]",
+    summary="Search for good hyper-parameters of a network; writes every trial and the best model.",
+    examples="""
+        caldera search --data table.csv --trials 50
+        caldera search recipe.toml --data table.csv --trials 100
+        caldera search --data digits --trials 100 --method tpe --stop asha --epochs 30
+        caldera search recipe.toml --objective val_accuracy,seconds --method nsga2 --trials 200
+        caldera report study
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=15,
+)

@@ -1,0 +1,264 @@
+"""A process among others on one machine: a socket to each of them, and what arrives from there.
+
+Every socket has a thread that reads it, whatever the process computes meanwhile: so sending never
+waits for a receiver to ask, and the end of another process is noticed at once. Messages belong to
+channels, one for each communicator; a frame is a header and its bytes, or, for long messages, the
+place in the sender's `SharedOutbox`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from caldera.comm.mailboxes import Inbox, JobFailure, bytes_of
+from caldera.comm.shared_outbox import CAPACITY, SharedOutbox, can_share, mark_read, open_outbox
+from caldera.errors import CommError, RankLostError
+
+HEADER = struct.Struct("<BHHQQ")
+"""Kind, sender's rank in the channel, tag, channel, bytes of what follows or of what is shared."""
+PLACE = struct.Struct("<HQ")
+"""Slot and place of a message in an outbox."""
+SHARED_FROM = 1 << 15
+"""Bytes from which on a message goes through shared memory."""
+LONGEST_TEXT = 1 << 20
+LEAVES_WITHIN_S = 1.0
+_INLINE, _SHARED, _OUTBOX, _REVOKED, _GOODBYE = range(5)
+
+
+class Endpoint:
+    """This process, number `rank` of those that have a socket to each other.
+
+    `lost(rank)` is called on a thread of its own when another one ends without a goodbye.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        links: Mapping[int, socket.socket],
+        lost: Callable[[int], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = len(links) + 1
+        self._links = dict(links)
+        self._sending = {peer: threading.Lock() for peer in links}
+        self._lock = threading.Lock()
+        self._inboxes: dict[int, Inbox] = {}
+        self._failures: dict[int, JobFailure] = {}
+        self._lost: tuple[int, BaseException] | None = None
+        self._on_loss = lost
+        self._closing = False
+        self._outbox: SharedOutbox | None = None
+        self._readers: set[int] = set()
+        self._threads = [
+            threading.Thread(target=self._read, args=(peer,), name=f"from {peer}", daemon=True)
+            for peer in links
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- for communicators
+
+    def failure(self, root: int) -> JobFailure:
+        """What all communicators that were made of one share."""
+        with self._lock:
+            return self._failure(root)
+
+    def inbox(self, channel: int, root: int, rank: int) -> Inbox:
+        """Where messages of a channel arrive, perhaps before its communicator is made here."""
+        with self._lock:
+            found = self._inboxes.get(channel)
+            if found is None:
+                found = self._inboxes[channel] = self._new_inbox(rank, self._failure(root))
+            else:
+                found.belongs_to(rank, self._failure(root))
+            return found
+
+    def forget(self, channel: int) -> None:
+        """Its communicator is gone."""
+        with self._lock:
+            self._inboxes.pop(channel, None)
+
+    def send(self, peer: int, channel: int, source: int, tag: int, buffer: np.ndarray) -> None:
+        """Send bytes; they may change once this returns."""
+        payload = bytes_of(buffer)
+        place = self._shared(peer, payload) if payload.nbytes >= SHARED_FROM else None
+        if place is not None:
+            header = HEADER.pack(_SHARED, source, tag, channel, payload.nbytes)
+            self._write(peer, header, PLACE.pack(*place))
+            return
+        header = HEADER.pack(_INLINE, source, tag, channel, payload.nbytes)
+        self._write(peer, header, payload.data)
+
+    def revoke(self, root: int, rank: int, reason: str) -> None:
+        """Release all who wait in communicators that were made of this one, everywhere."""
+        text = reason.encode()[:LONGEST_TEXT]
+        for peer in self._links:
+            with suppress(CommError):
+                self._write(peer, HEADER.pack(_REVOKED, rank, 0, root, len(text)), text)
+        self.failure(root).fail(rank, CommError(reason))
+
+    def close(self) -> None:
+        """Leave: the others are told that this was meant."""
+        self._closing = True
+        for peer, link in self._links.items():
+            with suppress(CommError):
+                self._write(peer, HEADER.pack(_GOODBYE, 0, 0, 0, 0), b"")
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + LEAVES_WITHIN_S
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, until - time.monotonic()))
+        for link in self._links.values():
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+    # --- sending
+
+    def _write(self, peer: int, header: bytes, payload: bytes | memoryview) -> None:
+        link = self._links[peer]
+        try:
+            with self._sending[peer]:
+                sent = link.sendmsg([header, payload])
+                if sent < len(header):
+                    link.sendall(header[sent:])
+                    sent = len(header)
+                if sent < len(header) + len(payload):
+                    link.sendall(memoryview(payload)[sent - len(header) :])
+        except OSError as error:
+            if self._lost is not None:
+                raise self._lost[1] from error
+            raise RankLostError.build(
+                f"process {self.rank}", got=f"no way to process {peer}: {error}"
+            ) from error
+
+    def _shared(self, peer: int, payload: np.ndarray) -> tuple[int, int] | None:
+        """Where a message lies for a process that can read it there."""
+        with self._lock:
+            if self._outbox is None and can_share():
+                self._outbox = SharedOutbox(CAPACITY)
+            outbox = self._outbox
+            is_new = peer not in self._readers
+            self._readers.add(peer)
+        if outbox is None:
+            return None
+        if is_new:
+            address = outbox.address.encode()
+            self._write(peer, HEADER.pack(_OUTBOX, 0, 0, 0, len(address)), address)
+        return outbox.put(payload)
+
+    # --- receiving
+
+    def _read(self, peer: int) -> None:
+        """The thread of one socket."""
+        link, memory = self._links[peer], np.empty(0, np.uint8)
+        try:
+            while True:
+                header = _received(link, HEADER.size)
+                kind, source, tag, channel, nbytes = HEADER.unpack(header)
+                if kind == _INLINE:
+                    self._take(link, source, tag, channel, nbytes)
+                elif kind == _SHARED:
+                    slot, place = PLACE.unpack(_received(link, PLACE.size))
+                    payload = memory[place : place + nbytes]
+                    taken = partial(mark_read, memory, slot)
+                    self._inbox_of(channel).deliver(source, tag, payload, taken)
+                elif kind == _OUTBOX:
+                    memory = open_outbox(_text(link, nbytes))
+                elif kind == _REVOKED:
+                    self.failure(channel).fail(source, CommError(_text(link, nbytes)))
+                elif kind == _GOODBYE:
+                    self._lose(peer, "it has left", meant=True)
+                    return
+        except OSError as error:
+            self._lose(peer, str(error) or "its socket was closed", meant=self._closing)
+
+    def _take(self, link: socket.socket, source: int, tag: int, channel: int, nbytes: int) -> None:
+        inbox = self._inbox_of(channel)
+        receive = inbox.claim(source, tag)
+        place = None if receive is None else receive.place(source, nbytes)
+        if place is None:
+            place = np.empty(nbytes, np.uint8)
+        _fill(link, place.data)
+        if receive is None:
+            inbox.deliver(source, tag, place, _nothing)
+        else:
+            inbox.finished(receive)
+
+    def _inbox_of(self, channel: int) -> Inbox:
+        with self._lock:
+            found = self._inboxes.get(channel)
+            if found is None:
+                # Whose it is will be known once its communicator is made here.
+                found = self._inboxes[channel] = self._new_inbox(-1, JobFailure())
+            return found
+
+    @staticmethod
+    def _new_inbox(rank: int, failure: JobFailure) -> Inbox:
+        inbox = Inbox(rank, failure)
+        # How long another rank computes before it sends is nobody's business.
+        inbox.timeout_s = threading.TIMEOUT_MAX
+        return inbox
+
+    def _lose(self, peer: int, why: str, *, meant: bool) -> None:
+        error = RankLostError.build(f"process {peer} of {self.size}", got=why)
+        with self._lock:
+            if self._lost is None:
+                self._lost = (peer, error)
+            failures = list(self._failures.values())
+        for failure in failures:
+            failure.fail(peer, error)
+        if not meant and not self._closing and self._on_loss is not None:
+            self._on_loss(peer)
+
+    def _failure(self, root: int) -> JobFailure:
+        found = self._failures.get(root)
+        if found is None:
+            found = self._failures[root] = JobFailure()
+            if self._lost is not None:
+                found.fail(*self._lost)
+        return found
+
+
+def channel_of(name: str) -> int:
+    """The number of a channel, which all ranks find for themselves.
+
+    >>> channel_of("data") == channel_of("data"), channel_of("data") < 1 << 64
+    (True, True)
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def _received(link: socket.socket, nbytes: int) -> bytes:
+    got = link.recv(nbytes, socket.MSG_WAITALL)
+    if len(got) != nbytes:
+        buffer = bytearray(nbytes)
+        buffer[: len(got)] = got
+        _fill(link, memoryview(buffer)[len(got) :])
+        return bytes(buffer)
+    return got
+
+
+def _fill(link: socket.socket, place: memoryview) -> None:
+    while len(place):
+        got = link.recv_into(place, 0, socket.MSG_WAITALL)
+        if not got:
+            raise OSError("it has ended without a word")
+        place = place[got:]
+
+
+def _text(link: socket.socket, nbytes: int) -> str:
+    return _received(link, min(nbytes, LONGEST_TEXT)).decode(errors="replace")
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,312 @@
+"""`Array`: a matrix whose parts are on many ranks, used like any other expression."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.dmath.connect import current
+from caldera.dmath.explain import Explanation, explained
+from caldera.dmath.handle import Handle
+from caldera.dmath.session import Session
+from caldera.errors import ConfigError
+from caldera.graph.body import substitute
+from caldera.graph.node import Node, Symbol
+from caldera.graph.ops.base import cast, full
+from caldera.graph.ops.elementwise import where
+from caldera.graph.ops.leaf import tensor
+from caldera.graph.ops.movement import unslice
+from caldera.lazy import Expr, lift
+from caldera.lazy.expr import add_kind
+from caldera.sharding.distributions import Distribution, as_layout
+from caldera.sharding.layout import Layout
+from caldera.sharding.ops import place
+from caldera.sharding.rules.registry import default_layout
+from caldera.tensor.convert import array_of
+from caldera.tensor.dtype import bool_, canonical
+from caldera.tensor.shape import Shape
+
+# A value that is known stands for its node as long as somebody has the node.
+_values: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
+
+
+class Array(Expr):
+    """An array of which ranks have parts; what is computed from one is one, too.
+
+    Like every expression it is computed when its value is asked for: then one program goes to the
+    ranks, and a part of the result stays on each. Made by `dm.array`, `dm.random` and their like.
+
+    >>> import numpy as np
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     a = dm.array(np.arange(6.0).reshape(3, 2), layout=dm.Rows())
+    ...     (a @ a.T).sum(axis=0).numpy()
+    array([ 9., 39., 69.])
+    """
+
+    __slots__ = ()
+
+    # --- where it is
+
+    @property
+    def layout(self) -> Layout:
+        """The layout it has, or will have once it is computed."""
+        known = _values.get(self.node, self.node).attrs.get("symbol")
+        if known is not None and isinstance(known.value, Handle):
+            layout: Layout = known.value.layout
+            return layout
+        return self.explain().layout
+
+    def to(
+        self,
+        layout: Layout | Distribution | None = None,
+        dtype: Any = None,
+        ranks: Iterable[int] | None = None,
+    ) -> Array:
+        """The same values in another layout, in another dtype, on other ranks.
+
+        >>> import numpy as np
+        >>> from caldera import dmath as dm
+        >>> with dm.connect(threads=4):
+        ...     a = dm.array(np.ones((8, 8)), layout=dm.Rows())
+        ...     a.to(layout=dm.Columns(), ranks=range(2)).layout.local_shape(1)
+        (8, 4)
+        """
+        node = self.node if dtype is None else cast(self.node, canonical(dtype))
+        own = None if ranks is None else checked_ranks(ranks)
+        if layout is None and own is None:
+            return Array(place(node, None))
+        if layout is None:
+            assert own is not None
+            return Array(place(node, default_layout(node.shape, own, node.dtype.itemsize)))
+        where_to = as_layout(layout, node.shape, range(current().ranks) if own is None else own)
+        checked_ranks(where_to.ranks)
+        return Array(place(node, where_to))
+
+    def explain(self) -> Explanation:
+        """What moves where when it is computed: bytes, seconds, and what each way has beaten.
+
+        >>> import numpy as np
+        >>> from caldera import dmath as dm
+        >>> with dm.connect(threads=2):
+        ...     a = dm.array(np.ones((64, 64)), layout=dm.Rows())
+        ...     (a + a.to(layout=dm.Columns())).explain().nbytes
+        16384
+        """
+        return explained(_with_leaves([self.node], but=self.node)[0], current().ranks)
+
+    # --- asking for the value
+
+    def eval(self, **feeds: Any) -> Array:  # type: ignore[override] # what is here is a part
+        """Compute it. The result is an array whose parts are on the ranks, ready to be used."""
+        if feeds:
+            raise ConfigError.build(
+                "dm.Array.eval", expected="no inputs", got=", ".join(feeds),
+                hint="make arrays of them with dm.array",
+            )  # fmt: skip
+        return evaluate([self])[0]
+
+    def numpy(self) -> np.ndarray:
+        """All of it as a NumPy array, here."""
+        handle = self.handle
+        return handle.session.get(handle)
+
+    @property
+    def handle(self) -> Handle:
+        """What the session knows it by, once it is computed."""
+        return _handle(self.eval().node)
+
+    def item(self) -> Any:
+        return self.numpy().item()
+
+    def tolist(self) -> Any:
+        return self.numpy().tolist()
+
+    def __str__(self) -> str:
+        return str(self.numpy())
+
+    def __repr__(self) -> str:
+        return f"Array(shape={self.shape}, dtype={self.dtype.name})"
+
+    # --- assignment
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        """Other values for a part; expressions made of it before keep what it was."""
+        bounds = _bounds(key, self.shape)
+        if bounds is None:
+            self.node = self.at[key].set(values).node
+            return
+        shape = tuple(len(range(*bound)) for bound in bounds)
+        given = op.broadcast(Expr(cast(lift(values, self.dtype), self.dtype)), shape).node
+        there = unslice(full(shape, True, bool_), shape=self.shape, bounds=bounds)
+        new = unslice(given, shape=self.shape, bounds=bounds)
+        self.node = where(there, new, self.node)
+
+    # --- NumPy's habits
+
+    @property
+    def T(self) -> Array:
+        """The transpose."""
+        return _own(op.transpose(self, tuple(reversed(range(self.ndim)))))
+
+    def transpose(self, *axes: int) -> Array:
+        """The axes in another order; reversed if none are given."""
+        return _own(op.transpose(self, axes)) if axes else self.T
+
+    def reshape(self, *shape: Any) -> Array:
+        """The same elements in another shape."""
+        return _own(op.reshape(self, shape[0] if len(shape) == 1 else shape))
+
+    def ravel(self) -> Array:
+        """The elements along one axis."""
+        return _own(op.reshape(self, (-1,)))
+
+    def astype(self, dtype: Any) -> Array:
+        """The same values in another dtype."""
+        return _own(op.cast(self, dtype))
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Array:
+        """The sum over axes, or over all of them."""
+        return _own(op.sum(self, axis, keepdims))
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Array:
+        """The mean over axes, or over all of them."""
+        return _own(op.mean(self, axis, keepdims))
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Array:
+        """The largest element along axes."""
+        return _own(op.max(self, axis, keepdims))
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Array:
+        """The smallest element along axes."""
+        return _own(op.min(self, axis, keepdims))
+
+    def prod(self, axis: Any = None, keepdims: bool = False) -> Array:
+        """The product over axes."""
+        return _own(op.prod(self, axis, keepdims))
+
+    def var(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+        """The variance over axes."""
+        return _own(op.variance(self, axis, keepdims, correction=ddof))
+
+    def std(self, axis: Any = None, ddof: int = 0, keepdims: bool = False) -> Array:
+        """The standard deviation over axes."""
+        return _own(op.sqrt(self.var(axis, ddof, keepdims)))
+
+    def argmax(self, axis: int | None = None) -> Array:
+        """Where the largest element along an axis is."""
+        return _own(op.argmax(self, axis))
+
+    def argmin(self, axis: int | None = None) -> Array:
+        """Where the smallest element along an axis is."""
+        return _own(op.argmin(self, axis))
+
+    def dot(self, other: Any) -> Array:
+        """The matrix product."""
+        return _own(self @ other)
+
+
+def _own(made: Expr) -> Array:
+    assert isinstance(made, Array)
+    return made
+
+
+def evaluate(arrays: Sequence[Expr]) -> list[Array]:
+    """Several arrays computed by one program.
+
+    >>> import numpy as np
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     a = dm.array(np.arange(4.0))
+    ...     total, largest = dm.evaluate([a.sum(), a.max()])
+    ...     float(total), float(largest)
+    (6.0, 3.0)
+    """
+    nodes = _with_leaves([each.node for each in arrays])
+    wanted = [number for number, node in enumerate(nodes) if not _is_value(node)]
+    session = current()
+    handles = session.run([nodes[number] for number in wanted]) if wanted else []
+    for number, handle in zip(wanted, handles, strict=True):
+        nodes[number] = _values[arrays[number].node] = leaf_of(handle)
+    return [Array(node) for node in nodes]
+
+
+def leaf_of(handle: Handle) -> Node:
+    """The node of an array that ranks have."""
+    node: Node = tensor(symbol=Symbol("", handle.spec, "tensor", handle))
+    return node
+
+
+def put(values: np.ndarray, layout: Layout, session: Session | None = None) -> Array:
+    """An array with these values, which are here, in a layout."""
+    return Array(leaf_of((session or current()).put(values, layout)))
+
+
+def _with_leaves(nodes: Sequence[Node], but: Node | None = None) -> list[Node]:
+    """The nodes with leaves in place of all that was computed before."""
+    stand_ins: dict[Node, Node] = {}
+    waiting, seen = list(nodes), set(nodes)
+    while waiting:
+        node = waiting.pop()
+        leaf = None if node is but else _values.get(node)
+        if leaf is not None and _handle(leaf).session.is_open:
+            stand_ins[node] = leaf
+            continue
+        waiting += [given for given in node.inputs if given not in seen]
+        seen.update(node.inputs)
+    return list(substitute(nodes, stand_ins)) if stand_ins else list(nodes)
+
+
+def _is_value(node: Node) -> bool:
+    symbol = node.attrs.get("symbol")
+    return isinstance(symbol, Symbol) and isinstance(symbol.value, Handle)
+
+
+def _handle(node: Node) -> Handle:
+    handle: Handle = node.attrs["symbol"].value
+    return handle
+
+
+def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
+    """Ranks that the session has."""
+    own, there = tuple(int(rank) for rank in ranks), current().ranks
+    if any(not 0 <= rank < there for rank in own):
+        raise ConfigError.build(
+            "dmath", expected=f"ranks from 0 to {there - 1}", got=str(own),
+            hint="dm.connect says how many there are",
+        )  # fmt: skip
+    return own
+
+
+def _bounds(key: Any, shape: Shape) -> tuple[tuple[int, int, int], ...] | None:
+    """The bounds that a key of slices names; None for other keys."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in parts:
+        place_of = parts.index(Ellipsis)
+        parts[place_of : place_of + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    parts += [slice(None)] * (len(shape) - len(parts))
+    if len(parts) != len(shape) or not all(isinstance(part, slice) for part in parts):
+        return None
+    found = []
+    for part, n in zip(parts, shape, strict=True):
+        start, stop, step = part.indices(n)
+        if step < 1:
+            return None
+        found.append((start, max(start, stop), step))
+    return tuple(found)
+
+
+def _is_shared_out(node: Node) -> bool:
+    return node.op.kind == "distributed" or _is_value(node)
+
+
+add_kind(Array, _is_shared_out)
+
+
+def as_values(values: Any) -> np.ndarray:
+    """What a user gives as an array."""
+    return np.asarray(values) if isinstance(values, np.ndarray) else array_of(values, "dm.array")

@@ -1,0 +1,229 @@
+"""A graph as plain data, and back: what a master sends to its workers.
+
+Nodes are written in order, each as the name of its op, the numbers of its inputs and its
+attributes; the leaves are numbered, so that one program serves any arrays. Ops are looked up in the
+table of ops, attributes are of kinds that are listed here, and shapes are inferred again: nothing
+that arrives is run, imported or believed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import ConfigError, DataError
+from caldera.graph import catalogue  # noqa: F401 - fills the table of ops
+from caldera.graph.body import Body, topological
+from caldera.graph.node import Node, Spec, Symbol
+from caldera.graph.opdef import ITEM, OPS, item, parameter
+from caldera.graph.ops.collective import Message
+from caldera.sharding.axis_split import AxisSplit
+from caldera.sharding.layout import CartesianLayout
+from caldera.sharding.table_layout import TableLayout
+from caldera.tensor import Tensor
+from caldera.tensor.dtype import canonical
+
+RECORDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Spec, Message, AxisSplit, CartesianLayout, TableLayout)
+}
+"""Frozen dataclasses that attributes may be, by name."""
+
+
+def register(kind: type) -> type:
+    """Let a frozen dataclass be sent."""
+    RECORDS[kind.__name__] = kind
+    return kind
+
+
+ROLES = ("tensor", "variable", "input", "array")
+MOST_NODES = 1 << 22
+_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Outputs, and the leaves that they are computed from in the order of their numbers."""
+
+    outputs: tuple[Node, ...]
+    leaves: tuple[Symbol, ...]
+
+
+def encode_graph(outputs: Sequence[Node]) -> tuple[bytes, tuple[Symbol, ...]]:
+    """A graph as bytes, the same for graphs that differ in nothing but what their leaves hold; and
+    the leaves. Constant arrays are part of it."""
+    writer = _Writer()
+    order = topological(outputs)
+    numbers = {node: number for number, node in enumerate(order)}
+    nodes = [writer.node(node, numbers) for node in order]
+    head = {
+        "nodes": nodes,
+        "outputs": [numbers[node] for node in outputs],
+        "leaves": [
+            [leaf.role, list(leaf.spec.shape), leaf.spec.dtype.name] for leaf in writer.leaves
+        ],
+    }
+    text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *writer.constants]), tuple(
+        writer.leaves
+    )
+
+
+def decode_graph(content: bytes) -> Graph:
+    """The graph, over leaves of its own, that have no value yet."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        head = json.loads(content[8 : 8 + length])
+        reader = _Reader(head["leaves"], memoryview(content)[8 + length :])
+        if len(head["nodes"]) > MOST_NODES:
+            raise _refused(f"at most {MOST_NODES} nodes", len(head["nodes"]))
+        nodes: list[Node] = []
+        for name, inputs, attrs in head["nodes"]:
+            nodes.append(reader.node(name, inputs, attrs, nodes))
+        outputs = tuple(nodes[number] for number in head["outputs"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
+        if isinstance(problem, ConfigError | DataError):
+            raise
+        raise _refused("a graph as encode_graph writes it", repr(problem)) from problem
+    return Graph(outputs, tuple(reader.leaves))
+
+
+def encode(value: Any) -> bytes:
+    """A value of the kinds that attributes have, as bytes.
+
+    >>> decode(encode((1, 2.5, None, "a", np.dtype("float32"), 1j)))
+    (1, 2.5, None, 'a', dtype('float32'), 1j)
+    """
+    return json.dumps(_Writer().value(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(content: bytes) -> Any:
+    """What `encode` was given."""
+    return _Reader([], memoryview(b"")).value(json.loads(content))
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.leaves: list[Symbol] = []
+        self.constants: list[bytes] = []
+        self._numbers: dict[Symbol, int] = {}
+
+    def node(self, node: Node, numbers: dict[Node, int]) -> list[Any]:
+        attrs = {name: self.value(value) for name, value in sorted(node.attrs.items())}
+        return [node.op.name, [numbers[given] for given in node.inputs], attrs]
+
+    def value(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | str) or type(value) is int:
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if type(value) is complex:
+            return {"complex": [self.value(value.real), self.value(value.imag)]}
+        if isinstance(value, tuple):
+            return [self.value(part) for part in value]
+        if isinstance(value, np.dtype):
+            return {"dtype": value.name}
+        if isinstance(value, Symbol):
+            return {"leaf": self._leaf(value)}
+        if isinstance(value, Body):
+            return {"body": self._body(value)}
+        record = RECORDS.get(type(value).__name__)
+        if record is type(value):
+            given = [self.value(getattr(value, each.name)) for each in fields(record) if each.init]
+            return {record.__name__: given}
+        raise ConfigError.build(
+            "sending a graph to workers", expected="attributes that are plain data",
+            got=f"{type(value).__name__} {str(value)[:80]}",
+        )  # fmt: skip
+
+    def _leaf(self, symbol: Symbol) -> int:
+        number = self._numbers.get(symbol)
+        if number is not None:
+            return number
+        if symbol.role not in ROLES:
+            raise ConfigError.build(
+                "sending a graph to workers", expected="values that exist outside of a loop",
+                got=f"{symbol.name} {symbol.spec}",
+            )  # fmt: skip
+        if symbol.role == "array":
+            array = np.asarray(symbol.value.numpy(), order="C")
+            self.constants.append(array.reshape(-1).view(np.uint8).tobytes())
+        number = self._numbers[symbol] = len(self.leaves)
+        self.leaves.append(symbol)
+        return number
+
+    def _body(self, body: Body) -> list[Any]:
+        order = body.order()
+        numbers = {node: number for number, node in enumerate(order)}
+        nodes = [self.node(node, numbers) for node in order]
+        specs = [self.value(spec) for spec in body.parameters]
+        return [specs, nodes, [numbers[node] for node in body.outputs]]
+
+
+class _Reader:
+    def __init__(self, leaves: Sequence[Any], constants: memoryview) -> None:
+        self.leaves = []
+        for role, shape, dtype in leaves:
+            if role not in ROLES:
+                raise _refused("a leaf that is " + " or ".join(ROLES), role)
+            spec = Spec(tuple(map(_whole, shape)), canonical(dtype))
+            symbol = Symbol("", spec, role)
+            if role == "array":
+                # Before any memory is taken.
+                if spec.nbytes > len(constants):
+                    raise _refused(f"{spec.nbytes} bytes of a constant", len(constants))
+                flat = np.frombuffer(constants[: spec.nbytes], np.uint8).copy().view(spec.dtype)
+                symbol.value = Tensor.from_numpy(flat.reshape(spec.shape))
+                constants = constants[spec.nbytes :]
+            self.leaves.append(symbol)
+
+    def node(self, name: str, inputs: list[int], attrs: dict[str, Any], nodes: list[Node]) -> Node:
+        if name not in OPS:
+            raise _refused("the name of an op", name)
+        given = [nodes[_whole(number)] for number in inputs]
+        read = {key: self.value(each) for key, each in attrs.items()}
+        if OPS[name] is ITEM:
+            return item(given[0], _whole(read["index"]))
+        return OPS[name].node(*given, **read)
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple([self.value(part) for part in value])
+        if not isinstance(value, dict):
+            return value
+        ((kind, content),) = value.items()
+        if kind == "float":
+            return _NOT_IN_JSON[content]
+        if kind == "complex":
+            real, imaginary = (self.value(part) for part in content)
+            return complex(real, imaginary)
+        if kind == "dtype":
+            return canonical(content)
+        if kind == "leaf":
+            return self.leaves[_whole(content)]
+        if kind == "body":
+            return self._body(*content)
+        if kind in RECORDS:
+            return RECORDS[kind](*self.value(content))
+        raise _refused("a kind of attribute", kind)
+
+    def _body(self, specs: Any, written: list[Any], outputs: list[int]) -> Body:
+        arguments = [parameter(index, self.value(spec)) for index, spec in enumerate(specs)]
+        nodes: list[Node] = []
+        for name, inputs, attrs in written:
+            nodes.append(self.node(name, inputs, attrs, nodes))
+        return Body(arguments, [nodes[number] for number in outputs])
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise _refused("a number from 0", value)
+    return value
+
+
+def _refused(expected: str, got: Any) -> DataError:
+    return DataError.build("a graph that was sent", expected=expected, got=str(got)[:200])

@@ -1,0 +1,141 @@
+"""Connecting: workers are started, or those that were started begin to serve."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+from caldera.arguments import within
+from caldera.comm import Communicator, world
+from caldera.dmath.master import Master
+from caldera.dmath.processes import ProcessTeam
+from caldera.dmath.session import Session, SpmdSession
+from caldera.dmath.teams import MpiTeam, ThreadTeam
+from caldera.dmath.worker import Worker
+from caldera.errors import ConfigError
+from caldera.launchers import ranks_started
+from caldera.machine import usable_cores
+
+MOST_WORKERS = 1024
+
+
+class _Current:
+    """The session that arrays are made in."""
+
+    session: Session | None = None
+
+
+def connect(workers: int | None = None, *, threads: int | None = None) -> Session:
+    """Have ranks that hold arrays and compute; from then on `dmath` uses them.
+
+    - Under mpiexec, srun or `caldera run` the first rank is the master and goes on with the
+      script. All others serve it from here on, and leave the script when it ends: n + 1 processes
+      are a master and n workers.
+    - Else `workers` processes are started on this machine, one for each usable core if no number
+      is given. They end with this program.
+    - `connect(1)` computes in this process, and so does whoever never connects.
+    - `threads` are ranks in threads of this process: for tests.
+
+    The session can be used in a `with` statement, and ends with it.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2) as session:
+    ...     session.ranks
+    2
+    """
+    started = ranks_started(os.environ)
+    wanted = _wanted(workers, threads, started)
+    before = _Current.session
+    if before is not None and before.is_open:
+        if before.ranks == wanted and threads is None:
+            return before
+        raise ConfigError.build(
+            "dm.connect", expected="no open session, or one of as many ranks",
+            got=f"one of {before.ranks} ranks and the wish for {wanted}",
+            hint="dm.disconnect() ends it, and its arrays with it",
+        )  # fmt: skip
+    _Current.session = _made(wanted, threads, started)
+    # Last registered, first called: MPI ends after the workers were told to.
+    atexit.unregister(disconnect)
+    atexit.register(disconnect)
+    return _Current.session
+
+
+def _wanted(workers: int | None, threads: int | None, started: int) -> int:
+    if threads is not None:
+        if workers is not None:
+            raise ConfigError.build(
+                "dm.connect", expected="workers or threads=", got=f"{workers} and {threads}"
+            )
+        return within("dm.connect", "threads", threads, 1, MOST_WORKERS)
+    if workers is not None:
+        within("dm.connect", "workers", workers, 1, MOST_WORKERS)
+    if started > 1:
+        if workers is not None and workers != started - 1:
+            raise ConfigError.build(
+                "dm.connect", expected=f"{started - 1} workers: {started} processes were started, "
+                "and one is the master", got=str(workers),
+                hint=f"start {workers + 1} processes, or call dm.connect() without a number",
+            )  # fmt: skip
+        return started - 1
+    return usable_cores() if workers is None else workers
+
+
+def _made(ranks: int, threads: int | None, started: int) -> Session:
+    if threads is not None:
+        return _thread_session(threads)
+    if started > 1:
+        everybody = world()
+        team = MpiTeam(everybody)
+        if everybody.rank > 0:
+            Worker(team).serve()
+            # The script is the master's.
+            sys.exit(0)
+        return Master(team)
+    if ranks == 1:
+        return SpmdSession()
+    if not hasattr(os, "fork"):
+        raise ConfigError.build(
+            "dm.connect", expected="a system with fork", got=sys.platform,
+            hint="start the program with mpiexec, or use threads=",
+        )  # fmt: skip
+    return Master(ProcessTeam(ranks))
+
+
+def _thread_session(workers: int) -> Session:
+    first, *others = ThreadTeam.of(workers)
+    for team in others:
+        name = f"worker {team.rank - 1}"
+        threading.Thread(target=Worker(team).serve, name=name, daemon=True).start()
+    return Master(first)
+
+
+def spmd(communicator: Communicator | None = None) -> Session:
+    """Every rank runs the script, and makes the same arrays in the same order; all ranks that were
+    started if no communicator is given.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.spmd() as session:
+    ...     session.ranks
+    1
+    """
+    disconnect()
+    _Current.session = SpmdSession(world() if communicator is None else communicator)
+    return _Current.session
+
+
+def current() -> Session:
+    """The session that arrays are made in; one of this process alone if nobody has connected."""
+    session = _Current.session
+    if session is None or not session.is_open:
+        session = _Current.session = SpmdSession()
+    return session
+
+
+def disconnect() -> None:
+    """End the session, its workers and its arrays; nothing happens if there is none."""
+    session, _Current.session = _Current.session, None
+    if session is not None:
+        session.close()

@@ -1,0 +1,174 @@
+"""Arrays from values, from numbers, at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from caldera.dmath.array import Array, as_values, checked_ranks, put
+from caldera.dmath.connect import current
+from caldera.errors import ConfigError
+from caldera.graph.node import Node
+from caldera.graph.ops.base import cast
+from caldera.graph.ops.base import full as full_node
+from caldera.graph.ops.elementwise import add, mul
+from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.random import random_normal, random_uniform
+from caldera.lazy import Expr
+from caldera.lazy.indexing import array_node
+from caldera.sharding.distributions import Distribution, as_layout
+from caldera.sharding.layout import Layout
+from caldera.sharding.ops import place
+from caldera.sharding.rules.registry import default_layout
+from caldera.tensor.dtype import bool_, canonical, int64, is_float
+from caldera.tensor.shape import Shape, as_shape
+
+Where = Layout | Distribution | None
+
+
+def _layout(layout: Where, shape: Shape, ranks: Iterable[int] | None) -> Layout | None:
+    own = None if ranks is None else checked_ranks(ranks)
+    if layout is None:
+        return None if own is None else default_layout(shape, own)
+    found = as_layout(layout, shape, range(current().ranks) if own is None else own)
+    checked_ranks(found.ranks)
+    return found
+
+
+def _array(node: Node, layout: Where, ranks: Iterable[int] | None) -> Array:
+    return Array(place(node, _layout(layout, node.shape, ranks)))
+
+
+def array(
+    values: Any,
+    layout: Where = None,
+    dtype: Any = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """An array with these values, in a layout, or in one that is chosen.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     a = dm.array([[1.0, 2.0], [3.0, 4.0]], layout=dm.Columns())
+    ...     a.layout.local_shape(0), a.dtype.name
+    ((2, 1), 'float64')
+    """
+    if isinstance(values, Expr) and not isinstance(values, Array):
+        values = values.numpy()
+    if isinstance(values, Array):
+        return values.to(layout, dtype, ranks)
+    given = as_values(values)
+    if dtype is not None:
+        given = given.astype(canonical(dtype))
+    own = range(current().ranks) if ranks is None else checked_ranks(ranks)
+    where = _layout(layout, given.shape, ranks)
+    return put(given, where or default_layout(given.shape, tuple(own), given.dtype.itemsize))
+
+
+def full(
+    shape: Any,
+    value: Any,
+    dtype: Any = "float64",
+    layout: Where = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """An array that is the same everywhere."""
+    return _array(full_node(as_shape(shape), value, canonical(dtype)), layout, ranks)
+
+
+def zeros(
+    shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
+) -> Array:
+    """An array of zeros."""
+    return full(shape, 0, dtype, layout, ranks)
+
+
+def ones(
+    shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
+) -> Array:
+    """An array of ones.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.ones((2, 2)).numpy().tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return full(shape, 1, dtype, layout, ranks)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    dtype: Any = None,
+    layout: Where = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """Numbers from `start` up to `stop`, as NumPy's.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     dm.arange(2, 8, 3).numpy().tolist()
+    [2, 5]
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    count = len(np.arange(first, last, step))
+    kind = canonical(np.result_type(first, last, step) if dtype is None else dtype)
+    steps = cast(iota(shape=(count,), axis=0, dtype=int64), kind)
+    return _array(add(mul(steps, constant(step, kind)), constant(first, kind)), layout, ranks)
+
+
+def eye(
+    rows: int,
+    columns: int | None = None,
+    dtype: Any = "float64",
+    layout: Where = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """Ones on the diagonal, zeros elsewhere."""
+    shape = (rows, rows if columns is None else columns)
+    down, across = (iota(shape=shape, axis=axis, dtype=int64) for axis in (0, 1))
+    same = cast((Expr(down) == Expr(across)).node, bool_)
+    return _array(cast(same, canonical(dtype)), layout, ranks)
+
+
+def _random(make: Any, shape: Any, seed: int, dtype: Any, layout: Where, ranks: Any) -> Array:
+    kind = canonical(dtype)
+    if not is_float(kind):
+        raise ConfigError.build("dm.random", expected="a dtype of floats", got=kind.name)
+    state = array_node(np.array([np.uint64(seed % 2**64).astype(np.int64), 0], np.int64))
+    offset = constant(0, int64)
+    drawn = make(state, offset, shape=as_shape(shape), dtype=kind, stream=0)
+    return _array(drawn, layout, ranks)
+
+
+def random(
+    shape: Any,
+    seed: int = 0,
+    dtype: Any = "float64",
+    layout: Where = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """Uniform numbers from 0 to 1, the same for a seed whatever the layout and the ranks.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=3):
+    ...     rows = dm.random((3, 3), seed=7, layout=dm.Rows()).numpy()
+    ...     columns = dm.random((3, 3), seed=7, layout=dm.Columns()).numpy()
+    >>> bool((rows == columns).all())
+    True
+    """
+    return _random(random_uniform, shape, seed, dtype, layout, ranks)
+
+
+def normal(
+    shape: Any,
+    seed: int = 0,
+    dtype: Any = "float64",
+    layout: Where = None,
+    ranks: Iterable[int] | None = None,
+) -> Array:
+    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout."""
+    return _random(random_normal, shape, seed, dtype, layout, ranks)

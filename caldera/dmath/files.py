@@ -1,0 +1,159 @@
+"""Saving and loading arrays whose parts are on ranks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from caldera.dmath.array import Array, leaf_of
+from caldera.dmath.connect import current
+from caldera.dmath.handle import Handle
+from caldera.dmath.session import Session, senders
+from caldera.dmath.shards import INDEX, Saved, read_index, write_index
+from caldera.dmath.sources import open_source
+from caldera.errors import ConfigError
+from caldera.graph.node import Spec
+from caldera.io import save_npy
+from caldera.sharding.distributions import Distribution, Replicated, Rows, as_layout
+from caldera.sharding.layout import Layout
+from caldera.tensor.dtype import canonical
+
+ONLY = ""
+"""The name of an array that was saved without one."""
+PathLike = str | os.PathLike[str]
+Where = Layout | Distribution | Mapping[str, Layout | Distribution] | None
+
+
+def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
+    """Write an array, or arrays by name, into a folder: each rank its parts, into a safetensors
+    file of its own, and an index. Any number of ranks can load it. What was in the folder before
+    counts until all of it is written.
+
+    A path that ends in .npy has one array as a whole, which has to fit into this process.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from caldera import dmath as dm
+    >>> folder = tempfile.mkdtemp()
+    >>> with dm.connect(threads=3):
+    ...     dm.save(folder, {"a": dm.arange(6), "b": dm.ones((2, 2))})
+    >>> with dm.connect(threads=2):
+    ...     dm.load(folder)["a"].numpy()
+    array([0, 1, 2, 3, 4, 5])
+    """
+    named = arrays if isinstance(arrays, Mapping) else {ONLY: arrays}
+    if Path(path).suffix == ".npy" and len(named) != 1:
+        raise ConfigError.build(
+            "dm.save", expected="one array for an npy file", got=f"{len(named)} arrays",
+            hint="a folder has any number of them",
+        )  # fmt: skip
+    for name, each in named.items():
+        if not isinstance(name, str) or not isinstance(each, Array):
+            raise ConfigError.build(
+                "dm.save", expected="an array of dmath, or a dict of them by name",
+                got=f"{type(each).__name__} under the name {name!r}", hint="dm.array makes one",
+            )  # fmt: skip
+    save_handles(current(), path, {name: each.handle for name, each in named.items()})
+
+
+def load(path: PathLike, *, layout: Where = None, dataset: str = "") -> Any:
+    """What `save` wrote: an array, or a dict of arrays; each rank reads what it needs.
+
+    - `path` may be a .npy file, HDF5 (.h5, .hdf5) or Zarr as well, larger than the memory of any
+      rank: `dataset` names the array where there are several.
+    - `layout`: for all arrays, or by name. Else they are as they were saved, if there are as many
+      ranks, or in blocks of rows.
+
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> from caldera import dmath as dm
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.arange(12.0).reshape(3, 4))
+    >>> with dm.connect(threads=2):
+    ...     dm.load(path, layout=dm.Columns()).sum().item()
+    66.0
+    """
+    handles = load_handles(current(), path, layout, dataset)
+    arrays = {name: Array(leaf_of(handle)) for name, handle in handles.items()}
+    return (
+        arrays[next(iter(arrays))] if set(arrays) == {dataset} or set(arrays) == {ONLY} else arrays
+    )
+
+
+def save_handles(session: Session, path: PathLike, arrays: Mapping[str, Handle]) -> None:
+    """Write arrays into a folder, each rank its parts; or one array into an npy file, whole."""
+    place = Path(path).absolute()
+    if place.suffix == ".npy":
+        (only,) = arrays.values()
+        whole = session.get(only)
+        if session.is_first:
+            save_npy(place, whole)
+        session.call("nbytes")
+        return
+    if place.suffix and not place.is_dir():
+        raise ConfigError.build(
+            "dm.save", expected="a folder, or a file that ends in .npy", got=str(path)
+        )
+    if session.is_first:
+        place.mkdir(parents=True, exist_ok=True)
+    mark = session.agree(secrets.token_hex(4))
+    held = {name: senders(handle.layout) for name, handle in arrays.items()}
+    named = session.call_each(
+        "save_parts",
+        [
+            (str(place), mark, tuple((n, arrays[n].number) for n in arrays if rank in held[n]))
+            for rank in range(session.ranks)
+        ],
+    )
+    if session.is_first:
+        index = {
+            name: Saved(
+                handle.spec.dtype.name, handle.layout, {rank: named[rank] for rank in held[name]}
+            )
+            for name, handle in arrays.items()
+        }
+        write_index(place, index)
+    # Nobody reads it before it is there.
+    session.call("nbytes")
+
+
+def load_handles(
+    session: Session,
+    path: PathLike,
+    layout: Where = None,
+    dataset: str = "",
+) -> dict[str, Handle]:
+    """The arrays of a folder by name, or that of a file under the name of its `dataset`; each rank
+    reads what it needs. `layout` is for all of them, or by name."""
+    place = Path(path).absolute()
+    if not place.is_dir() or not (place / INDEX).exists():
+        source = open_source(str(place), dataset)
+        spec = Spec(source.shape, source.dtype)
+        wanted = layout.get(dataset) if isinstance(layout, Mapping) else layout
+        found = _chosen(session, wanted, spec, None)
+        handle = session.new_handle(spec, found)
+        session.call("load_source", str(place), dataset, handle.number, found)
+        return {dataset: handle}
+    handles = {}
+    for name, saved in read_index(place).items():
+        spec = Spec(tuple(saved.layout.shape), canonical(saved.dtype))
+        wanted = layout.get(name) if isinstance(layout, Mapping) else layout
+        found = _chosen(session, wanted, spec, saved.layout)
+        handle = handles[name] = session.new_handle(spec, found)
+        written = (saved.dtype, saved.layout, tuple(saved.files.items()))
+        session.call("load_parts", str(place), name, handle.number, written, found)
+    return handles
+
+
+def _chosen(
+    session: Session, wanted: Layout | Distribution | None, spec: Spec, before: Layout | None
+) -> Layout:
+    ranks = range(session.ranks)
+    if wanted is not None:
+        return as_layout(wanted, spec.shape, ranks)
+    if before is not None and max(before.ranks) < session.ranks:
+        return before
+    return (Rows() if spec.shape else Replicated()).of(spec.shape, ranks)

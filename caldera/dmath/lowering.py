@@ -1,0 +1,36 @@
+"""From a program of whole values to what one rank runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caldera.graph.node import Node, Symbol
+from caldera.sharding.layout import Layout
+from caldera.sharding.propagation import distribute
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What one rank runs: its outputs, its leaf for each leaf of the program, and the layouts that
+    the outputs have. `roots` are compiled: with the outputs what keeps ranks to one order."""
+
+    outputs: tuple[Node, ...]
+    leaves: tuple[Symbol, ...]
+    layouts: tuple[Layout, ...]
+    roots: tuple[Node, ...]
+
+
+def lower(
+    outputs: Sequence[Node],
+    leaves: Sequence[Symbol],
+    layouts: Sequence[Layout],
+    wanted: Sequence[Layout | None],
+    rank: int,
+    ranks: int,
+) -> Lowered:
+    """What a rank runs of a program; the layouts are the same on every rank."""
+    where = dict(zip(leaves, layouts, strict=True))
+    found = distribute(outputs, where, wanted, ranks=ranks, rank=rank)
+    own = tuple(found.leaves[leaf] for leaf in leaves)
+    return Lowered(found.outputs, own, found.layouts, found.roots)

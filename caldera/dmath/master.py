@@ -1,0 +1,306 @@
+"""The master's side: orders to workers, their answers, and what becomes of failures.
+
+Orders are sent without waiting; a worker that fails says so when it does, and the master learns of
+it with the next order or answer. Then all workers are released from whatever they wait for and go
+on with new communicators: arrays stay, but for those that the failed run should have computed.
+If a worker is gone, or does not come back, all of them are ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import errors
+from caldera.comm import Traffic
+from caldera.dmath.codec import decode, encode
+from caldera.dmath.handle import Handle
+from caldera.dmath.messages import (
+    CALL,
+    DATA_TAG,
+    DEFINE,
+    END,
+    FAILURE,
+    GET,
+    ORDER_TAG,
+    PUT,
+    RENEW,
+    REPLY,
+    REPORT_TAG,
+    ROOM,
+    RUN,
+    UNDEFINE,
+    Channel,
+    pack_numbers,
+    varint,
+    varints,
+)
+from caldera.dmath.rank import Definition
+from caldera.dmath.session import Session
+from caldera.dmath.teams import Team
+from caldera.errors import CalderaError, CommError
+from caldera.sharding.layout import Layout
+
+COME_BACK_S = 5.0
+"""After a failure, workers that have not answered for so long are ended."""
+CAUSE_S = 2.0
+"""How long the cause of a failure may come after the news that somebody was released."""
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, CalderaError)
+}
+_KINDS |= {
+    kind.__name__: kind
+    for kind in (
+        np.linalg.LinAlgError,
+        ValueError,
+        TypeError,
+        MemoryError,
+        OSError,
+        FileNotFoundError,
+        ZeroDivisionError,
+        FloatingPointError,
+        NotImplementedError,
+    )
+}
+"""Errors of workers that are raised here as what they are; others are a `CommError`."""
+
+
+class Master(Session):
+    """A session whose ranks are workers of a team."""
+
+    def __init__(self, team: Team) -> None:
+        super().__init__()
+        self._team = team
+        self.ranks = team.workers
+        self.traffic = Traffic()
+        self._epoch = 0
+        self._serial = 0
+        self._join()
+
+    def __repr__(self) -> str:
+        state = "" if self.is_open else ", ended"
+        return f"<session with {self.ranks} workers{state}>"
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of the workers' processes, if it has started them."""
+        return self._team.processes()
+
+    def close(self) -> None:
+        """End all workers; it is done when they have ended."""
+        if not self.is_open:
+            return
+        super().close()
+        try:
+            for worker in range(self.ranks):
+                self._orders.send(worker + 1, END)
+        except CommError:
+            # One that is gone need not be told.
+            pass
+        finally:
+            self._team.leave()
+
+    # --- orders
+
+    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
+        self._look_for_failures()
+        freed = tuple(self._take_forgotten())
+        parts: dict[Any, np.ndarray] = {}
+        for rank in range(self.ranks):
+            pieces = layout.pieces(rank)
+            if pieces not in parts:
+                # Ranks that have the same come one after the other.
+                parts = {pieces: np.asarray(layout.part_of(array, rank), order="C")}
+            part = parts[pieces]
+            self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
+            self._send(rank, part)
+
+    def _define(self, number: int, definition: Definition) -> None:
+        self._look_for_failures()
+        content = DEFINE + varint(number) + definition.to_bytes()
+        for rank in range(self.ranks):
+            self._order(rank, content)
+
+    def _undefine(self, number: int) -> None:
+        for rank in range(self.ranks):
+            self._order(rank, UNDEFINE + varint(number))
+
+    def _run(self, program: int, leaves: list[int], first: int) -> None:
+        self._look_for_failures()
+        content = RUN + varint(program) + varint(first) + pack_numbers(leaves, first)
+        freed = self._take_forgotten()
+        while len(content) + len(packed := pack_numbers(freed, first)) > ROOM and freed:
+            # What does not fit into this message goes with the next one.
+            self._forgotten.append(freed.pop())
+        for rank in range(self.ranks):
+            self._order(rank, content + packed)
+
+    def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
+        self._look_for_failures()
+        serial = self._next_serial()
+        for rank in ranks:
+            self._order(rank, GET + varint(serial) + varint(handle.number))
+        self._answers(serial, ranks)
+        parts = {}
+        for rank in ranks:
+            part = np.empty(handle.layout.local_shape(rank), handle.spec.dtype)
+            self._receive(rank, part)
+            parts[rank] = part
+        return parts
+
+    def _call(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self._look_for_failures()
+        serial = self._next_serial()
+        freed = tuple(self._take_forgotten())
+        for rank, given in enumerate(arguments):
+            self._order(rank, CALL + varint(serial) + encode((service, freed, given)))
+        answers = self._answers(serial, range(self.ranks))
+        return [decode(answers[rank]) for rank in range(self.ranks)]
+
+    def _order(self, rank: int, content: bytes) -> None:
+        try:
+            self._orders.send(rank + 1, content)
+        except CommError as error:
+            raise self._lost(error) from None
+
+    def _send(self, rank: int, part: np.ndarray) -> None:
+        try:
+            with self.traffic.operation("put"):
+                self._control.Send(part, rank + 1, DATA_TAG)
+        except CommError as error:
+            raise self._lost(error) from None
+
+    def _receive(self, rank: int, part: np.ndarray) -> None:
+        try:
+            with self.traffic.operation("get"):
+                self._control.Recv(part, rank + 1, DATA_TAG)
+        except CommError as error:
+            raise self._lost(error) from None
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    # --- answers
+
+    def _answers(self, serial: int, ranks: Sequence[int]) -> dict[int, bytes]:
+        """What these ranks answer to what was asked under a number."""
+        found: dict[int, bytes] = {}
+        refusals: dict[int, bytes] = {}
+        while len(found) + len(refusals) < len(ranks):
+            try:
+                report = self._reports.receive()
+            except CommError as error:
+                raise self._lost(error) from None
+            except KeyboardInterrupt:
+                self._interrupt()
+                raise
+            assert report is not None
+            rank, kind, number, content = _read(*report)
+            if kind == FAILURE:
+                raise self._recovered(rank, bool(number), content)
+            if number == serial:
+                (found if kind == REPLY else refusals)[rank] = content
+        if refusals:
+            # What others have sent meanwhile is for nobody.
+            raise self._recovered(*min((rank, False, said) for rank, said in refusals.items()))
+        return found
+
+    def _look_for_failures(self) -> None:
+        """Whether a worker has failed at what it was ordered before."""
+        while True:
+            try:
+                report = self._reports.receive(0)
+            except CommError as error:
+                raise self._lost(error) from None
+            if report is None:
+                return
+            rank, kind, number, content = _read(*report)
+            if kind == FAILURE:
+                raise self._recovered(rank, bool(number), content)
+
+    def _recovered(self, rank: int, released: bool, content: bytes) -> Exception:
+        """The error of a worker that has failed, after all are ready to go on."""
+        until = time.monotonic() + CAUSE_S
+        try:
+            while released and time.monotonic() < until:
+                # This one was only released by another, which is the cause.
+                report = self._reports.receive(max(0.0, until - time.monotonic()))
+                if report is not None:
+                    source, kind, number, text = _read(*report)
+                    if kind == FAILURE and not number:
+                        rank, released, content = source, False, text
+            self._renew()
+        except CommError as error:
+            return self._lost(error)
+        return self._error(rank, content)
+
+    def _renew(self) -> None:
+        """Go on with new communicators, or end all if somebody does not come back."""
+        serial = self._next_serial()
+        self._epoch += 1
+        missing = set(range(self.ranks))
+        until = time.monotonic() + COME_BACK_S
+        for rank in range(self.ranks):
+            self._orders.send(rank + 1, RENEW + varint(serial) + varint(self._epoch))
+        while missing and time.monotonic() < until:
+            report = self._reports.receive(max(0.0, until - time.monotonic()))
+            if report is not None:
+                rank, kind, number, _ = _read(*report)
+                if kind == REPLY and number == serial:
+                    missing.discard(rank)
+        if missing:
+            self._end()
+        else:
+            self._join()
+
+    def _interrupt(self) -> None:
+        """Somebody has pressed Ctrl-C: workers leave what they do."""
+        try:
+            self._team.revoke("interrupted")
+            self._renew()
+        except CommError:
+            self._end()
+
+    def _lost(self, error: CommError) -> CommError:
+        """Workers are gone: which, and why if that is known. All others are ended."""
+        gone = self._team.lost()
+        self._end()
+        return CommError.build(
+            gone, got="no answer from it", hint=f"the session has ended ({error})"
+        )
+
+    def _end(self) -> None:
+        super().close()
+        self._team.end()
+        self._team.leave()
+
+    def _error(self, rank: int, content: bytes) -> Exception:
+        name, message, trace = decode(content)
+        ended = "" if self.is_open else "; the session has ended"
+        kind = _KINDS.get(name, CommError)
+        said = message if kind.__name__ == name else f"{name}: {message}"
+        error = kind(f"{self._team.who(rank)}: {said}{ended}")
+        error.add_note(f"on {self._team.who(rank)}:\n{trace}")
+        return error
+
+    def _join(self) -> None:
+        self._control, _ = self._team.communicators(self._epoch)
+        # One table for all of them.
+        self._control.traffic = self.traffic
+        self._orders = Channel(self._control, ORDER_TAG)
+        self._reports = Channel(self._control, REPORT_TAG)
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+
+def _read(source: int, report: bytes) -> tuple[int, bytes, int, bytes]:
+    """Rank, kind, number and the rest of a report."""
+    kind, number = report[:1], next(varints(report[1:]))
+    return source - 1, kind, number, report[1 + len(varint(number)) :]

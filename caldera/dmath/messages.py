@@ -1,0 +1,140 @@
+"""What a master and its workers say to each other: short messages, and what they are made of.
+
+A message is a frame of `FRAME_BYTES`, and a second message with the rest if it is longer. What is
+said at every step fits into one frame: numbers are written in as many bytes as they need, and
+numbers that follow each other as one range.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from caldera.comm import ANY_SOURCE, Communicator, Request
+
+FRAME_BYTES = 64
+_LENGTH = struct.Struct("<I")
+ROOM = FRAME_BYTES - _LENGTH.size
+"""Bytes of a message that fit into one frame."""
+DEFINE, UNDEFINE, RUN, PUT, GET, CALL, RENEW, END = b"d", b"u", b"r", b"p", b"g", b"c", b"n", b"e"
+REPLY, REFUSAL, FAILURE = b"a", b"x", b"f"
+ORDER_TAG, REPORT_TAG, DATA_TAG = 1, 3, 5
+"""The rest of a long message has the tag after that of its frame."""
+SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 1e-3
+
+
+def varint(number: int) -> bytes:
+    """A number from 0, seven bits a byte.
+
+    >>> varint(5), varint(300)
+    (b'\\x05', b'\\xac\\x02')
+    """
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def varints(content: bytes) -> Iterator[int]:
+    """The numbers that `varint` wrote one after the other.
+
+    >>> list(varints(varint(300) + varint(0)))
+    [300, 0]
+    """
+    number = shift = 0
+    for byte in content:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            yield number
+            number = shift = 0
+
+
+def pack_numbers(numbers: Sequence[int], base: int) -> bytes:
+    """Numbers in their order as ranges, each by how far it is from `base`.
+
+    >>> len(pack_numbers(range(1000, 1032), base=1032))
+    3
+    >>> list(unpack_numbers(varints(pack_numbers([7, 8, 3, 9], 5)), 5))
+    [7, 8, 3, 9]
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][0] + ranges[-1][1]:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, 1])
+    parts = [varint(len(ranges))]
+    for first, count in ranges:
+        distance = base - first
+        # Zigzag: the lowest bit is the sign.
+        parts += [varint(2 * distance if distance >= 0 else -2 * distance - 1), varint(count)]
+    return b"".join(parts)
+
+
+def unpack_numbers(stream: Iterator[int], base: int) -> list[int]:
+    """The numbers that `pack_numbers` wrote."""
+    found: list[int] = []
+    for _ in range(next(stream)):
+        zigzag, count = next(stream), next(stream)
+        first = base - (zigzag >> 1) if zigzag % 2 == 0 else base + (zigzag + 1 >> 1)
+        found.extend(range(first, first + count))
+    return found
+
+
+class Channel:
+    """Messages of one kind between master and workers, over a communicator of all of them."""
+
+    def __init__(self, communicator: Communicator, tag: int) -> None:
+        self.communicator = communicator
+        self._tag = tag
+        self._frame: np.ndarray | None = None
+        self._next: Request | None = None
+
+    def send(self, dest: int, content: bytes) -> None:
+        """Send a message."""
+        frame = np.zeros(FRAME_BYTES, np.uint8)
+        head = _LENGTH.pack(len(content)) + content[:ROOM]
+        frame[: len(head)] = np.frombuffer(head, np.uint8)
+        with self.communicator.traffic.operation("control"):
+            self.communicator.Send(frame, dest, self._tag)
+            if len(content) > ROOM:
+                rest = np.frombuffer(content, np.uint8)[ROOM:]
+                self.communicator.Send(rest, dest, self._tag + 1)
+
+    def receive(self, seconds: float | None = None) -> tuple[int, bytes] | None:
+        """The next message and whose it is; None if none comes within that time."""
+        request = self._expect()
+        if seconds is None and not self.communicator.waits_busily:
+            request.wait()
+        else:
+            until = None if seconds is None else time.monotonic() + seconds
+            nap = SHORTEST_NAP_S
+            while not request.test():
+                if until is not None and time.monotonic() >= until:
+                    return None
+                time.sleep(nap)
+                nap = min(2 * nap, LONGEST_NAP_S)
+        assert self._frame is not None
+        source, content = request.source, self._frame.tobytes()
+        self._next = None
+        (length,) = _LENGTH.unpack_from(content)
+        content = content[_LENGTH.size :][:length]
+        if length > ROOM:
+            rest = np.empty(length - ROOM, np.uint8)
+            with self.communicator.traffic.operation("control"):
+                self.communicator.Recv(rest, source, self._tag + 1)
+            content += rest.tobytes()
+        return source, content
+
+    def _expect(self) -> Request:
+        if self._next is None:
+            self._frame = np.empty(FRAME_BYTES, np.uint8)
+            with self.communicator.traffic.operation("control"):
+                self._next = self.communicator.Irecv(self._frame, ANY_SOURCE, self._tag)
+        return self._next

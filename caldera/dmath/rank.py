@@ -1,0 +1,164 @@
+"""What one rank has and does: its parts of all arrays, and the programs that it runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.dmath.codec import decode, decode_graph, encode
+from caldera.dmath.lowering import Lowered, lower
+from caldera.dmath.replicas import ReplicaCache, View, with_fetches
+from caldera.errors import CommError
+from caldera.graph.node import Symbol
+from caldera.lazy.compile import compile_nodes
+from caldera.plan.plan import Plan
+from caldera.sharding.layout import Layout
+from caldera.tensor import Tensor
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A program: a graph of whole values as `encode_graph` writes it, the layouts of its leaves
+    (but constants), and those its outputs shall have, None where that may be chosen."""
+
+    graph: bytes
+    layouts: tuple[Layout, ...]
+    wanted: tuple[Layout | None, ...]
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        head = encode((self.layouts, self.wanted))
+        return len(head).to_bytes(_LENGTH_BYTES, "little") + head + self.graph
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Definition:
+        """What `to_bytes` wrote."""
+        end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+        layouts, wanted = decode(content[_LENGTH_BYTES:end])
+        return cls(content[end:], layouts, wanted)
+
+    def lowered(self, rank: int, ranks: int) -> Lowered:
+        """What a rank runs of it."""
+        graph = decode_graph(self.graph)
+        leaves = [leaf for leaf in graph.leaves if leaf.role != "array"]
+        return lower(graph.outputs, leaves, self.layouts, self.wanted, rank, ranks)
+
+
+class RankProgram:
+    """A program on one rank, compiled when it first has values."""
+
+    def __init__(
+        self, definition: Definition, communicator: Communicator, cache: ReplicaCache
+    ) -> None:
+        found = definition.lowered(communicator.rank, communicator.size)
+        roots, self._fetches = with_fetches(found.roots, found.leaves, cache.limit)
+        self._roots = [root for root in roots if root is not None]
+        self._count = len(found.outputs)
+        self._leaves: Sequence[Symbol] = found.leaves
+        self._communicator = communicator
+        self._cache = cache
+        self._plan: Plan | None = None
+
+    def run(self, numbers: Sequence[int], values: Sequence[Tensor]) -> list[Tensor]:
+        """Its outputs for the arrays with these numbers, of which it has these parts."""
+        given = list(zip(self._leaves, values, strict=True))
+        for each in self._fetches:
+            own = values[each.leaf].numpy()
+            given.append((each.symbol, self._cache.part(numbers[each.leaf], each.view, own)))
+        for symbol, value in given:
+            if symbol.value is not value:
+                symbol.move(value)
+        if self._plan is None:
+            self._plan = compile_nodes(self._roots, communicator=self._communicator, remember=False)
+        # After the outputs there may be what keeps ranks to one order.
+        return self._plan.run()[: self._count]
+
+    def release(self, freed: Sequence[Tensor]) -> None:
+        """Hold on to none of these values."""
+        symbols = [*self._leaves, *[fetch.symbol for fetch in self._fetches]]
+        held = [symbol for symbol in symbols if any(symbol.value is each for each in freed)]
+        for symbol in held:
+            symbol.move(None)
+        if held and self._plan is not None:
+            self._plan.release()
+
+
+class Rank:
+    """Parts of arrays and programs, by the numbers that the master gives them."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.cache = ReplicaCache(communicator)
+        self.arrays: dict[int, Tensor] = {}
+        self._definitions: dict[int, Definition] = {}
+        self._programs: dict[int, RankProgram] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts that are here."""
+        return sum(part.nbytes for part in self.arrays.values())
+
+    def renew(self, communicator: Communicator) -> None:
+        """Go on with another communicator of the same ranks."""
+        self.communicator = communicator
+        self.limit_cache(self.cache.limit)
+
+    def limit_cache(self, nbytes: int) -> None:
+        """Keep nothing of what was fetched until now, and from now on at most so many bytes."""
+        self._programs.clear()
+        counts, self.cache = self.cache.counts, ReplicaCache(self.communicator, nbytes)
+        self.cache.counts = counts
+
+    def define(self, number: int, definition: Definition) -> None:
+        """A program, from now on known by its number."""
+        self._definitions[number] = definition
+
+    def undefine(self, number: int) -> None:
+        """A program is not run any more."""
+        self._definitions.pop(number, None)
+        self._programs.pop(number, None)
+
+    def run(self, number: int, leaves: Sequence[int], first: int) -> None:
+        """Run a program on arrays; its outputs are numbered from `first` on."""
+        program = self._programs.get(number)
+        if program is None:
+            program = RankProgram(self._definitions[number], self.communicator, self.cache)
+            self._programs[number] = program
+        results = program.run(leaves, [self.part(leaf) for leaf in leaves])
+        self._release(self.cache.take_dropped())
+        for place, result in enumerate(results):
+            self.arrays[first + place] = result
+
+    def put(self, number: int, part: np.ndarray) -> None:
+        """Keep this rank's part of an array; it belongs to this from now on."""
+        self.arrays[number] = Tensor.from_numpy(part, copy=False)
+
+    def part(self, number: int) -> Tensor:
+        """This rank's part of an array."""
+        found = self.arrays.get(number)
+        if found is None:
+            raise CommError.build(
+                f"rank {self.communicator.rank}", expected=f"array {number}", got="none",
+                hint="the run that should have computed it has failed",
+            )  # fmt: skip
+        return found
+
+    def fetch(self, number: int, view: View) -> None:
+        """Begin to bring an array to another layout; who needs it there waits for the rest."""
+        self.cache.begin(number, view, self.part(number).numpy())
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Nobody holds these arrays any more."""
+        gone = [number for number in numbers if number in self.arrays]
+        self.cache.free(gone)
+        self._release([self.arrays.pop(number) for number in gone] + self.cache.take_dropped())
+
+    def _release(self, freed: Sequence[Tensor]) -> None:
+        if freed:
+            for program in self._programs.values():
+                program.release(freed)

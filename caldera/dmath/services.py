@@ -1,0 +1,50 @@
+"""What ranks do beside running programs, by name: a worker is asked for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from caldera.dmath.rank import Rank
+from caldera.dmath.replicas import View
+
+SERVICES: dict[str, Callable[..., Any]] = {}
+"""Functions of a rank and of plain data, which give plain data."""
+
+
+def service(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Offer a function to the master, under its name."""
+    SERVICES[function.__name__] = function
+    return function
+
+
+@service
+def nbytes(rank: Rank) -> int:
+    """Bytes of all parts on a rank."""
+    return rank.nbytes
+
+
+@service
+def moved(rank: Rank) -> tuple[int, int, int]:
+    """Messages and bytes that a rank has sent to others, and bytes it has received."""
+    count = rank.communicator.traffic.total
+    return count.messages, count.bytes_sent, count.bytes_received
+
+
+@service
+def cache(rank: Rank) -> tuple[int, int, int, int]:
+    """Hits, misses, bytes that did not move and bytes that are kept; see `CacheCounts`."""
+    counts = rank.cache.counted()
+    return counts.hits, counts.misses, counts.saved_bytes, counts.nbytes
+
+
+@service
+def limit_cache(rank: Rank, nbytes: int) -> None:
+    """Keep at most so many bytes of what is fetched."""
+    rank.limit_cache(nbytes)
+
+
+@service
+def fetch(rank: Rank, number: int, view: View) -> None:
+    """Begin to bring an array to another layout."""
+    rank.fetch(number, view)

@@ -1,0 +1,330 @@
+"""Sessions: who computes what programs ask for. The ranks of this one, or those of workers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from caldera.comm import Communicator, SingleProcess, Traffic
+from caldera.dmath import shards  # noqa: F401 - its services
+from caldera.dmath.codec import encode_graph
+from caldera.dmath.handle import Handle
+from caldera.dmath.rank import Definition, Rank
+from caldera.dmath.replicas import CacheCounts, View
+from caldera.dmath.services import SERVICES
+from caldera.errors import ConfigError
+from caldera.graph.node import Node, Spec, Symbol
+from caldera.sharding.axis_split import Intervals
+from caldera.sharding.layout import Layout, check_shape, index_of
+from caldera.tensor.dtype import canonical
+
+MOST_PROGRAMS = 512
+"""Programs that ranks keep: of more, those that were not run for the longest time are sent anew."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A program that the ranks have: its number, and the layouts of its outputs."""
+
+    number: int
+    layouts: tuple[Layout, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What was found out about a graph when it was last run."""
+
+    outputs: tuple[weakref.ref[Node], ...]
+    wanted: tuple[Layout | None, ...]
+    known: Known
+    leaves: tuple[Symbol, ...]
+
+
+class Session(ABC):
+    """Ranks that hold arrays and run programs on them.
+
+    - `ranks`: how many of them hold data.
+    - `traffic`: what was sent and received here, by operation; `control` are orders to workers.
+    """
+
+    ranks: int
+    traffic: Traffic
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._is_open = True
+        self._arrays = 0
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._programs = 0
+        self._written: weakref.WeakKeyDictionary[Node, _Written] = weakref.WeakKeyDictionary()
+        self._forgotten: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    # --- what programs ask for
+
+    def put(self, array: np.ndarray, layout: Layout) -> Handle:
+        """An array whose parts are on ranks, from one that is here."""
+        self.check_open()
+        check_shape("put", layout.shape, array.shape)
+        spec = Spec(array.shape, canonical(array.dtype))
+        with self._lock:
+            handle = Handle(self, self._take_numbers(1), spec, layout)
+            self._put(handle.number, array, layout)
+        return handle
+
+    def run(
+        self, outputs: Sequence[Node], wanted: Sequence[Layout | None] | None = None
+    ) -> list[Handle]:
+        """Compute nodes of whole values whose leaves are `Handle`s; each output in the layout that
+        is wanted, or in any if that is None."""
+        self.check_open()
+        shapes = tuple(wanted) if wanted is not None else (None,) * len(outputs)
+        with self._lock:
+            known, leaves = self._program(outputs, shapes)
+            first = self._take_numbers(len(outputs))
+            handles = [
+                Handle(self, first + place, node.spec.logical, layout)
+                for place, (node, layout) in enumerate(zip(outputs, known.layouts, strict=True))
+            ]
+            self._run(known.number, [leaf.value.number for leaf in leaves], first)
+        return handles
+
+    def get(self, handle: Handle) -> np.ndarray:
+        """An array whose parts are on ranks, whole."""
+        self.check_open(handle)
+        with self._lock:
+            parts = self._parts(handle, senders(handle.layout))
+        whole = np.zeros(handle.spec.shape, handle.spec.dtype)
+        for rank, part in parts.items():
+            flat = part.reshape(-1)
+            for piece in handle.layout.pieces(rank):
+                own = flat[piece.offset : piece.offset + piece.size]
+                whole[index_of(piece.axes)] = own.reshape(piece.shape)
+        return whole
+
+    def call(self, service: str, *arguments: Any) -> list[Any]:
+        """What a service of `SERVICES` says on each rank."""
+        return self.call_each(service, [arguments] * self.ranks)
+
+    def call_each(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The same, with arguments for each rank."""
+        self.check_open()
+        with self._lock:
+            return self._call(service, arguments)
+
+    def new_handle(self, spec: Spec, layout: Layout) -> Handle:
+        """An array that ranks are about to have."""
+        with self._lock:
+            return Handle(self, self._take_numbers(1), spec, layout)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether what is done once is done here."""
+        return True
+
+    def agree(self, text: str) -> str:
+        """The same text wherever the script runs: that of the first."""
+        return text
+
+    def replicate(self, handle: Handle, layout: Layout) -> None:
+        """Begin to bring an array to a second layout, while other things are computed; programs
+        that need it there wait for what is still on its way, and nothing moves then."""
+        self.check_open(handle)
+        view = View(handle.layout, layout, handle.spec.dtype)
+        self.call("fetch", handle.number, view)
+
+    @property
+    def cache(self) -> CacheCounts:
+        """What was kept of what ranks have seen of each other's parts, and how often that helped:
+        bytes on all ranks, kept bytes of the one with the most."""
+        counts = [CacheCounts(*each) for each in self.call("cache")]
+        return replace(counts[0], nbytes=max(each.nbytes for each in counts))
+
+    def limit_cache(self, nbytes: int) -> None:
+        """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
+        self.call("limit_cache", nbytes)
+
+    def forget(self, number: int) -> None:
+        """Nobody holds an array any more; its parts are freed with what is sent next."""
+        # Called by the garbage collector, in any thread and in the middle of anything.
+        self._forgotten.append(number)
+
+    def close(self) -> None:
+        """End: arrays are gone, and workers with them."""
+        self._is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be used, in this process."""
+        return self._is_open and self._process == os.getpid()
+
+    def check_open(self, handle: Handle | None = None) -> None:
+        """Refuse to go on if the ranks, or those that have this array, are no longer there."""
+        if self._process != os.getpid():
+            raise ConfigError.build(
+                "dmath", expected="the process that has connected",
+                got="one that was forked from it", hint="call dm.connect where arrays are used",
+            )  # fmt: skip
+        if not self._is_open or (handle is not None and handle.session is not self):
+            raise ConfigError.build(
+                "dmath", expected="a session that is open",
+                got="an array of one that has ended" if handle else "one that has ended",
+                hint="call dm.connect and make the arrays again, or load them from a file",
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- how ranks are told
+
+    @abstractmethod
+    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None: ...
+
+    @abstractmethod
+    def _define(self, number: int, definition: Definition) -> None: ...
+
+    @abstractmethod
+    def _undefine(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _run(self, program: int, leaves: list[int], first: int) -> None: ...
+
+    @abstractmethod
+    def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]: ...
+
+    @abstractmethod
+    def _call(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]: ...
+
+    # --- programs
+
+    def _program(
+        self, outputs: Sequence[Node], wanted: tuple[Layout | None, ...]
+    ) -> tuple[Known, tuple[Symbol, ...]]:
+        before = self._written.get(outputs[0])
+        if before is not None and before.wanted == wanted:
+            same = zip(before.outputs, outputs, strict=False)
+            alike = len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same)
+            if alike and before.known.digest in self._known:
+                self._known.move_to_end(before.known.digest)
+                return before.known, before.leaves
+        graph, symbols = encode_graph(outputs)
+        leaves = tuple(symbol for symbol in symbols if symbol.role != "array")
+        for leaf in leaves:
+            self._check_leaf(leaf)
+        definition = Definition(graph, tuple(leaf.value.layout for leaf in leaves), wanted)
+        content = definition.to_bytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        known = self._known.get(digest)
+        if known is not None:
+            self._known.move_to_end(digest)
+        else:
+            layouts = definition.lowered(0, self.ranks).layouts
+            known = Known(self._programs, layouts, digest)
+            self._programs += 1
+            self._define(known.number, definition)
+            self._known[digest] = known
+            if len(self._known) > MOST_PROGRAMS:
+                self._undefine(self._known.popitem(last=False)[1].number)
+        found = tuple(weakref.ref(node) for node in outputs)
+        self._written[outputs[0]] = _Written(found, wanted, known, leaves)
+        return known, leaves
+
+    def _check_leaf(self, leaf: Symbol) -> None:
+        if not isinstance(leaf.value, Handle):
+            raise ConfigError.build(
+                "dmath", expected="arrays of dmath, numbers and NumPy arrays", got=repr(leaf),
+                hint="make it one with dm.array(...)",
+            )  # fmt: skip
+        self.check_open(leaf.value)
+
+    def _take_numbers(self, count: int) -> int:
+        first = self._arrays
+        self._arrays += count
+        return first
+
+    def _take_forgotten(self) -> list[int]:
+        found = []
+        while self._forgotten:
+            found.append(self._forgotten.popleft())
+        return sorted(found)
+
+
+class SpmdSession(Session):
+    """Every rank runs the script: this one is among those who compute."""
+
+    def __init__(self, communicator: Communicator | None = None) -> None:
+        super().__init__()
+        self._here = Rank(communicator or SingleProcess())
+        self.ranks = self._here.communicator.size
+        self.traffic = self._here.communicator.traffic
+
+    @property
+    def is_first(self) -> bool:
+        return self._here.communicator.rank == 0
+
+    def agree(self, text: str) -> str:
+        return str(self._here.communicator.bcast_object(text))
+
+    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
+        self._here.put(number, layout.part_of(array, self._here.communicator.rank))
+
+    def _define(self, number: int, definition: Definition) -> None:
+        self._here.define(number, definition)
+
+    def _undefine(self, number: int) -> None:
+        self._here.undefine(number)
+
+    def _run(self, program: int, leaves: list[int], first: int) -> None:
+        self._here.free(self._take_forgotten())
+        self._here.run(program, leaves, first)
+
+    def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
+        comm = self._here.communicator
+        mine = np.asarray(self._here.part(handle.number).numpy(), order="C")
+        sizes = [handle.layout.elements(rank) if rank in ranks else 0 for rank in range(comm.size)]
+        everything = np.empty(sum(sizes), mine.dtype)
+        own = mine.reshape(-1)[: sizes[comm.rank]]
+        comm.Allgather(own, everything, sizes)
+        ends = np.cumsum(sizes)
+        return {rank: everything[ends[rank] - sizes[rank] : ends[rank]] for rank in ranks}
+
+    def _call(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        comm = self._here.communicator
+        said = SERVICES[service](self._here, *arguments[comm.rank])
+        return comm.gather_objects(said)
+
+
+def senders(layout: Layout) -> list[int]:
+    """Ranks whose parts together are everything: of those that have the same, one.
+
+    >>> from caldera.sharding.distributions import Replicated, Rows
+    >>> senders(Replicated().of((4,), range(3))), senders(Rows().of((4, 2), range(2)))
+    ([0], [0, 1])
+    """
+    seen: set[tuple[Intervals, ...]] = set()
+    found = []
+    for rank in layout.ranks:
+        new = {piece.axes for piece in layout.pieces(rank)} - seen
+        if new:
+            seen |= new
+            found.append(rank)
+    return found

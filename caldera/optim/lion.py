@@ -1,0 +1,52 @@
+"""Lion (Chen et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from caldera import op
+from caldera.lazy import Expr
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
+from caldera.optim.decay import Decay, Decoupled
+from caldera.optim.schedule import require_fraction
+
+
+@optimizers.register("lion")
+class Lion(Optimizer):
+    """Every element moves by the learning rate, in the direction of a running mean's sign.
+
+    It wants about a tenth of Adam's learning rate and ten times its decoupled weight decay, and
+    keeps half as much.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Lion(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    keeps = ("mean",)
+    usual_decay: ClassVar[type[Decay]] = Decoupled
+
+    def __init__(
+        self,
+        learning_rate: Rate = 1e-4,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction("Lion", "beta1", beta1)
+        require_fraction("Lion", "beta2", beta2)
+        self.beta1 = beta1
+        self.beta2 = beta2
+
+    def update(
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
+        old = state["mean"]
+        direction = op.sign(self.beta1 * old + (1 - self.beta1) * gradient)
+        mean = self.beta2 * old + (1 - self.beta2) * gradient
+        return parameter - rate * direction, {"mean": mean}

@@ -1,0 +1,241 @@
+"""Pictures of a study: history, learning curves, slices, Pareto fronts, parallel coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from caldera.draw.axis import Axis, axis_of, whole_axis
+from caldera.draw.bar_chart import Bar, bar_chart
+from caldera.draw.html import Safe
+from caldera.draw.learning_curves import short_number
+from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.palette import CATEGORICAL, QUIET
+from caldera.draw.parallel_coordinates import Coordinate, parallel_coordinates
+from caldera.search.overview import Column, Overview
+from caldera.search.trial import DONE, FAILED, STOPPED, Trial
+
+BEST, OTHERS, ENDED, LOST = CATEGORICAL[1], CATEGORICAL[0], QUIET, CATEGORICAL[5]
+"""Colours of the best trial, of those that were done, stopped early, and failed."""
+_MOST_AXES = 10
+_MOST_SLICES = 12
+_MOST_LINES = 400
+
+
+def write_plot(overview: Overview, path: str | PathLike[str]) -> Path:
+    """Write the pictures of a study to one .svg file: its path."""
+    charts = [history_chart(overview)]
+    if len(overview.names) > 1:
+        charts += front_charts(overview)[:1]
+    curves = curves_chart(overview)
+    if curves is not None:
+        charts.append(curves)
+    charts += slice_charts(overview)[: 6 - len(charts) if len(charts) < 6 else 0]
+    return write_figure(path, charts, f"{overview.title}: {len(overview.trials)} trials")
+
+
+# --- over the trials
+
+
+def history_chart(overview: Overview, objective: int = 0) -> LineChart:
+    """The value of each trial in their order, and the best so far."""
+    name, mode = overview.names[objective], overview.modes[objective]
+    states = {
+        DONE: ("done", OTHERS), STOPPED: ("stopped early", ENDED), FAILED: ("failed", LOST),
+    }  # fmt: skip
+    lines, seen = [], []
+    for state, (label, colour) in states.items():
+        points = [
+            (float(t.number), _value(t, objective)) for t in overview.trials if t.state == state
+        ]
+        if points:
+            lines.append(Line(label, points, colour, dots_only=True))
+            seen += [y for _, y in points]
+    climbed = list(_best_so_far(overview, objective))
+    if climbed:
+        last = short_number(climbed[-1][1])
+        lines.append(Line("best so far", _stairs(climbed), BEST, last=last))
+    numbers = [trial.number for trial in overview.trials]
+    axes = whole_axis(numbers or [0]), _value_axis(seen, mode)
+    return LineChart(f"{name}, {_wish(mode)}", "trial", lines, *axes)
+
+
+def _wish(mode: str) -> str:
+    return "larger is better" if mode == "max" else "smaller is better"
+
+
+def _value(trial: Trial, objective: int) -> float:
+    return math.nan if trial.values is None else trial.values[objective]
+
+
+def _best_so_far(overview: Overview, objective: int) -> Iterable[tuple[float, float]]:
+    best = math.inf
+    sign = -1.0 if overview.modes[objective] == "max" else 1.0
+    last = 0.0
+    for trial in overview.trials:
+        value = sign * _value(trial, objective)
+        last = float(trial.number)
+        if trial.is_feasible and value < best:
+            best = value
+            yield last, sign * best
+    if best < math.inf:
+        yield last, sign * best
+
+
+def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A value holds until the next one is reached."""
+    found = list(points[:1])
+    for (_, before), (x, y) in pairwise(points):
+        found += [(x, before), (x, y)]
+    return found
+
+
+def _value_axis(values: Sequence[float], mode: str) -> Axis:
+    """An axis for values of an objective; losses that span many decades are seen by logarithm."""
+    finite = np.array([value for value in values if math.isfinite(value)])
+    share = bool(len(finite)) and finite.min() >= 0 and finite.max() <= 1
+    return axis_of(finite.tolist(), log=False if mode == "max" else None,
+                   most=1.0 if share else math.inf)  # fmt: skip
+
+
+# --- learning curves
+
+
+def curves_chart(overview: Overview) -> LineChart | None:
+    """The learning curves of all trials in one chart; None if no trial reported a second step."""
+    drawn = [trial for trial in overview.trials if trial.curve]
+    if not any(len(overview.curve(trial)) > 1 for trial in drawn):
+        return None
+    best = overview.best
+    # Of very many, the best ones and as many others as can still be told apart.
+    drawn = sorted(drawn, key=lambda trial: overview.losses(trial)[0])[:_MOST_LINES]
+    drawn = [trial for trial in reversed(drawn) if trial is not best]
+    colours = {True: OTHERS, False: ENDED}
+    lines = [
+        Line(_said(trial), overview.curve(trial), colours[trial.state == DONE], thin=True)
+        for trial in sorted(drawn, key=lambda trial: trial.state == DONE)
+    ]
+    legend = [Line("done", (), OTHERS)] if any(t.state == DONE for t in drawn) else []
+    if any(trial.state != DONE for trial in drawn):
+        legend.append(Line("stopped or failed", (), ENDED))
+    if best is not None and best.curve:
+        points = overview.whole_curve(best)
+        finite = [y for _, y in points if math.isfinite(y)]
+        end = short_number(finite[-1]) if finite else ""
+        lines.append(Line(f"best, trial {best.number}", points, BEST, last=end))
+        legend.append(Line(f"best, trial {best.number}", (), BEST))
+    steps = [int(x) for line in lines for x, _ in line.points]
+    seen = [y for line in lines for _, y in line.points]
+    mode = overview.modes[0] if overview.curve_name in overview.names else ""
+    mode = mode or ("max" if "accuracy" in overview.curve_name else "min")
+    return LineChart(
+        f"{overview.curve_name} of all trials", "epoch", lines, whole_axis(sorted(set(steps))),
+        _value_axis(seen, mode), legend=legend,
+    )  # fmt: skip
+
+
+def _said(trial: Trial) -> str:
+    values = "" if trial.values is None else ": " + ", ".join(f"{v:.5g}" for v in trial.values)
+    return f"trial {trial.number}, {trial.state}{values}"
+
+
+# --- over the parameters
+
+
+def slice_charts(overview: Overview) -> list[LineChart]:
+    """The first objective over each parameter, the most important first."""
+    return [_slice(overview, column) for column in overview.by_importance()[:_MOST_SLICES]]
+
+
+def _slice(overview: Overview, column: Column) -> LineChart:
+    points: dict[str, list[tuple[float, float]]] = {DONE: [], STOPPED: []}
+    for trial, place in zip(overview.trials, column.places, strict=True):
+        value = _value(trial, 0)
+        if place is not None and math.isfinite(value) and trial.state in points:
+            points[trial.state].append((place, value))
+    lines = [
+        Line(label, points[state], colour, dots_only=True)
+        for state, label, colour in (
+            (STOPPED, "stopped early", ENDED), (DONE, "done", OTHERS),
+        )
+        if points[state]
+    ]  # fmt: skip
+    best = overview.best
+    if best is not None:
+        at = column.places[list(overview.trials).index(best)]
+        if at is not None:
+            spot = (at, _value(best, 0))
+            lines.append(Line("best", [spot], BEST, dots_only=True, ring=spot))
+    seen = [y for line in lines for _, y in line.points]
+    return LineChart(
+        f"{overview.names[0]} over {column.name}", column.name, lines, column.axis,
+        _value_axis(seen, overview.modes[0]),
+    )  # fmt: skip
+
+
+def importance_bars(overview: Overview) -> Safe | None:
+    """The importance of each parameter as bars; None if there are too few trials."""
+    if not overview.importances:
+        return None
+    bars = [
+        Bar(each.name, max(each.value, 0.0), max(each.low, 0.0), max(each.high, 0.0))
+        for each in overview.importances[:_MOST_SLICES]
+    ]
+    return bar_chart(bars, "importance of parameters", reference=0.0)
+
+
+def coordinates_picture(overview: Overview) -> Safe | None:
+    """A line for each trial through its parameters to its value; None if there is none."""
+    shown = overview.valued()
+    if not shown:
+        return None
+    index = {trial.number: place for place, trial in enumerate(overview.trials)}
+    rows = [index[trial.number] for trial in shown]
+    coordinates = [
+        Coordinate(column.name, column.axis, [column.places[row] for row in rows])
+        for column in overview.by_importance()[:_MOST_AXES]
+    ]
+    for place, (name, mode) in enumerate(zip(overview.names, overview.modes, strict=True)):
+        values = [_value(trial, place) for trial in shown]
+        coordinates.append(Coordinate(name, _value_axis(values, mode), values))
+    order = np.argsort(np.argsort([-overview.losses(trial)[0] for trial in shown]))
+    strengths = [float(rank / max(len(shown) - 1, 1)) ** 2 for rank in order]
+    chosen = next((i for i, trial in enumerate(shown) if trial is overview.best), None)
+    return parallel_coordinates(
+        coordinates, strengths, [_said(trial) for trial in shown],
+        "parameters and values of all trials", chosen,
+    )  # fmt: skip
+
+
+# --- several objectives
+
+
+def front_charts(overview: Overview) -> list[LineChart]:
+    """Each pair of objectives against each other, with the trials that no other beats."""
+    pairs = combinations(range(len(overview.names)), 2)
+    return [_front(overview, x, y) for x, y in pairs][:6]
+
+
+def _front(overview: Overview, x: int, y: int) -> LineChart:
+    def places(trials: Iterable[Trial]) -> list[tuple[float, float]]:
+        return [(_value(trial, x), _value(trial, y)) for trial in trials]
+
+    shown = overview.valued()
+    front = sorted(places(overview.front))
+    others = places(trial for trial in shown if trial not in overview.front)
+    lines = [Line("other trials", others, ENDED, dots_only=True)] if others else []
+    # Only of two objectives is the front a line; of more it is a surface.
+    flat = len(overview.names) == 2
+    if front:
+        lines.append(Line("front: no trial beats these", front, BEST, dots_only=not flat))
+    xs, ys = [a for a, _ in others + front], [b for _, b in others + front]
+    return LineChart(
+        f"{overview.names[y]} over {overview.names[x]}",
+        f"{overview.names[x]}, {_wish(overview.modes[x])}", lines,
+        axis_of(xs), _value_axis(ys, overview.modes[y]),
+    )  # fmt: skip

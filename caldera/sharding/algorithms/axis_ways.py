@@ -1,0 +1,159 @@
+"""Ops along one axis that is spread over ranks: Fourier transforms, sorting, running sums.
+
+Where another axis is long enough nobody needs them: it is spread instead, and the op is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.graph.node import Node
+from caldera.graph.ops.fourier import frequencies
+from caldera.sharding.algorithms import fourier
+from caldera.sharding.algorithms.cost import Cost
+from caldera.sharding.algorithms.process_grid import Cuts, even_cuts
+from caldera.sharding.algorithms.sorting import cumulative_sum, sort, top_k
+from caldera.sharding.algorithms.way import Algorithm, Options, Way, contiguous, cuts_of
+from caldera.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.tensor.shape import Shape, size
+
+Layouts = Sequence[Layout]
+Parts = Sequence[np.ndarray]
+
+
+def axis_layout(shape: Shape, axis: int, cuts: Cuts) -> CartesianLayout:
+    """Contiguous blocks of one axis, one for each rank."""
+    splits = tuple(contiguous(cuts) if each == axis else None for each in range(len(shape)))
+    return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
+
+
+def _kept_cuts(layout: Layout, axis: int, ranks: int) -> Cuts:
+    """Those of a layout that will do, or equal parts."""
+    kept = None if ranks == 1 else cuts_of(layout, axis, ranks)
+    in_order = isinstance(layout, CartesianLayout) and layout.ranks == tuple(range(ranks))
+    if kept is not None and in_order:
+        return kept
+    return even_cuts(layout.shape[axis], ranks)
+
+
+# --- Fourier transforms
+
+
+def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
+    """Everything to everybody if it is short, else three transposes (Bluestein's: five times)."""
+    elements = max(given.spec.size for given in (*node.inputs, node))
+    nbytes = elements * node.dtype.itemsize
+    flops = node.op.count_flops(node)
+    if ranks == 1:
+        return Cost(flops=flops)
+    if n <= fourier.SHORT:
+        return Cost(nbytes * (ranks - 1) // ranks, ranks - 1, flops)
+    times = 3 if fourier.factors(n, ranks) else 24
+    return Cost(times * nbytes // ranks, times * (ranks - 1), flops * (times // 3) // ranks)
+
+
+def _fft_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    axis, x = node.attrs["axis"], node.inputs[0].shape
+    n = node.attrs.get("n", x[axis])
+    taken = tuple(min(cut, x[axis]) for cut in fourier.input_cuts(n, ranks))
+    made = tuple(min(cut, node.shape[axis]) for cut in fourier.output_cuts(n, ranks))
+    name = "six-step FFT" if fourier.factors(n, ranks) else "Bluestein's FFT"
+    return [
+        Way(
+            name if n > fourier.SHORT else "gathered FFT",
+            (axis_layout(x, axis, taken),), (axis_layout(node.shape, axis, made),),
+            _fft_cost(node, n, ranks),
+            (node.op.name, axis, n, bool(node.attrs.get("inverse", node.op.name == "irfft"))),
+        )
+    ]  # fmt: skip
+
+
+def _run_fft(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    name, axis, n, inverse = options
+    x = parts[0]
+    if name != "rfft":
+        pairs = np.ascontiguousarray(x)
+        x = pairs.view(np.result_type(x.dtype, np.complex64)).reshape(x.shape[:-1])
+    x = np.moveaxis(x, axis, 0)
+    cuts = fourier.input_cuts(n, comm.size)
+    begin, end = cuts[comm.rank], cuts[comm.rank + 1]
+    if name == "irfft":
+        x = fourier.spectrum_to_signal(x, n, begin)
+        x = np.pad(x, [(0, end - begin - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    made = fourier.fft(np.ascontiguousarray(x), n, comm, inverse=inverse)
+    if name == "irfft":
+        return [np.ascontiguousarray(np.moveaxis(made.real, 0, axis))]
+    if name == "rfft":
+        first = fourier.output_cuts(n, comm.size)[comm.rank]
+        made = made[: max(frequencies(n) - first, 0)]
+    found = np.ascontiguousarray(np.moveaxis(made, 0, axis))
+    return [found.view(found.real.dtype).reshape(*found.shape, 2)]
+
+
+# --- sorting and running sums
+
+
+def _sort_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    x = node.inputs[0]
+    if len(x.shape) != 1:
+        return []
+    layout = axis_layout(x.shape, 0, _kept_cuts(given[0], 0, ranks))
+    moved = 2 * x.spec.size * (x.dtype.itemsize + 8) // ranks
+    cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1), node.op.count_flops(node) // ranks)
+    options = (bool(node.attrs["descending"]),)
+    return [Way("sample sort", (layout,), (layout, layout), cost, options)]
+
+
+def _run_sort(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return sort(parts[0], _cuts_in(inputs[0], 0, comm), comm, descending=options[0])
+
+
+def _cuts_in(layout: Layout, axis: int, comm: Communicator) -> Cuts:
+    lengths = [layout.local_shape(rank)[axis] for rank in range(comm.size)]
+    return (0, *(int(cut) for cut in np.cumsum(lengths)))
+
+
+def _top_k_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    x, axis, k = node.inputs[0], node.attrs["axis"], node.attrs["k"]
+    layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
+    whole = replicated(node.outputs[0].shape, range(ranks))
+    moved = size(node.outputs[0].shape) * (x.dtype.itemsize + 8) * (ranks - 1)
+    cost = Cost(moved, 2 * (ranks - 1), x.spec.size // ranks)
+    return [Way("top k of each rank", (layout,), (whole, whole), cost, (axis, k))]
+
+
+def _run_top_k(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    axis, k = options
+    found = top_k(np.moveaxis(parts[0], axis, 0), _cuts_in(inputs[0], axis, comm), k, comm)
+    return [np.ascontiguousarray(np.moveaxis(each, 0, axis)) for each in found]
+
+
+def _cumsum_ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+    x, axis = node.inputs[0], node.attrs["axis"]
+    layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
+    line = size(x.shape) // max(x.shape[axis], 1) * x.dtype.itemsize
+    cost = Cost(line * (ranks - 1), ranks - 1, node.op.count_flops(node) // ranks)
+    return [Way("scan", (layout,), (layout,), cost, (axis, bool(node.attrs["reverse"])))]
+
+
+def _run_cumsum(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    axis, reverse = options
+    found = cumulative_sum(np.moveaxis(parts[0], axis, 0), comm, reverse=reverse)
+    return [np.ascontiguousarray(np.moveaxis(found, 0, axis))]
+
+
+FFT = Algorithm(_fft_ways, _run_fft)
+SORT = Algorithm(_sort_ways, _run_sort)
+TOP_K = Algorithm(_top_k_ways, _run_top_k)
+CUMSUM = Algorithm(_cumsum_ways, _run_cumsum)

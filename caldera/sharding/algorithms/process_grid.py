@@ -1,0 +1,151 @@
+"""Ranks as a grid of layers, rows and columns, and who owns which indices of an axis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.errors import ShapeError
+
+Cuts = tuple[int, ...]
+"""Where parts of an axis begin, and where the last one ends: one more than there are parts."""
+
+
+def even_cuts(length: int, parts: int) -> Cuts:
+    """Parts that differ by one at most, the longer ones first.
+
+    >>> even_cuts(7, 3)
+    (0, 3, 5, 7)
+    """
+    each, rest = divmod(length, parts)
+    return tuple(each * part + min(part, rest) for part in range(parts + 1))
+
+
+def cyclic_indices(length: int, block: int, parts: int, part: int) -> np.ndarray:
+    """The indices of an axis that a part has, if blocks are dealt to the parts in turns.
+
+    >>> cyclic_indices(10, 2, 3, 0)
+    array([0, 1, 6, 7])
+    """
+    indices = np.arange(length)
+    return indices[(indices // block) % parts == part]
+
+
+def gather_rows(part: np.ndarray, counts: Sequence[int], comm: Communicator) -> np.ndarray:
+    """All ranks' rows, one rank after the other; rank r has `counts[r]` of them."""
+    if comm.size == 1:
+        return part
+    whole = np.empty((sum(counts), *part.shape[1:]), part.dtype)
+    each = int(np.prod(part.shape[1:], dtype=np.int64))
+    comm.Allgather(np.ascontiguousarray(part), whole, [count * each for count in counts])
+    return whole
+
+
+def sum_over(part: np.ndarray, comm: Communicator) -> np.ndarray:
+    """The sum over ranks, on all of them; in place where the part is contiguous."""
+    part = np.ascontiguousarray(part)
+    if comm.size > 1:
+        comm.Allreduce(part, part)
+    return part
+
+
+@dataclass(frozen=True)
+class ProcessGrid:
+    """The place of this rank in a grid; ranks are numbered layer by layer, row by row.
+
+    `along_row` has the ranks of one row (one for each column), `along_column` those of one column,
+    `along_layers` those at one place of all layers. A rank beyond the grid has none.
+    """
+
+    shape: tuple[int, int, int]
+    place: tuple[int, int, int]
+    along_layers: Communicator
+    along_column: Communicator
+    along_row: Communicator
+    comm: Communicator
+
+    @property
+    def rows(self) -> int:
+        """How many rows of ranks there are."""
+        return self.shape[1]
+
+    @property
+    def columns(self) -> int:
+        """How many columns of ranks there are."""
+        return self.shape[2]
+
+    @property
+    def row(self) -> int:
+        """In which row this rank is."""
+        return self.place[1]
+
+    @property
+    def column(self) -> int:
+        """In which column this rank is."""
+        return self.place[2]
+
+    @property
+    def transposed(self) -> ProcessGrid:
+        """The same ranks, with rows and columns exchanged."""
+        layers, rows, columns = self.shape
+        layer, row, column = self.place
+        return ProcessGrid(
+            (layers, columns, rows), (layer, column, row),
+            self.along_layers, self.along_row, self.along_column, self.comm,
+        )  # fmt: skip
+
+
+_grids: WeakKeyDictionary[Communicator, dict[tuple[int, int, int], ProcessGrid]] = (
+    WeakKeyDictionary()
+)
+_lock = threading.Lock()
+
+
+def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -> ProcessGrid:
+    """The ranks of a communicator as a grid; made once for each shape, by all ranks together.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(6, lambda comm: process_grid(comm, 2, 3).place)[4]
+    (0, 1, 1)
+    """
+    if layers * rows * columns != comm.size:
+        raise ShapeError.build(
+            "process_grid", expected=f"a grid of {comm.size} ranks",
+            got=f"{layers} x {rows} x {columns}",
+        )  # fmt: skip
+    shape = (layers, rows, columns)
+    with _lock:
+        made = _grids.setdefault(comm, {})
+    if shape not in made:
+        layer, place = divmod(comm.rank, rows * columns)
+        row, column = divmod(place, columns)
+        made[shape] = ProcessGrid(
+            shape, (layer, row, column),
+            _split(comm, place, layers), _split(comm, layer * columns + column, rows),
+            _split(comm, layer * rows + row, columns), comm,
+        )  # fmt: skip
+    return made[shape]
+
+
+def _split(comm: Communicator, color: int, size: int) -> Communicator:
+    """The ranks of a colour, in order; who stays with all of them keeps the communicator."""
+    if size == comm.size:
+        return comm
+    found = comm.Split(color, comm.rank)
+    assert found is not None
+    return found
+
+
+def grid_shapes(ranks: int) -> list[tuple[int, int]]:
+    """All (rows, columns) with that many ranks, the squarest first.
+
+    >>> grid_shapes(6)
+    [(2, 3), (3, 2), (1, 6), (6, 1)]
+    """
+    found = [(rows, ranks // rows) for rows in range(1, ranks + 1) if ranks % rows == 0]
+    return sorted(found, key=lambda shape: (abs(shape[0] - shape[1]), shape))

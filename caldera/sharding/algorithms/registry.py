@@ -1,0 +1,194 @@
+"""Which algorithm computes an op of whole values on ranks: the one table.
+
+`sharding.propagation` asks it for the ways there are, brings the inputs to where one of them wants
+them, and writes an `spmd` node, whose kernel runs the algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.graph.node import Node
+from caldera.kernels.reference.linalg import named
+from caldera.sharding.algorithms import lu
+from caldera.sharding.algorithms.axis_ways import CUMSUM, FFT, SORT, TOP_K
+from caldera.sharding.algorithms.cholesky import cholesky
+from caldera.sharding.algorithms.cost import Cost
+from caldera.sharding.algorithms.matrix import (
+    Matrix,
+    block_size,
+    factorisation_grid,
+    grid_of,
+    qr,
+    qr_layouts,
+)
+from caldera.sharding.algorithms.process_grid import even_cuts
+from caldera.sharding.algorithms.product_ways import MATMUL
+from caldera.sharding.algorithms.svd import eigh, svd
+from caldera.sharding.algorithms.way import Algorithm, Options, Way, columns_layout, cyclic_layout
+from caldera.sharding.layout import Layout, replicated
+
+Parts = Sequence[np.ndarray]
+Layouts = Sequence[Layout]
+Size = tuple[int, int]
+
+
+def _matrices(
+    layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
+    cost: Callable[[Node, int], Cost],
+    name: str,
+) -> Callable[[Node, Layouts, int], list[Way]]:
+    """The one way of an op on matrices; batches of them are no business of algorithms."""
+
+    def ways(node: Node, given: Layouts, ranks: int) -> list[Way]:
+        if any(len(each.shape) != 2 for each in node.inputs):
+            return []
+        inputs, outputs = layouts(node, ranks)
+        return [Way(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
+
+    return ways
+
+
+def _cyclic(node: Node, ranks: int) -> list[Layout]:
+    """All inputs block-cyclic with the block of the first."""
+    block, grid = block_size(node.inputs[0].shape[0], ranks), factorisation_grid(ranks)
+    return [cyclic_layout((m, n), block, grid) for m, n in (each.shape for each in node.inputs)]
+
+
+def _grid_cost(node: Node, ranks: int) -> Cost:
+    """Panels of half a matrix along rows and columns of the grid, for each input."""
+    rows, columns = factorisation_grid(ranks)
+    elements = sum(each.spec.size for each in node.inputs)
+    n, itemsize = node.inputs[0].shape[0], node.inputs[0].dtype.itemsize
+    if ranks == 1:
+        return Cost(flops=node.op.count_flops(node))
+    sent = elements * itemsize * (rows + columns) // (2 * rows * columns)
+    steps = -(-n // block_size(n, ranks))
+    return Cost(sent, 4 * steps, node.op.count_flops(node) // ranks)
+
+
+# --- one function for each op
+
+
+def _run_cholesky(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    a = Matrix(parts[0], inputs[0], comm).hermitian(inputs[0])
+    n = a.shape[0]
+    return [cholesky(a.part, n, block_size(n, comm.size), grid_of(comm))]
+
+
+def _factorised(part: np.ndarray, n: int, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
+    return lu.lu(part, n, block_size(n, comm.size), grid_of(comm))
+
+
+def _run_solve(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n, columns = inputs[1].shape
+    block, grid = block_size(n, comm.size), grid_of(comm)
+    factors, order = _factorised(parts[0], n, comm)
+    lu.check_invertible(factors, n, block, grid)
+    return [lu.solve_lu(factors, order, parts[1], columns, block, grid)]
+
+
+def _run_inverse(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n = inputs[0].shape[0]
+    where = lu.Cyclic((n, n), block_size(n, comm.size), grid_of(comm))
+    identity = (where.rows[:, None] == where.columns).astype(parts[0].dtype)
+    return _run_solve((parts[0], identity), (inputs[0], inputs[0]), outputs, options, comm)
+
+
+def _run_slogdet(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n = inputs[0].shape[0]
+    factors, order = _factorised(parts[0], n, comm)
+    sign, logarithm = lu.slogdet(factors, order, block_size(n, comm.size), grid_of(comm))
+    return [np.asarray(sign), np.asarray(logarithm)]
+
+
+def _run_qr(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return [each.part for each in qr(Matrix(parts[0], inputs[0], comm))]
+
+
+def _run_svd(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    with named("svd"):
+        u, s, vh = svd(Matrix(parts[0], inputs[0], comm))
+    return [u.part, s, vh.part]
+
+
+def _run_eigh(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    with named("eigh"):
+        w, v = eigh(Matrix(parts[0], inputs[0], comm))
+    return [w, v.part]
+
+
+# --- where inputs must be and outputs will be
+
+
+def _in_place(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    given = _cyclic(node, ranks)
+    return given, given[-1:]
+
+
+def _numbers(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    return _cyclic(node, ranks), [replicated(spec.shape, range(ranks)) for spec in node.outputs]
+
+
+def _of_qr(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    given, *made = qr_layouts(_shape(node), ranks)
+    return [given], made
+
+
+def _of_svd(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    m, n = _shape(node)
+    k = min(m, n)
+    if m >= n:
+        given: Layout = qr_layouts((m, n), ranks)[0]
+    else:
+        given = qr_layouts((n, m), ranks)[0].transposed((1, 0))
+    cuts = even_cuts(k, ranks)
+    u, v = columns_layout((m, k), cuts), columns_layout((n, k), cuts).transposed((1, 0))
+    return [given], [u, replicated((k,), range(ranks)), v]
+
+
+def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    n, _ = _shape(node)
+    columns = columns_layout((n, n), even_cuts(n, ranks))
+    return [columns], [replicated((n,), range(ranks)), columns]
+
+
+def _shape(node: Node) -> Size:
+    m, n = node.inputs[0].shape
+    return m, n
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "matmul": MATMUL,
+    "fft": FFT,
+    "rfft": FFT,
+    "irfft": FFT,
+    "sort": SORT,
+    "top_k": TOP_K,
+    "cumsum": CUMSUM,
+    "cholesky": Algorithm(_matrices(_in_place, _grid_cost, "blocked Cholesky"), _run_cholesky),
+    "solve": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_solve),
+    "inverse": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_inverse),
+    "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
+    "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
+    "svd": Algorithm(_matrices(_of_svd, _grid_cost, "one-sided block Jacobi"), _run_svd),
+    "eigh": Algorithm(_matrices(_of_eigh, _grid_cost, "one-sided block Jacobi"), _run_eigh),
+}
+"""By the name of the op of whole values."""

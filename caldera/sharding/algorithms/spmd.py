@@ -1,0 +1,68 @@
+"""An algorithm on ranks as a node of the graph that one rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.comm import SingleProcess
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import Nodes, item, op, refuse_shape
+from caldera.graph.ops.collective import TOKEN
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.sharding.algorithms.registry import ALGORITHMS
+from caldera.sharding.algorithms.way import Options, Way
+from caldera.sharding.layout import Layout
+from caldera.tensor.dtype import DType
+
+
+@op("spmd", kind="distributed")
+def spmd(
+    *inputs: Spec,
+    algorithm: str,
+    given: tuple[Layout, ...],
+    made: tuple[Layout, ...],
+    dtypes: tuple[DType, ...],
+    options: Options,
+    rank: int,
+    number: int,
+) -> tuple[Spec, ...]:
+    """A rank's parts of what an algorithm computes, and a token; perhaps a token comes last."""
+    for part, layout in zip(inputs, given, strict=False):
+        if part.shape != layout.local_shape(rank):
+            refuse_shape(f"a part of shape {layout.local_shape(rank)}, that of rank {rank}")
+    outputs = zip(made, dtypes, strict=True)
+    return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
+
+
+def write_spmd(
+    node: Node, way: Way, parts: Sequence[Node], token: Node | None, *, rank: int, number: int
+) -> tuple[Nodes, Node]:
+    """The parts of what a node of whole values gives, computed in this way from the parts of its
+    inputs, and the next token."""
+    made = spmd.node(
+        *parts, *([] if token is None else [token]),
+        algorithm=node.op.name, given=way.inputs, made=way.outputs,
+        dtypes=tuple(spec.dtype for spec in node.outputs), options=way.options,
+        rank=rank, number=number,
+    )  # fmt: skip
+    *found, after = (item(made, index) for index in range(len(made.outputs)))
+    return tuple(found), after
+
+
+def _bind(call: Call) -> Runner:
+    attrs = call.node.attrs
+    algorithm, given, made = ALGORITHMS[attrs["algorithm"]], attrs["given"], attrs["made"]
+    parts, places = call.inputs[: len(given)], call.outputs[: len(made)]
+
+    def run() -> None:
+        comm = SingleProcess() if call.communicator is None else call.communicator
+        found = algorithm.run(parts, given, made, attrs["options"], comm)
+        for place, part in zip(places, found, strict=True):
+            np.copyto(place, part)
+
+    return run
+
+
+TABLE.add(Kernel("spmd", "cpu", "messages", _bind, capturable=False, measured=False))

@@ -1,0 +1,179 @@
+"""Rules by letters: most ops are loops over named axes, as in Einstein's notation.
+
+`matmul` is "bmk,bkn->bmn": whatever letters are shared out, a rank that has the same indices of all
+of them can compute its part. A letter that no result has is reduced, and what ranks compute for
+their indices of it are terms. An axis without a letter has to be whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.sharding.axis_split import AxisSplit
+from caldera.sharding.layout import CartesianLayout
+from caldera.sharding.rules.registry import Placement, Way
+from caldera.tensor.shape import Shape
+
+if TYPE_CHECKING:
+    from caldera.sharding.propagation import Propagation
+
+Letters = tuple[str | None, ...]
+FLOPS = 1e10
+"""Operations a second of one rank, roughly: what counts is how much is computed twice."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The letters of the axes of inputs and outputs, and what is done over those that no output
+    has: "sum", "max", "min" or "prod"."""
+
+    inputs: tuple[Letters, ...]
+    outputs: tuple[Letters, ...]
+    reduce: str = "sum"
+    reduced: frozenset[str] = frozenset()
+
+
+class Assignment:
+    """Which letters are shared out, how, and over which ranks: a mesh with an axis for each letter,
+    and a last one of replicas."""
+
+    def __init__(self, splits: dict[str, AxisSplit], mesh: np.ndarray) -> None:
+        self.splits = splits
+        self.mesh = mesh
+
+    @classmethod
+    def of(cls, layout: CartesianLayout, letters: Letters) -> Assignment:
+        """That of a layout whose axes have these letters; axes without one become whole."""
+        free = [axis for axis in layout.split_axes if letters[axis] is None]
+        kept = layout.unsplit(free) if free else layout
+        splits = {}
+        for axis in kept.split_axes:
+            letter, split = letters[axis], kept.splits[axis]
+            assert letter is not None
+            assert split is not None
+            splits[letter] = split
+        return cls(splits, np.array(kept.ranks).reshape(kept.mesh))
+
+    def key(self) -> Any:
+        """Equal for equal assignments."""
+        return tuple(self.splits.items()), self.mesh.shape, tuple(self.mesh.reshape(-1).tolist())
+
+    def layout(
+        self, shape: Shape, letters: Letters, first: frozenset[str] = frozenset()
+    ) -> CartesianLayout:
+        """The layout of an operand with these letters; among its replicas those that differ in a
+        letter of `first` come first."""
+        names = list(self.splits)
+        used = [names.index(each) for each in letters if each in self.splits]
+        ahead = [i for i, name in enumerate(names) if name in first and i not in used]
+        rest = [i for i in range(len(names) + 1) if i not in used and i not in ahead]
+        ranks = self.mesh.transpose(*used, *ahead, *rest).reshape(-1)
+        splits = tuple(None if each is None else self.splits.get(each) for each in letters)
+        return CartesianLayout(shape, splits, tuple(ranks.tolist()))
+
+    @property
+    def share(self) -> int:
+        """How many ranks compute different things."""
+        return prod(split.parts for split in self.splits.values())
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}/{split.parts}" for name, split in self.splits.items())
+        return f"{inside or 'whole'} on {self.mesh.size}"
+
+
+def letter_ways(
+    graph: Propagation,
+    node: Node,
+    signature: Signature,
+    make: Callable[[Sequence[Node], tuple[CartesianLayout, ...]], Any] | None = None,
+) -> list[Way]:
+    """The ways of an op that is a loop over letters. `make` writes the node of a rank, if it is not
+    simply the same op: it is given the parts and the layouts of the results."""
+    shapes = [given.shape for given in node.inputs]
+    found = []
+    for assignment in _assignments(graph, node, signature):
+        inputs = tuple(
+            assignment.layout(shape, letters)
+            for shape, letters in zip(shapes, signature.inputs, strict=True)
+        )
+        outputs = []
+        for spec, letters in zip(node.outputs, signature.outputs, strict=True):
+            pending = [n for n in assignment.splits if n in signature.reduced and n not in letters]
+            terms = prod(assignment.splits[name].parts for name in pending)
+            layout = assignment.layout(spec.shape, letters, frozenset(pending))
+            outputs.append(Placement(layout, terms, signature.reduce))
+        layouts = tuple(each.layout for each in outputs)
+        found.append(
+            Way(
+                str(assignment), inputs, tuple(outputs), _maker(node, make, layouts),
+                node.op.count_flops(node) / assignment.share / FLOPS,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], Any]:
+    if make is None:
+        return lambda parts: node.op(*parts, **node.attrs)
+    return lambda parts: make(parts, layouts)
+
+
+def _assignments(graph: Propagation, node: Node, signature: Signature) -> Iterator[Assignment]:
+    """What may be shared out: as each input is, as two of them are together, or nothing."""
+    seen = set()
+    made: list[Assignment] = []
+    for given, letters in zip(node.inputs, signature.inputs, strict=True):
+        layout = graph.suited(given)
+        if layout is not None:
+            made.append(Assignment.of(layout, letters))
+    if not made:
+        output = signature.outputs[0]
+        made.append(Assignment.of(graph.default(node.outputs[0]), output))
+    made += [both for a in made for b in made if (both := _combined(a, b)) is not None]
+    largest = max(made, key=lambda each: each.mesh.size)
+    made.append(Assignment({}, largest.mesh.reshape(-1)))
+    for each in made:
+        if each.key() not in seen:
+            seen.add(each.key())
+            yield each
+
+
+def _combined(first: Assignment, second: Assignment) -> Assignment | None:
+    """On one mesh the first letter of the one and the second of the other: results stay where they
+    are then, and both operands move."""
+    if len(first.splits) != 2 or first.mesh.shape != second.mesh.shape:
+        return None
+    if len(second.splits) != 2 or not np.array_equal(first.mesh, second.mesh):
+        return None
+    (row, rows), (column, columns) = (
+        next(iter(first.splits.items())),
+        list(second.splits.items())[1],
+    )
+    return None if row == column else Assignment({row: rows, column: columns}, first.mesh)
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    """Letters for axes."""
+    return [f"x{start + number}" for number in range(count)]
+
+
+def broadcast_letters(node: Node) -> tuple[tuple[Letters, ...], Letters]:
+    """Those of inputs that are broadcast to a result, as NumPy does."""
+    shape = node.outputs[0].shape
+    output = names(len(shape))
+    inputs = []
+    for given in node.inputs:
+        extra = len(shape) - len(given.shape)
+        inputs.append(
+            tuple(
+                output[extra + axis] if n == shape[extra + axis] else None
+                for axis, n in enumerate(given.shape)
+            )
+        )
+    return tuple(inputs), tuple(output)

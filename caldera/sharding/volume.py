@@ -1,0 +1,155 @@
+"""How much moves between two layouts, and what that takes: no data, only counting.
+
+An element moves to a rank that has it in the target and did not have it in the source. Where the
+source's replicas are terms of a sum, the rank needs all terms that it does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from caldera.sharding.layout import CartesianLayout, Layout, Piece
+from caldera.tensor.shape import size
+
+
+@dataclass(frozen=True)
+class Links:
+    """What messages take: seconds for each, and bytes a second between two ranks."""
+
+    latency: float = 2e-5
+    bandwidth: float = 4e9
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Elements that move: all of them, the most that one rank sends or receives, and messages of
+    the rank that has the most."""
+
+    elements: int
+    most: int
+    messages: int
+
+    def seconds(self, itemsize: int, links: Links) -> float:
+        """What moving them takes, all ranks at once."""
+        return self.messages * links.latency + self.most * itemsize / links.bandwidth
+
+
+NOTHING = Volume(0, 0, 0)
+
+
+@lru_cache(maxsize=4096)
+def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
+    """What moves from one layout to another; `terms` of each group of replicas are to be added.
+
+    >>> from caldera.sharding.distributions import Columns, Rows
+    >>> from caldera.sharding.volume import volume
+    >>> volume(Rows().of((4, 4), range(2)), Columns().of((4, 4), range(2))).elements
+    8
+    """
+    if terms == 1 and source == target:
+        return NOTHING
+    moved = moves(source, target, terms)
+    if not moved.size:
+        return NOTHING
+    np.fill_diagonal(moved, 0)
+    both = np.maximum(moved.sum(1), moved.sum(0))
+    messages = np.maximum((moved > 0).sum(1), (moved > 0).sum(0))
+    return Volume(int(moved.sum()), int(both.max()), int(messages.max()))
+
+
+def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:
+    """How many elements go from each rank (row) to each (column); what stays is on the diagonal."""
+    count = max((*source.ranks, *target.ranks)) + 1
+    found = np.zeros((count, count), np.int64)
+    if not size(source.shape):
+        return found
+    if isinstance(source, CartesianLayout) and isinstance(target, CartesianLayout):
+        shared = _shared(source, target)
+    else:
+        shared = _shared_pieces(source, target)
+    places = {rank: place for place, rank in enumerate(target.ranks)}
+    for row, owners in enumerate(groups(source)):
+        for term in range(terms):
+            copies = copies_of(owners, term, terms)
+            for column, rank in enumerate(target.ranks):
+                if shared[row, column]:
+                    sender = sender_to(rank, copies, places[rank])
+                    found[sender, rank] += shared[row, column]
+    return found
+
+
+def groups(layout: Layout) -> list[tuple[int, ...]]:
+    """The ranks of each part of a layout, or of each block."""
+    if isinstance(layout, CartesianLayout):
+        each = layout.replicas
+        return [layout.ranks[i : i + each] for i in range(0, len(layout.ranks), each)]
+    found = {}
+    for rank in layout.ranks:
+        for piece in layout.pieces(rank):
+            owners = layout.owners([axis[0][0] for axis in piece.axes])
+            found[piece.axes] = owners
+    return list(found.values())
+
+
+def copies_of(owners: tuple[int, ...], term: int, terms: int) -> tuple[int, ...]:
+    """Those of some replicas that have a term of the sum."""
+    each = len(owners) // terms
+    return owners[term * each : (term + 1) * each]
+
+
+def sender_to(rank: int, copies: tuple[int, ...], place: int) -> int:
+    """Who gives a rank what these have: itself, or else they take turns."""
+    return rank if rank in copies else copies[place % len(copies)]
+
+
+def _shared(source: CartesianLayout, target: CartesianLayout) -> np.ndarray:
+    """How many elements each part of the source has in common with each rank of the target."""
+    one_of_each = [group[0] for group in groups(source)]
+    found = np.ones((len(one_of_each), len(target.ranks)), np.int64)
+    for axis, n in enumerate(source.shape):
+        first, second = source.splits[axis], target.splits[axis]
+        theirs = (
+            np.full((1, n), 0) if first is None else _owner_of_each(first.cuts, first.owners)[None]
+        )
+        ours = np.full(n, 0) if second is None else _owner_of_each(second.cuts, second.owners)
+        table = np.zeros(
+            (1 if first is None else first.parts, 1 if second is None else second.parts), np.int64
+        )
+        np.add.at(table, (theirs[0], ours), 1)
+        rows = [_part(source, rank, axis) for rank in one_of_each]
+        columns = [_part(target, rank, axis) for rank in target.ranks]
+        found *= table[np.ix_(rows, columns)]
+    return found
+
+
+def _owner_of_each(cuts: tuple[int, ...], owners: tuple[int, ...]) -> np.ndarray:
+    return np.repeat(owners, np.diff(cuts)).astype(np.int64)
+
+
+def _part(layout: CartesianLayout, rank: int, axis: int) -> int:
+    """Which part of an axis a rank has."""
+    place = layout.coordinates(rank)
+    assert place is not None
+    return 0 if layout.splits[axis] is None else place[layout.split_axes.index(axis)]
+
+
+def _shared_pieces(source: Layout, target: Layout) -> np.ndarray:
+    rows: dict[object, Piece] = {}
+    for rank in source.ranks:
+        for piece in source.pieces(rank):
+            rows.setdefault(piece.axes, piece)
+    if isinstance(source, CartesianLayout):
+        ordered = [source.pieces(group[0]) for group in groups(source)]
+    else:
+        ordered = [(piece,) for piece in rows.values()]
+    found = np.zeros((len(ordered), len(target.ranks)), np.int64)
+    for column, rank in enumerate(target.ranks):
+        for mine in target.pieces(rank):
+            for row, pieces in enumerate(ordered):
+                for piece in pieces:
+                    both = piece.overlap(mine)
+                    found[row, column] += 0 if both is None else both.size
+    return found

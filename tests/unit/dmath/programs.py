@@ -1,0 +1,27 @@
+"""What tests of sessions share: graphs whose leaves are arrays of a session."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import caldera as cd
+from caldera.dmath.handle import Handle
+from caldera.dmath.session import Session
+from caldera.graph.node import Symbol
+from caldera.graph.ops.leaf import tensor
+from caldera.sharding.distributions import Replicated
+
+
+def leaf(handle: Handle) -> cd.Expr:
+    """An array of a session in an expression."""
+    return cd.Expr(tensor(symbol=Symbol("", handle.spec, "tensor", handle)))
+
+
+def everywhere(session: Session, array: np.ndarray) -> Handle:
+    """An array that all ranks have."""
+    return session.put(array, Replicated().of(array.shape, range(session.ranks)))
+
+
+def computed(session: Session, expression: cd.Expr) -> np.ndarray:
+    """The value of an expression."""
+    return session.get(session.run([expression.node])[0])

@@ -1,0 +1,152 @@
+"""Arrays whose parts are on ranks, beside NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from caldera import dmath as dm
+from caldera import op
+from caldera.errors import CalderaError, ConfigError
+from caldera.lazy import Expr
+
+RANKS = 4
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[dm.Session]:
+    with dm.connect(threads=RANKS) as made:
+        yield made
+
+
+def spread(values: np.ndarray, layout: Any) -> Any:
+    return dm.array(values, layout=layout)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+def test_what_is_computed_from_an_array_is_one() -> None:
+    a = spread(numbers(5, 4), dm.Rows())
+    for made in (a + 1, 1 - a, a @ a.T, op.exp(a), a[1:3], op.grad(op.sum(a * a), a), a.sum()):
+        assert type(made) is dm.Array
+    assert type(op.exp(np.ones(3))) is Expr
+    assert type(op.exp(np.ones(3)) + a[0, :3]) is dm.Array
+
+
+def test_a_program_over_several_layouts() -> None:
+    a, b = numbers(50, 40), numbers(40, 30)
+    left = spread(a, dm.Rows())
+    right = spread(b, dm.Blocks(rows=[0, 7, 40], columns=16))
+    product = left @ right + dm.ones(30)
+    np.testing.assert_allclose(product.numpy(), a @ b + 1, rtol=1e-12)
+    np.testing.assert_allclose(product.sum(axis=0).numpy(), (a @ b + 1).sum(0), rtol=1e-12)
+    slope = op.grad(op.sum(op.square(left @ right)), left)
+    np.testing.assert_allclose(slope.numpy(), 2 * (a @ b) @ b.T, rtol=1e-12)
+
+
+def test_to_another_layout_dtype_and_ranks() -> None:
+    a = numbers(9, 6)
+    x = spread(a, dm.Grid(2, 2))
+    y = x.to(layout=dm.Columns(), dtype="bfloat16", ranks=range(2))
+    assert y.dtype.name == "bfloat16"
+    assert y.layout.ranks == (0, 1)
+    assert np.array_equal(y.numpy(), a.astype(y.dtype))
+    assert np.array_equal(x.to(ranks=[3]).numpy(), a)
+    assert x.to(ranks=[3]).eval().layout.ranks == (3,)
+    back = x.to(layout=dm.Replicated()).to(layout=dm.BlockCyclic(2, grid=(4,)))
+    assert back.numpy().tobytes() == a.tobytes()
+
+
+def test_creation() -> None:
+    assert dm.zeros((2, 3)).numpy().tolist() == [[0.0] * 3] * 2
+    assert dm.arange(1, 4, 0.5).numpy().tolist() == np.arange(1, 4, 0.5).tolist()
+    assert np.array_equal(dm.eye(3, 5, layout=dm.Rows()).numpy(), np.eye(3, 5))
+    assert dm.full((2,), 7, "int32").numpy().dtype == np.int32
+    seen = [
+        dm.random((40, 30), seed=5, layout=each).numpy() for each in (dm.Rows(), dm.Columns(), None)
+    ]
+    assert seen[0].tobytes() == seen[1].tobytes() == seen[2].tobytes()
+    assert not np.array_equal(dm.random((40, 30), seed=6).numpy(), seen[0])
+    assert abs(dm.normal((100, 100), layout=dm.Grid(2, 2)).numpy().std() - 1) < 0.05
+
+
+def test_assignment() -> None:
+    a = numbers(6, 5)
+    x = spread(a, dm.Rows())
+    before = x + 0
+    x[1:4, ::2] = 3.0
+    x[-1] = dm.ones(5)
+    right = a.copy()
+    right[1:4, ::2] = 3
+    right[-1] = 1
+    assert np.array_equal(x.numpy(), right)
+    assert np.array_equal(before.numpy(), a)
+
+
+def test_a_value_is_computed_once(session: dm.Session) -> None:
+    x = dm.random((8, 8), seed=1).eval()
+    y = x @ x
+    first = y.numpy()
+    runs: list[Any] = []
+    original = session.run
+    session.run = lambda *given: runs.append(given) or original(*given)  # type: ignore[method-assign, func-returns-value]
+    assert np.array_equal(y.numpy(), first)
+    assert not runs
+    np.testing.assert_allclose((y + 1).numpy(), first + 1)
+    assert len(runs) == 1
+
+
+def test_what_explain_says_is_what_moves() -> None:
+    a = numbers(64, 64)
+    x, y = spread(a, dm.Columns()), spread(a, dm.Rows())
+    product = x @ y
+    explanation = product.explain()
+    assert explanation.nbytes == sum(move.nbytes for move in explanation.moves) > 0
+    assert explanation.choices[0].others
+    text = str(explanation)
+    assert "4 terms" in text
+    assert "before" in text
+    np.testing.assert_allclose(product.numpy(), a @ a, rtol=1e-12, atol=1e-12)
+    assert (x + 1).explain().nbytes == 0
+
+
+def test_methods_are_those_of_numpy() -> None:
+    a = numbers(5, 4)
+    x = spread(a, dm.Columns())
+    for name in ("sum", "mean", "max", "min", "prod", "var", "std", "argmax", "argmin"):
+        for axis in (None, 0, 1):
+            made, right = getattr(x, name)(axis=axis).numpy(), getattr(a, name)(axis=axis)
+            np.testing.assert_allclose(made, right, rtol=1e-12)
+    assert x.T.shape == x.transpose(1, 0).shape == (4, 5)
+    assert np.array_equal(x.reshape(2, 10).numpy(), a.reshape(2, 10))
+    assert np.array_equal(x.ravel().astype("float32").numpy(), a.ravel().astype("float32"))
+    assert x.sum().item() == pytest.approx(a.sum())
+    assert np.array_equal(np.asarray(x), a)
+    assert float(x[0, 0]) == a[0, 0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: dm.array(np.ones(3), ranks=[RANKS]),
+        lambda: dm.array(np.ones((3, 3)), layout=dm.Rows(ranks=[7, 8])),
+        lambda: dm.ones((2, 2)).to(layout=cast(Any, "rows")),
+        lambda: dm.random((2,), dtype="int32"),
+        lambda: dm.ones(3).eval(x=1),
+    ],
+)
+def test_what_is_refused(wrong: Any) -> None:
+    with pytest.raises(CalderaError, match="expected"):
+        wrong()
+
+
+def test_an_array_of_a_session_that_has_ended(session: dm.Session) -> None:
+    x = dm.ones((2, 2)).eval()
+    session.close()
+    with dm.connect(threads=2), pytest.raises(ConfigError, match="has ended"):
+        x.numpy()
