@@ -64,7 +64,19 @@ from caldera.tensor import (
 )
 
 if TYPE_CHECKING:
-    from caldera import compress, data, io, nn, onnx, optim, parallel, search, sklearn, testing
+    from caldera import (
+        compress,
+        data,
+        dmath,
+        io,
+        nn,
+        onnx,
+        optim,
+        parallel,
+        search,
+        sklearn,
+        testing,
+    )
     from caldera.train.callbacks import (
         Callback,
         EarlyStopping,
@@ -106,6 +118,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
+    "dmath": ("caldera.dmath", ""),
     "io": ("caldera.io", ""),
     "load": ("caldera.train.neural_network", "load_model"),
     "nn": ("caldera.nn", ""),
@@ -180,6 +193,7 @@ __all__ = [
     "data",
     "device",
     "diagonal",
+    "dmath",
     "empty_cache",
     "errors",
     "forget_plans",

@@ -35,6 +35,7 @@ PUBLIC_ROOMS = (
     "caldera.comm",
     "caldera.compress",
     "caldera.data",
+    "caldera.dmath",
     "caldera.io",
     "caldera.nn",
     "caldera.nn.models",

@@ -14,8 +14,8 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
-ROOMS = ("cd", "comm", "compress", "data", "io", "nn", "onnx", "op", "optim", "parallel", "sklearn",
-         "testing")  # fmt: skip
+ROOMS = ("cd", "comm", "compress", "data", "dmath", "dm", "io", "nn", "onnx", "op", "optim",
+         "parallel", "sklearn", "testing")  # fmt: skip
 _NAME = re.compile(rf"((?:caldera|{'|'.join(ROOMS)})(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?$", re.DOTALL)
 
 
@@ -29,6 +29,7 @@ def target_of(code: str) -> str | None:
     if found is None:
         return None
     room, _, rest = found[1].partition(".")
+    room = "dmath" if room == "dm" else room
     return f"caldera.{rest}" if room in ("cd", "caldera") else f"caldera.{room}.{rest}"
 
 

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
 from caldera.dmath.files import load, save
 from caldera.dmath.session import Session
+from caldera.op import (
+    cholesky,
+    concat,
+    cumsum,
+    determinant,
+    eigh,
+    fft,
+    fft2,
+    fftn,
+    ifft,
+    ifft2,
+    ifftn,
+    inverse,
+    irfft,
+    lstsq,
+    matmul,
+    norm,
+    outer,
+    qr,
+    rfft,
+    slogdet,
+    solve,
+    sort,
+    stack,
+    svd,
+    top_k,
+    where,
+)
 from caldera.sharding.distributions import (
     Axis,
     BlockCyclic,
@@ -33,17 +62,45 @@ __all__ = [
     "Session",
     "arange",
     "array",
+    "cholesky",
+    "concat",
     "connect",
+    "cumsum",
     "current",
+    "determinant",
     "disconnect",
+    "eigh",
     "evaluate",
     "eye",
+    "fft",
+    "fft2",
+    "fftn",
     "full",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "inverse",
+    "irfft",
     "load",
+    "lstsq",
+    "matmul",
+    "norm",
     "normal",
     "ones",
+    "outer",
+    "qr",
     "random",
+    "rfft",
     "save",
+    "slogdet",
+    "solve",
+    "sort",
     "spmd",
+    "stack",
+    "svd",
+    "top_k",
+    "where",
     "zeros",
 ]
+
+_guard(globals())

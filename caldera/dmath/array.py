@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from caldera import op
 from caldera.dmath.connect import current
 from caldera.dmath.explain import Explanation, explained
 from caldera.dmath.handle import Handle
+from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
+from caldera.dmath.picture import Picture, layout_picture
 from caldera.dmath.session import Session
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute
@@ -99,6 +102,21 @@ class Array(Expr):
         """
         return explained(_with_leaves([self.node], but=self.node)[0], current().ranks)
 
+    def draw(self, path: str | PathLike[str] | None = None) -> Picture:
+        """A picture of its layout, which a notebook shows; with a path it is also a file.
+
+        >>> import numpy as np
+        >>> from caldera import dmath as dm
+        >>> with dm.connect(threads=4):
+        ...     picture = dm.array(np.ones((4, 4)), layout=dm.Grid(2, 2)).draw()
+        >>> picture.svg.startswith("<svg")
+        True
+        """
+        made = layout_picture(self.layout)
+        if path is not None:
+            made.save(path)
+        return made
+
     # --- asking for the value
 
     def eval(self, **feeds: Any) -> Array:  # type: ignore[override] # what is here is a part
@@ -147,6 +165,16 @@ class Array(Expr):
         self.node = where(there, new, self.node)
 
     # --- NumPy's habits
+
+    def __array_ufunc__(  # type: ignore[override] # expressions leave all to their own operators
+        self, ufunc: Any, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        return apply_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, function: Any, types: Any, args: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return apply_function(function, args, options)
 
     @property
     def T(self) -> Array:

@@ -25,6 +25,8 @@ class _Current:
     """The session that arrays are made in."""
 
     session: Session | None = None
+    was_asked_for = False
+    """Whether somebody has connected: else another session may take its place."""
 
 
 def connect(workers: int | None = None, *, threads: int | None = None) -> Session:
@@ -48,7 +50,7 @@ def connect(workers: int | None = None, *, threads: int | None = None) -> Sessio
     started = ranks_started(os.environ)
     wanted = _wanted(workers, threads, started)
     before = _Current.session
-    if before is not None and before.is_open:
+    if before is not None and before.is_open and _Current.was_asked_for:
         if before.ranks == wanted and threads is None:
             return before
         raise ConfigError.build(
@@ -56,7 +58,7 @@ def connect(workers: int | None = None, *, threads: int | None = None) -> Sessio
             got=f"one of {before.ranks} ranks and the wish for {wanted}",
             hint="dm.disconnect() ends it, and its arrays with it",
         )  # fmt: skip
-    _Current.session = _made(wanted, threads, started)
+    _Current.session, _Current.was_asked_for = _made(wanted, threads, started), True
     # Last registered, first called: MPI ends after the workers were told to.
     atexit.unregister(disconnect)
     atexit.register(disconnect)
@@ -123,19 +125,34 @@ def spmd(communicator: Communicator | None = None) -> Session:
     """
     disconnect()
     _Current.session = SpmdSession(world() if communicator is None else communicator)
+    _Current.was_asked_for = True
     return _Current.session
 
 
 def current() -> Session:
-    """The session that arrays are made in; one of this process alone if nobody has connected."""
+    """The session that arrays are made in; one of this process alone if nobody has connected.
+
+    >>> from caldera import dmath as dm
+    >>> dm.disconnect()
+    >>> dm.current().ranks
+    1
+    """
     session = _Current.session
     if session is None or not session.is_open:
         session = _Current.session = SpmdSession()
+        _Current.was_asked_for = False
     return session
 
 
 def disconnect() -> None:
-    """End the session, its workers and its arrays; nothing happens if there is none."""
+    """End the session, its workers and its arrays; nothing happens if there is none.
+
+    >>> from caldera import dmath as dm
+    >>> session = dm.connect(threads=2)
+    >>> dm.disconnect()
+    >>> session.is_open
+    False
+    """
     session, _Current.session = _Current.session, None
     if session is not None:
         session.close()

@@ -74,14 +74,24 @@ def full(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """An array that is the same everywhere."""
+    """An array that is the same everywhere.
+
+    >>> from caldera import dmath as dm
+    >>> dm.full((2,), 7.0).numpy().tolist()
+    [7.0, 7.0]
+    """
     return _array(full_node(as_shape(shape), value, canonical(dtype)), layout, ranks)
 
 
 def zeros(
     shape: Any, dtype: Any = "float64", layout: Where = None, ranks: Iterable[int] | None = None
 ) -> Array:
-    """An array of zeros."""
+    """An array of zeros.
+
+    >>> from caldera import dmath as dm
+    >>> dm.zeros((2,)).numpy().tolist()
+    [0.0, 0.0]
+    """
     return full(shape, 0, dtype, layout, ranks)
 
 
@@ -127,7 +137,12 @@ def eye(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Ones on the diagonal, zeros elsewhere."""
+    """Ones on the diagonal, zeros elsewhere.
+
+    >>> from caldera import dmath as dm
+    >>> dm.eye(2).numpy().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     shape = (rows, rows if columns is None else columns)
     down, across = (iota(shape=shape, axis=axis, dtype=int64) for axis in (0, 1))
     same = cast((Expr(down) == Expr(across)).node, bool_)
@@ -170,5 +185,10 @@ def normal(
     layout: Where = None,
     ranks: Iterable[int] | None = None,
 ) -> Array:
-    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout."""
+    """Normal numbers, mean 0 and deviation 1, the same for a seed whatever the layout.
+
+    >>> from caldera import dmath as dm
+    >>> dm.normal((2, 3), seed=1).shape
+    (2, 3)
+    """
     return _random(random_normal, shape, seed, dtype, layout, ranks)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.arguments import within
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
@@ -56,6 +57,12 @@ class Session(ABC):
 
     - `ranks`: how many of them hold data.
     - `traffic`: what was sent and received here, by operation; `control` are orders to workers.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2) as session:
+    ...     total = dm.ones((4, 4)).sum().item()
+    ...     session.ranks, session.traffic.mark()["control"].messages > 0
+    (2, True)
     """
 
     ranks: int
@@ -153,7 +160,7 @@ class Session(ABC):
 
     def limit_cache(self, nbytes: int) -> None:
         """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
-        self.call("limit_cache", nbytes)
+        self.call("limit_cache", within("Session.limit_cache", "nbytes", nbytes, 0, 1 << 62))
 
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
@@ -176,11 +183,17 @@ class Session(ABC):
                 "dmath", expected="the process that has connected",
                 got="one that was forked from it", hint="call dm.connect where arrays are used",
             )  # fmt: skip
-        if not self._is_open or (handle is not None and handle.session is not self):
+        other = self if handle is None else handle.session
+        if not self._is_open or not other.is_open:
             raise ConfigError.build(
                 "dmath", expected="a session that is open",
                 got="an array of one that has ended" if handle else "one that has ended",
                 hint="call dm.connect and make the arrays again, or load them from a file",
+            )  # fmt: skip
+        if other is not self:
+            raise ConfigError.build(
+                "dmath", expected="arrays of the session that is used now",
+                got="one that was made before dm.connect", hint="connect first, then make arrays",
             )  # fmt: skip
 
     def __enter__(self) -> Self:

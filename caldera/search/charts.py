@@ -22,8 +22,8 @@ from caldera.search.trial import DONE, FAILED, STOPPED, Trial
 
 BEST, OTHERS, ENDED, LOST = CATEGORICAL[1], CATEGORICAL[0], QUIET, CATEGORICAL[5]
 """Colours of the best trial, of those that were done, stopped early, and failed."""
-_MOST_AXES = 10
-_MOST_SLICES = 12
+MOST_AXES, MOST_SLICES = 10, 12
+"""Parameters that are drawn, the most important first: of more, nobody sees anything."""
 _MOST_LINES = 400
 
 
@@ -149,7 +149,7 @@ def _said(trial: Trial) -> str:
 
 def slice_charts(overview: Overview) -> list[LineChart]:
     """The first objective over each parameter, the most important first."""
-    return [_slice(overview, column) for column in overview.by_importance()[:_MOST_SLICES]]
+    return [_slice(overview, column) for column in overview.by_importance()[:MOST_SLICES]]
 
 
 def _slice(overview: Overview, column: Column) -> LineChart:
@@ -184,7 +184,7 @@ def importance_bars(overview: Overview) -> Safe | None:
         return None
     bars = [
         Bar(each.name, max(each.value, 0.0), max(each.low, 0.0), max(each.high, 0.0))
-        for each in overview.importances[:_MOST_SLICES]
+        for each in overview.importances[:MOST_SLICES]
     ]
     return bar_chart(bars, "importance of parameters", reference=0.0)
 
@@ -198,7 +198,7 @@ def coordinates_picture(overview: Overview) -> Safe | None:
     rows = [index[trial.number] for trial in shown]
     coordinates = [
         Coordinate(column.name, column.axis, [column.places[row] for row in rows])
-        for column in overview.by_importance()[:_MOST_AXES]
+        for column in overview.by_importance()[:MOST_AXES]
     ]
     for place, (name, mode) in enumerate(zip(overview.names, overview.modes, strict=True)):
         values = [_value(trial, place) for trial in shown]

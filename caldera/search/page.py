@@ -21,6 +21,8 @@ from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 from caldera.search.best_network import network_cards
 from caldera.search.charts import (
+    MOST_AXES,
+    MOST_SLICES,
     coordinates_picture,
     curves_chart,
     front_charts,
@@ -126,7 +128,7 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(2.345), duration_text(75), duration_text(7325)
     ('2.3 s', '1 min 15 s', '2 h 2 min')
     """
-    if seconds < 59.95:
+    if seconds < 59.95 or not math.isfinite(seconds):
         return seconds_text(seconds)
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -139,7 +141,10 @@ def _best(overview: Overview) -> Safe:
         note = "No trial was trained to its end and kept all constraints."
         return section("best", "The best trial", note=note)
     # As build got them; a study that was only read knows the points alone.
-    parameters = {name: cell_text(value) for name, value in best.parameters.items()}
+    parameters = {
+        name: cell_text(value) if isinstance(value, float) else str(value)
+        for name, value in best.parameters.items()
+    }
     values = dict(zip(overview.names, (f"{value:.6g}" for value in best.values), strict=True))
     reported = {name: f"{value:.6g}" for name, value in best.results.items()}
     made = {
@@ -242,6 +247,8 @@ def _parameters(overview: Overview) -> Safe:
     picture = coordinates_picture(overview)
     if picture is not None:
         note = "A line for each trial, stronger the better it is; the best stands out."
+        if len(overview.columns) > MOST_AXES:
+            note += f" The {MOST_AXES} most important of {len(overview.columns)} parameters."
         wide = tag("div", picture, class_="scroll")
         parts.append(card("Parallel coordinates", wide, note=note))
     return section("parameters", "What it depends on", *parts)
@@ -250,6 +257,8 @@ def _parameters(overview: Overview) -> Safe:
 def _slices(overview: Overview) -> Safe:
     charts = [inline(chart) for chart in slice_charts(overview)]
     note = "The first objective over each parameter, the most important first."
+    if len(overview.columns) > MOST_SLICES:
+        note = f"{note[:-1]}; {MOST_SLICES} of {len(overview.columns)}."
     return section("slices", "Slices", tag("div", *charts, class_="columns"), note=note)
 
 
@@ -332,11 +341,11 @@ def described(part: Any) -> str:
             + (", by its logarithm" if part.get("log") else "")
         )
     if kind == "choice":
-        opens = part.get("opens") or {}
+        labels, opens = part.get("labels"), part.get("opens")
         texts = []
-        for label in part.get("labels", []):
-            inside = opens.get(str(label))
-            more = "; ".join(f"{n}: {described(p)}" for n, p in (inside or {}).items())
+        for label in labels if isinstance(labels, list) else []:
+            inside = opens.get(str(label)) if isinstance(opens, dict) else None
+            more = described(inside) if inside else ""
             texts.append(f"{label} ({more})" if more else str(label))
         return ", ".join(texts)
     if kind == "repeat":

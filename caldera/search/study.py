@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.arguments import checked
-from caldera.errors import ConfigError
+from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.charts import write_plot
 from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
@@ -143,14 +143,17 @@ class Study:
         return self.record.facts()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dict for each trial: number, state, values, parameters, cost and reason."""
+        """A flat dict for each trial: number, state, values, parameters (None for those that it
+        does not have), cost and reason."""
         names = self.objective.names()
+        paths = list(dict.fromkeys(path for trial in self.trials for path in trial.point))
         found = []
         for trial in self.trials:
             values = trial.values or (math.nan,) * len(names)
             found.append({
                 "number": trial.number, "state": trial.state,
-                **dict(zip(names, values, strict=True)), **trial.point,
+                **dict(zip(names, values, strict=True)),
+                **{path: trial.point.get(path) for path in paths},
                 "seconds": trial.seconds, "steps": len(trial.curve), "reason": trial.reason,
             })  # fmt: skip
         return found
@@ -254,6 +257,12 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
+_KINDS = {
+    "seed": int, "parent": int, "epochs": int, "told": int, "ended": int | float,
+    "started": int | float, "note": dict,
+}  # fmt: skip
+
+
 def is_study(folder: str | PathLike[str]) -> bool:
     """Whether a folder holds a study, as `search.run(folder=...)` writes it.
 
@@ -283,10 +292,39 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
             "search.load", expected=f"a study in {path}", got="no journal.log there",
             hint="name the folder= that search.run was given",
         )  # fmt: skip
-    record = Record(path, storage)
-    if not record.exists:
-        raise ConfigError.build("search.load", expected=f"a study in {path}", got="an empty one")
-    return Study(record, _read_objective(record.facts()))
+    try:
+        record = Record(path, storage)
+        if not record.exists:
+            raise ConfigError.build(
+                "search.load", expected=f"a study in {path}", got="an empty one"
+            )
+        study = Study(record, _read_objective(record.facts()))
+        _check_kinds(study)
+    except CalderaError:
+        raise
+    except Exception as problem:
+        # Optuna replays the file, and trips over whatever is wrong in it.
+        raise DataError.build(
+            f"study in {path}", expected="what a search wrote",
+            got=f"{type(problem).__name__}: {problem}"[:200], hint="the file is damaged",
+        ) from problem  # fmt: skip
+    return study
+
+
+def _check_kinds(study: Study) -> None:
+    """Refuse what no search writes, before somebody computes with it."""
+    names, modes = study.objective.names(), study.objective.modes
+    if not all(isinstance(name, str) for name in names) or not set(modes) <= {"min", "max"}:
+        raise TypeError(f"objectives {names!r} with modes {modes!r}")
+    if not isinstance(study.facts.get("space", {}), dict):
+        raise TypeError(f"a space that is {study.facts['space']!r}")
+    for trial in study.trials:
+        if trial.values is not None and len(trial.values) != len(modes):
+            raise ValueError(f"trial {trial.number} with {len(trial.values)} values")
+        for name, kinds in _KINDS.items():
+            value = getattr(trial, name)
+            if value is not None and not isinstance(value, kinds):
+                raise TypeError(f"trial {trial.number} with {name} {value!r}")
 
 
 class _Described(Objective):

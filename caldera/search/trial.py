@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caldera.amounts import shortened
-from caldera.errors import ConfigError
-from caldera.plain_data import decoded, encoded
+from caldera.errors import ConfigError, DataError
+from caldera.plain_data import decoded, encoded, from_plain
 from caldera.search.space import Point
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -76,8 +76,13 @@ class Outcome:
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Outcome:
-        """What `to_plain` wrote."""
-        return cls(**decoded(given))
+        """What `to_plain` wrote; what is of another kind is refused."""
+        found = from_plain(cls, decoded(given), "outcome")
+        if found.state not in STATES:
+            raise DataError.build(
+                "outcome.state", expected=", ".join(STATES), got=repr(found.state)[:80]
+            )
+        return found
 
 
 @dataclass(repr=False)

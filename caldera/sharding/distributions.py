@@ -25,7 +25,12 @@ Cuts = int | Sequence[int] | None
 
 
 class Distribution(ABC):
-    """A layout for any shape."""
+    """A layout for any shape.
+
+    >>> from caldera import dmath as dm
+    >>> isinstance(dm.Rows(), dm.Distribution), dm.Rows().of((4, 2), range(2)).local_shape(0)
+    (True, (2, 2))
+    """
 
     @abstractmethod
     def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:

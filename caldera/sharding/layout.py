@@ -57,7 +57,14 @@ class Piece:
 
 
 class Layout(ABC):
-    """Which of the `ranks` have which elements of an array of this `shape`."""
+    """Which of the `ranks` have which elements of an array of this `shape`.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     layout = dm.ones((5, 2), layout=dm.Rows()).eval().layout
+    >>> isinstance(layout, dm.Layout), layout.local_shape(0), layout.owners((4, 0))
+    (True, (3, 2), (1,))
+    """
 
     shape: Shape
     ranks: tuple[int, ...]

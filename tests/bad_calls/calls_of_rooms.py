@@ -261,6 +261,7 @@ IO: dict[str, Given] = {
     "load_safetensors": lambda f: f("missing.safetensors"),
     "load_safetensors_metadata": lambda f: f("missing.safetensors"),
     "map_npy": lambda f: f("missing.npy"),
+    "map_safetensors": lambda f: f("missing.safetensors"),
     "read_csv": lambda f: f("missing.csv"),
     "save_npy": lambda f: f("a.npy", x(3)),
     "save_npz": lambda f: f("a.npz", {"a": x(3)}),

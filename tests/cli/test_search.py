@@ -78,6 +78,22 @@ def test_flags_fix_what_a_recipe_searches(caldera: Caldera, parts: Path, tmp_pat
     assert search.load(tmp_path / "s").objective.names() == ("val_loss", "seconds")
 
 
+def test_a_search_that_finds_nothing_says_why(
+    caldera: Caldera, parts: Path, tmp_path: Path
+) -> None:
+    flags = "--learning-rate", 1e30, "--optimizer", "sgd", "--trials", 2, "--quiet"
+    words = "search", recipe(tmp_path), "--data", parts, "--out", tmp_path / "s", *flags
+    done = caldera(*words)
+    assert done.status == 1
+    assert "trials  2 failed" in done.out
+    assert "failed  trial 1: " in done.out
+    # What was refused before it began leaves nothing behind.
+    other = tmp_path / "other"
+    wrong = caldera(*words[:5], other, "--method", "threshold", "--epochs", 1)
+    assert wrong.status == 2
+    assert not caldera(*words[:5], other, "--quiet", "--trials", 1).status
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -133,7 +133,7 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
 def _keep_options(folder: Path, options: dict[str, Any]) -> None:
     """Write the options that all trials share, unless a study with others is there."""
     path = folder / OPTIONS_FILE
-    if path.is_file():
+    if path.is_file() and search.is_study(folder):
         before = read_recipe(path)
         changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
         if changed:
@@ -150,6 +150,9 @@ def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dat
     counts = {state: n for state, n in study.counts().items() if n}
     print("trials  " + ", ".join(f"{n} {state}" for state, n in counts.items()))
     best = study.best_or_none()
+    failed = study.of_state("failed")
+    if best is None and failed:
+        print(f"failed  trial {failed[-1].number}: {failed[-1].reason}")
     written = [study.page(folder / PAGE), study.plot(folder / PLOT)]
     if best is not None:
         named = zip(study.objective.names(), best.values or (), strict=True)

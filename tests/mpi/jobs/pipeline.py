@@ -20,8 +20,8 @@ WIDE = 1500
 """Parts of three samples are too large to be sent before somebody receives them."""
 MESH = {"data": 2, "model": 2}
 generator = np.random.default_rng(1)
-x = generator.normal(size=(25, FEATURES))
-y = generator.integers(0, CLASSES, 25)
+x = generator.normal(size=(20, FEATURES))
+y = generator.integers(0, CLASSES, 20)
 
 
 def trained(strategy: Strategy, **how: Any) -> tuple[dict[str, np.ndarray], cd.History]:

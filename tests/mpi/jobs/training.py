@@ -15,9 +15,13 @@ from caldera.comm import world
 from caldera.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
-generator = np.random.default_rng(1)
-x = generator.normal(size=(25, FEATURES))
-y = generator.integers(0, CLASSES, 25)
+COUNTS = {"data": 20, "model": 25}
+"""Samples: of 25 the last batch is smaller than others, and planned apart on every rank."""
+
+
+def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1)
+    return generator.normal(size=(count, FEATURES)), generator.integers(0, CLASSES, count)
 
 
 def network() -> cd.NeuralNetwork:
@@ -30,9 +34,11 @@ def network() -> cd.NeuralNetwork:
     )
 
 
-def trained(strategy: Strategy | None, **how: Any) -> tuple[dict[str, np.ndarray], cd.History]:
+def trained(
+    data: tuple[np.ndarray, np.ndarray], strategy: Strategy | None, **how: Any
+) -> tuple[dict[str, np.ndarray], cd.History]:
     model = network()
-    history = model.fit((x, y), validation=(x, y), parallel=strategy, epochs=2, **how)
+    history = model.fit(data, validation=data, parallel=strategy, epochs=2, **how)
     kept = [*model.parameters(), *model.states(), *model.optimizer.variables()]
     return {each.name: each.numpy() for each in kept}, history
 
@@ -61,9 +67,10 @@ FAMILIES: dict[str, dict[str, Callable[[], Strategy | None]]] = {
 
 def main(folder: Path, family: str, only: list[str]) -> None:
     everyone = world()
-    expected, alone = trained(SingleProcessStrategy(), verbose=0)
+    data = samples(COUNTS[family])
+    expected, alone = trained(data, SingleProcessStrategy(), verbose=0)
     for name in only or FAMILIES[family]:
-        found, history = trained(FAMILIES[family][name](), checkpoint=folder / name)
+        found, history = trained(data, FAMILIES[family][name](), checkpoint=folder / name)
         assert found.keys() == expected.keys()
         for key, value in found.items():
             np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)

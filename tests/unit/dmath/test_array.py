@@ -150,3 +150,65 @@ def test_an_array_of_a_session_that_has_ended(session: dm.Session) -> None:
     session.close()
     with dm.connect(threads=2), pytest.raises(ConfigError, match="has ended"):
         x.numpy()
+
+
+def test_numpys_functions_stay_on_the_ranks() -> None:
+    a, b = numbers(6, 4), numbers(6, 6)
+    x, y = spread(a, dm.Rows()), spread(b, dm.Grid(2, 2))
+    pairs = [
+        (np.exp(x), np.exp(a)),
+        (a + x, a + a),
+        (np.float64(2.0) * x, 2 * a),
+        (b @ x, b @ a),
+        (np.maximum(x, 0.0), np.maximum(a, 0.0)),
+        (np.add.reduce(x, axis=1), np.add.reduce(a, axis=1)),
+        (np.mean(x), np.mean(a)),
+        (np.sum(x, axis=0, keepdims=True), np.sum(a, axis=0, keepdims=True)),
+        (np.std(x, axis=0, ddof=1), np.std(a, axis=0, ddof=1)),
+        (np.concatenate([x, y], axis=1), np.concatenate([a, b], axis=1)),
+        (np.stack([x, x]), np.stack([a, a])),
+        (np.vstack([x, a]), np.vstack([a, a])),
+        (np.transpose(x), a.T),
+        (np.where(x > 0, x, 0.0), np.where(a > 0, a, 0.0)),
+        (np.linalg.svd(x, full_matrices=False)[1], np.linalg.svd(a)[1]),
+        (np.linalg.solve(y, x), np.linalg.solve(b, a)),
+        (np.linalg.norm(x), np.linalg.norm(a)),
+        (np.linalg.norm(x, 1), np.linalg.norm(a, 1)),
+        (np.fft.fft2(x), np.fft.fft2(a)),
+        (np.cumsum(x), np.cumsum(a)),
+        (np.clip(x, -1, 1), np.clip(a, -1, 1)),
+    ]
+    for made, right in pairs:
+        assert type(made) is dm.Array
+        np.testing.assert_allclose(made.numpy(), right, rtol=1e-9, atol=1e-9)
+    assert np.allclose(x, a)
+    assert np.array_equal(x, x)
+    assert np.shape(x) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: np.arctan2(x, x),
+        lambda x: np.add.accumulate(x),
+        lambda x: np.histogram(x),
+        lambda x: np.linalg.svd(x),
+        lambda x: np.linalg.norm(x, 2),
+        lambda x: np.sum(x, dtype="float32"),
+    ],
+)
+def test_numpys_functions_that_are_not_there_say_so(wrong: Any) -> None:
+    with pytest.raises(CalderaError, match="np"):
+        wrong(spread(numbers(3, 2), dm.Rows()))
+
+
+def test_a_picture_of_a_layout(tmp_path: Any) -> None:
+    x = spread(numbers(8, 6), dm.Grid(2, 2))
+    made = x.draw(tmp_path / "layout.svg")
+    assert (tmp_path / "layout.svg").read_text() == made._repr_svg_()
+    assert made.svg.count("<title>rank") == 4
+    assert "(8, 6) on 4 ranks" in made.svg
+    assert dm.ones(()).draw().svg.count("<title>rank") == 1
+    assert "axes 0 and 1" in spread(numbers(4, 4, 2), dm.Rows()).draw().svg
+    with pytest.raises(ConfigError, match="at most"):
+        spread(numbers(100, 100), dm.BlockCyclic(1, grid=(2, 2))).draw()

@@ -100,12 +100,17 @@ def test_a_step_costs_one_short_message_a_worker_once_it_was_sent(master: Master
 
 def test_many_parameters_take_no_more_bytes(master: Master) -> None:
     state = [everywhere(master, np.full(2, float(i))) for i in range(40)]
+    # The graph meets them in another order than that in which they are made.
+    order = np.random.default_rng(0).permutation(40)
+    fixed = leaf(everywhere(master, np.ones(2)))
     sent = []
     for _ in range(4):
         before = master.traffic.mark()
-        state = master.run([(leaf(each) + 1.0).node for each in state])
+        changed = master.run([(leaf(state[i]) + fixed).node for i in order])
+        state = [changed[place] for place in np.argsort(order)]
         sent.append(master.traffic.since(before)["control"].bytes_sent // master.ranks)
-    assert sent[1:] == [FRAME_BYTES] * 3
+    # The second step finds them in another order than the first; after that they move on evenly.
+    assert sent[2:] == [FRAME_BYTES] * 2
     assert master.get(state[39]).tolist() == [43.0, 43.0]
 
 
@@ -251,6 +256,17 @@ def test_connecting_twice_and_wrong_numbers_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="expected 4 workers: 5 processes were started, and one"):
         dm.connect(8)
+
+
+def test_who_connects_later_takes_the_place_of_this_process_alone() -> None:
+    dm.disconnect()
+    early = dm.ones(3).eval()
+    with dm.connect(threads=2) as session:
+        assert dm.current() is session
+        assert early.numpy().tolist() == [1.0] * 3
+        with pytest.raises(ConfigError, match="got one that was made before dm"):
+            (early + dm.ones(3)).numpy()
+    assert dm.current().ranks == 1
 
 
 def test_arrays_of_a_session_that_has_ended_are_refused() -> None:

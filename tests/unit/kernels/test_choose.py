@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
-from caldera.kernels.measure import Outcome
+from caldera.kernels.measure import Outcome, compare
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -361,3 +362,29 @@ def test_numbers_of_threads_are_part_of_a_name() -> None:
         names = [each.name for each in on_fewer_threads(kernel)]
     assert names == [f"{kernel.name} on {n}" for n in ("1 thread", "4 threads", "8 threads")]
     assert {name_on_all_threads(name) for name in names} == {kernel.name}
+
+
+# --- comparing with the oracle
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_results_are_compared_with_the_largest_element(dtype: str) -> None:
+    wanted = np.array([[1.0, -100.0], [0.0, 3.0]], dtype)
+    compare(wanted + np.asarray(0.05, dtype), wanted, 1e-3)
+    for wrong in (0.2, np.nan, np.inf):
+        with pytest.raises(Exception, match="differs from that of the oracle"):
+            compare(wanted + np.asarray([[0.0, 0.0], [0.0, wrong]], dtype), wanted, 1e-3)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_must_be_in_the_same_places(special: float) -> None:
+    wanted = np.array([1.0, special, 2.0], np.float32)
+    compare(wanted.copy(), wanted, 1e-4)
+    with pytest.raises(Exception, match="differs from that of the oracle"):
+        compare(np.array([special, 1.0, 2.0], np.float32), wanted, 1e-4)
+
+
+def test_large_results_are_compared_without_making_them_wider() -> None:
+    wanted = np.linspace(-1.0, 1.0, 1000, dtype=np.float32)
+    with patch.object(np, "allclose", side_effect=AssertionError("the slow way")):
+        compare(wanted + np.float32(1e-6), wanted, 1e-4)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -53,6 +55,18 @@ def test_the_table_has_every_trial_also_those_that_came_to_nothing(study: search
     assert len(study.table()) == 40
     with pytest.raises(KeyError, match="no column 'rate'; there are number"):
         table["rate"]
+
+
+def test_the_table_is_one_of_pandas_where_that_is_installed(
+    study: search.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = SimpleNamespace(DataFrame=lambda rows, columns: (len(rows), columns))
+    monkeypatch.setitem(sys.modules, "pandas", frame)
+    monkeypatch.setattr("caldera.search.table.find_spec", lambda name: name)
+    assert study.table() == (40, [
+        "number", "state", "val_accuracy", "learning_rate", "layers", "activation", "optimizer",
+        "momentum", "seconds", "steps", "reason",
+    ])  # fmt: skip
 
 
 # --- importances

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import pytest
 
 import caldera as cd
 from caldera import nn, search
-from caldera.errors import ConfigError
+from caldera.errors import CalderaError, ConfigError
+from caldera.search.overview import Overview
+from caldera.search.page import study_page
+from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
 
@@ -209,3 +214,37 @@ def test_a_build_that_takes_the_seed_is_given_it() -> None:
 
     study = search.run(build, {"hidden": search.choice([3])}, _blobs(), trials=2, epochs=1)
     assert seeds == [trial.seed for trial in study.trials]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of what JSON can hold."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in parts:
+        yield (*path, key)
+        if isinstance(part, dict | list):
+            yield from _places(part, (*path, key))
+
+
+def test_a_damaged_study_is_refused_or_shown(tmp_path: Path) -> None:
+    made_up.study(trials=4, folder=tmp_path / "whole")
+    lines = (tmp_path / "whole/journal.log").read_text().splitlines()
+    draw = random.Random(0)
+    refused = 0
+    for number in range(60):
+        damaged = list(lines)
+        at = draw.randrange(len(lines))
+        entry = json.loads(lines[at])
+        *way, last = draw.choice(list(_places(entry)))
+        part = entry
+        for key in way:
+            part = part[key]
+        part[last] = draw.choice(["x", None, -1, [], {}, [[1]], {"a": 1}, {"float": "inf"}])
+        damaged[at] = json.dumps(entry)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "journal.log").write_text("\n".join(damaged) + "\n")
+        try:
+            study_page(Overview(search.load(folder)))
+        except CalderaError:
+            refused += 1
+    assert 10 < refused < 55

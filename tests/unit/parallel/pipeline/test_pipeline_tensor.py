@@ -46,16 +46,16 @@ def one_process(kind: str, dtype: str, count: int) -> Trained:
     return alone(partial(made, kind, dtype), samples(count, dtype), validation=samples(7, dtype))
 
 
-# One step in float32, five in float64; the last batch is smaller than others.
+# One step in float32; with 47 samples the last batch is smaller than others, and planned apart.
 @pytest.mark.parametrize(
     ("kind", "ranks", "options", "dtype", "count"),
     [
         ("dense", 4, {}, "float32", 10),
         # A cut inside a pair: what crosses it are parts.
         ("dense", 4, {"stages": ["3-Dense"], "schedule": "fill-drain"}, "float64", 47),
-        ("dense", 6, {"model": 3}, "float64", 47),
-        ("dense", 8, {"data": 2}, "float64", 47),
-        ("attention", 4, {}, "float64", 47),
+        ("dense", 6, {"model": 3}, "float64", 20),
+        ("dense", 8, {"data": 2}, "float64", 20),
+        ("attention", 4, {}, "float64", 20),
         # Statistics are those of the batch if it is not cut.
         ("images", 8, {"data": 2, "micro_batches": 1}, "float64", 47),
     ],
@@ -87,7 +87,7 @@ def test_a_loss_scale_is_that_of_all_ranks() -> None:
 
 
 def test_batch_normalisation_is_over_a_part_of_all_pipelines() -> None:
-    data = samples(26)
+    data = samples(20)
     options = {"stages": 2, "data": 2, "micro_batches": 2}
     found = trained(8, normalised, pipeline(model=2, least=1, **options), data, watch=False)
     assert found.same_on_all_ranks()
@@ -97,9 +97,9 @@ def test_batch_normalisation_is_over_a_part_of_all_pipelines() -> None:
 def test_a_layer_that_several_stages_use_is_in_parts_on_all_of_them() -> None:
     make = partial(built, Shared)
     options = {"stages": ["second"], "data": 2, "model": 2, "least": 1}
-    found = trained(8, make, pipeline(**options), samples(25), watch=False)
+    found = trained(8, make, pipeline(**options), samples(20), watch=False)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(make, samples(25)), 1e-12)
+    assert_close(found, alone(make, samples(20)), 1e-12)
 
 
 def test_samples_count_by_their_weights_on_any_mesh() -> None:

@@ -1,0 +1,170 @@
+"""NumPy's functions on arrays whose parts are on ranks: they stay there.
+
+`np.linalg.svd(A)`, `np.mean(A, axis=0)` and `np.exp(A) + 1` give arrays of `dmath`. Each of NumPy's
+functions that is known here stands with what computes it; another is refused with a hint, and never
+brings an array together behind a user's back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError
+
+Function = Callable[..., Any]
+UFUNCS: dict[Any, Function] = {
+    np.add: op.add, np.subtract: op.sub, np.multiply: op.mul, np.divide: op.div,
+    np.power: op.pow, np.floor_divide: op.floor_div, np.mod: op.mod, np.negative: op.neg,
+    np.matmul: op.matmul, np.maximum: op.maximum, np.minimum: op.minimum,
+    np.equal: op.equal, np.not_equal: op.not_equal, np.less: op.less,
+    np.less_equal: op.less_equal, np.greater: op.greater, np.greater_equal: op.greater_equal,
+    np.logical_and: op.logical_and, np.logical_or: op.logical_or, np.logical_not: op.logical_not,
+    np.logical_xor: op.logical_xor, np.isfinite: op.isfinite, np.isinf: op.isinf,
+    np.isnan: op.isnan, np.absolute: op.abs, np.exp: op.exp, np.exp2: op.exp2,
+    np.expm1: op.expm1, np.log: op.log, np.log1p: op.log1p, np.log2: op.log2, np.log10: op.log10,
+    np.sqrt: op.sqrt, np.square: op.square, np.reciprocal: op.reciprocal, np.sign: op.sign,
+    np.sin: op.sin, np.cos: op.cos, np.tan: op.tan, np.tanh: op.tanh, np.floor: op.floor,
+    np.ceil: op.ceil, np.rint: op.round, np.trunc: op.trunc, np.conjugate: op.conj,
+}  # fmt: skip
+"""What is done element by element, and the product."""
+REDUCTIONS: dict[Any, Function] = {
+    np.add: op.sum, np.multiply: op.prod, np.maximum: op.max, np.minimum: op.min,
+    np.logical_and: op.all, np.logical_or: op.any,
+}  # fmt: skip
+"""What `ufunc.reduce` does."""
+FUNCTIONS: dict[Any, Function] = {
+    np.transpose: lambda a, axes=None: op.transpose(
+        a, tuple(reversed(range(a.ndim))) if axes is None else axes
+    ),
+    np.reshape: lambda a, shape: op.reshape(a, shape),
+    np.ravel: lambda a: op.reshape(a, (-1,)),
+    np.concatenate: lambda arrays, axis=0: op.concat(arrays, axis),
+    np.stack: lambda arrays, axis=0: op.stack(arrays, axis),
+    np.vstack: lambda arrays: op.concat([_matrix(each) for each in arrays], 0),
+    np.hstack: lambda arrays: op.concat(arrays, 0 if arrays[0].ndim == 1 else 1),
+    np.where: op.where,
+    np.clip: lambda a, a_min=None, a_max=None: op.clip(a, a_min, a_max),
+    np.squeeze: op.squeeze,
+    np.expand_dims: op.unsqueeze,
+    np.swapaxes: op.swapaxes,
+    np.moveaxis: op.moveaxis,
+    np.flip: op.flip,
+    np.roll: op.roll,
+    np.tile: op.tile,
+    np.broadcast_to: op.broadcast,
+    np.dot: op.dot,
+    np.outer: op.outer,
+    np.einsum: op.einsum,
+    np.trace: op.trace,
+    np.tril: op.tril,
+    np.triu: op.triu,
+    np.diagonal: op.diagonal,
+    np.sort: lambda a, axis=-1: op.sort(a, axis),
+    np.argsort: lambda a, axis=-1: op.argsort(a, axis),
+    np.cumsum: lambda a, axis=None: op.cumsum(
+        op.reshape(a, (-1,)) if axis is None else a, axis or 0
+    ),
+    np.argmax: lambda a, axis=None: op.argmax(a, axis),
+    np.argmin: lambda a, axis=None: op.argmin(a, axis),
+    np.isclose: op.isclose,
+    np.allclose: lambda a, b, **how: bool(op.all(op.isclose(a, b, **how))),
+    np.array_equal: lambda a, b: a.shape == b.shape and bool(op.all(op.equal(a, b))),
+    np.real: op.real,
+    np.imag: op.imag,
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a: a.size,
+    np.linalg.svd: lambda a, full_matrices=True: _svd(a, full_matrices),
+    np.linalg.qr: op.qr,
+    np.linalg.cholesky: op.cholesky,
+    np.linalg.solve: op.solve,
+    np.linalg.inv: op.inverse,
+    np.linalg.det: op.determinant,
+    np.linalg.slogdet: op.slogdet,
+    np.linalg.eigh: op.eigh,
+    np.linalg.pinv: op.pinv,
+    np.fft.fft: op.fft,
+    np.fft.ifft: op.ifft,
+    np.fft.fft2: op.fft2,
+    np.fft.ifft2: op.ifft2,
+    np.fft.rfft: op.rfft,
+    np.fft.irfft: op.irfft,
+}
+"""By NumPy's function, with as much of its signature as there is."""
+
+
+def _reducing(function: Function) -> Function:
+    def reduce(a: Any, axis: Any = None, keepdims: Any = False, **how: Any) -> Any:
+        return function(a, axis=axis, keepdims=bool(keepdims), **how)
+
+    return reduce
+
+
+FUNCTIONS |= {
+    np.sum: _reducing(op.sum), np.mean: _reducing(op.mean), np.max: _reducing(op.max),
+    np.min: _reducing(op.min), np.prod: _reducing(op.prod), np.all: _reducing(op.all),
+    np.any: _reducing(op.any), np.median: _reducing(op.median),
+    np.var: lambda a, axis=None, ddof=0, keepdims=False: op.variance(a, axis, bool(keepdims), ddof),
+    np.std: lambda a, axis=None, ddof=0, keepdims=False: op.std(a, axis, bool(keepdims), ddof),
+    np.linalg.norm: lambda x, ord=None, axis=None, keepdims=False: _norm(x, ord, axis, keepdims),
+}  # fmt: skip
+
+
+def _matrix(each: Any) -> Any:
+    return op.unsqueeze(each, 0) if each.ndim == 1 else each
+
+
+def _svd(a: Any, full_matrices: bool) -> Any:
+    if full_matrices and a.shape[-1] != a.shape[-2]:
+        raise ConfigError.build(
+            "np.linalg.svd", expected="full_matrices=False for an array of dmath",
+            got=f"full_matrices=True for shape {a.shape}",
+            hint="the reduced factors have all there is to know",
+        )  # fmt: skip
+    return op.svd(a)
+
+
+def _norm(x: Any, order: Any, axis: Any, keepdims: bool) -> Any:
+    if order not in (None, 1, 2, np.inf, "fro") or (x.ndim > 1 and axis is None and order == 2):
+        raise ConfigError.build(
+            "np.linalg.norm", expected="ord None, 1, 2, inf or 'fro'", got=repr(order),
+            hint="for other norms of matrices use np.linalg.svd",
+        )  # fmt: skip
+    if x.ndim > 1 and axis is None and order in (1, np.inf):
+        return op.max(op.sum(op.abs(x), axis=0 if order == 1 else 1))
+    return op.norm(x, 2 if order in (None, "fro") else order, axis, keepdims)
+
+
+def apply_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """What a ufunc of NumPy gives for arrays of dmath."""
+    name = f"np.{ufunc.__name__}"
+    if method == "__call__" and ufunc in UFUNCS and not options:
+        return UFUNCS[ufunc](*inputs)
+    if method == "reduce" and ufunc in REDUCTIONS:
+        axis, keepdims = options.pop("axis", 0), options.pop("keepdims", False)
+        if not options:
+            return REDUCTIONS[ufunc](*inputs, axis=axis, keepdims=bool(keepdims))
+    way = name if method == "__call__" else f"{name}.{method}"
+    raise _unknown(way + "".join(f" with {option}=" for option in options))
+
+
+def apply_function(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """What a function of NumPy gives for arrays of dmath."""
+    name = f"{function.__module__}.{function.__name__}".replace("numpy", "np")
+    if function not in FUNCTIONS:
+        raise _unknown(name)
+    try:
+        return FUNCTIONS[function](*args, **options)
+    except TypeError as error:
+        raise _unknown(f"{name} with these arguments") from error
+
+
+def _unknown(what: str) -> ConfigError:
+    return ConfigError.build(
+        what, expected="a function of NumPy that dmath knows", got="another",
+        hint="use a function of caldera.op, or take the whole array with .numpy() first",
+    )  # fmt: skip
