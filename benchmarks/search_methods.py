@@ -101,7 +101,7 @@ class _Report(cd.Callback):
             run.stop("pruned")
 
 
-def optuna_alone(samples: Samples, trials: int, epochs: int, seed: int) -> list[Curve]:
+def optuna_alone(samples: Samples, trials: int, epochs: int, seed: int, least: int) -> list[Curve]:
     """Optuna's own loop: TPE and successive halving with the same rungs."""
     curves: list[Curve] = []
     train, validation = samples.parts(None)
@@ -134,7 +134,7 @@ def optuna_alone(samples: Samples, trials: int, epochs: int, seed: int) -> list[
 
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=3),
     )  # fmt: skip
     while len(study.trials) < trials:
         study.optimize(objective, n_trials=1)
@@ -151,10 +151,11 @@ def stopping(train: Any, given: argparse.Namespace, seed: int) -> tuple[float, f
     show("random", seed, random)
     goal = max(curve[-1] for curve in curves_of(random) if curve)
     budget = sum(map(len, curves_of(random)))
-    ours = search.run(build, SPACE, method="tpe", stop="asha", trials=given.stopped, **how)  # type: ignore[arg-type]
+    stop = search.ASHA(least=given.least)
+    ours = search.run(build, SPACE, method="tpe", stop=stop, trials=given.stopped, **how)  # type: ignore[arg-type]
     show("asha+tpe", seed, ours)
     samples = Samples(train, given.part, None, seed=seed)
-    theirs = optuna_alone(samples, given.stopped, given.epochs, seed)
+    theirs = optuna_alone(samples, given.stopped, given.epochs, seed, given.least)
     itself = epochs_to(goal, curves_of(random))
     found = [epochs_to(goal, curves) for curves in (curves_of(ours), theirs)]
     print(
@@ -205,6 +206,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=27)
     parser.add_argument("--trials", type=int, default=40, help="of random search")
     parser.add_argument("--stopped", type=int, default=80, help="of those that stop early")
+    parser.add_argument("--least", type=int, default=1, help="epochs before the first are stopped")
     parser.add_argument("--part", type=float, default=0.5, help="of the samples, to choose by")
     parser.add_argument("--population", type=int, default=8)
     parser.add_argument("--interval", type=int, default=3)
