@@ -132,6 +132,12 @@ def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -
     return made[shape]
 
 
+def grids_of(comm: Communicator) -> list[ProcessGrid]:
+    """Those that were made of a communicator: what goes along their rows is counted there."""
+    with _lock:
+        return list(_grids.get(comm, {}).values())
+
+
 def _split(comm: Communicator, color: int, size: int) -> Communicator:
     """The ranks of a colour, in order; who stays with all of them keeps the communicator."""
     if size == comm.size:
