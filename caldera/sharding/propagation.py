@@ -198,6 +198,9 @@ class Propagation:
         found = None if rule is None else rule(self, node)
         if isinstance(found, Lazy):
             return [Value(Placement(self.default(node.spec)), lazy=found)]
+        if isinstance(found, Node):
+            self.settle([found])
+            return self._values[found]
         if found:
             return self._computed(node, found)
         if node.op.decompose is not None and not self._is_whole(node):

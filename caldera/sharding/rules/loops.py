@@ -10,6 +10,9 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.graph.ops.base import full, reshape
+from caldera.graph.ops.elementwise import equal, isnan, logical_or, where
+from caldera.graph.ops.leaf import iota
+from caldera.graph.ops.reduction import max_, min_
 from caldera.sharding.layout import CartesianLayout, replicated
 from caldera.sharding.rules.letters import (
     Assignment,
@@ -21,7 +24,7 @@ from caldera.sharding.rules.letters import (
 )
 from caldera.sharding.rules.registry import Lazy, Placement, Way, rule
 from caldera.sharding.table_layout import TableLayout
-from caldera.tensor.dtype import DType, bool_, is_float
+from caldera.tensor.dtype import DType, bool_, int64, is_float
 
 if TYPE_CHECKING:
     from caldera.sharding.propagation import Propagation
@@ -99,14 +102,14 @@ def _flat(node: Node, parts: Sequence[Node]) -> Any:
 REDUCED = {"sum": "sum", "max": "max", "min": "min", "prod": "prod"}
 
 
-def reduction(graph: Propagation, node: Node) -> list[Way] | None:
+def reduction(graph: Propagation, node: Node) -> list[Way] | Node | None:
     """Over an axis that is shared out ranks compute terms, which are reduced in turn."""
     signature = _reduction_letters(node)
     if node.op.name in REDUCED:
         make = partial(_reduce, node)
         return [*_flat_terms(graph, node), *letter_ways(graph, node, signature, make)]
     if node.op.name in ("argmax", "argmin"):
-        return _position_ways(graph, node)
+        return _position(graph, node)
     layout = graph.suited(node.inputs[0])
     axes = node.attrs["axis"]
     if layout is None or set(axes) & set(layout.split_axes):
@@ -182,9 +185,23 @@ def _flat_terms(graph: Propagation, node: Node) -> list[Way]:
     return [Way("in its table", (table,), (terms,), make)]
 
 
-def _position_ways(graph: Propagation, node: Node) -> list[Way]:
-    """The axis whole."""
-    return letter_ways(graph, node, _reduction_letters(node))
+def _position(graph: Propagation, node: Node) -> list[Way] | Node:
+    """Where the largest is: along an axis that is shared out, the first place that has it."""
+    (x,) = node.inputs
+    axis = node.attrs["axis"]
+    layout = graph.suited(x)
+    if layout is None or layout.splits[axis] is None:
+        return letter_ways(graph, node, _reduction_letters(node))
+    extreme = max_ if node.op.name == "argmax" else min_
+    best = extreme(x, axis=(axis,), keepdims=True)
+    there = equal(x, best)
+    if is_float(x.dtype):
+        # The extreme of numbers among which is a nan is nan, and the first of them is meant.
+        there = logical_or(there, isnan(x))
+    places = iota(shape=x.shape, axis=axis, dtype=int64)
+    found = where(there, places, full(x.shape, x.shape[axis], int64))
+    made: Node = min_(found, axis=(axis,), keepdims=node.attrs["keepdims"])
+    return made
 
 
 # --- one axis whole

@@ -63,7 +63,8 @@ class Way:
     seconds: float = 0.0
 
 
-Rule = Callable[["Propagation", Node], "list[Way] | Lazy | None"]
+Rule = Callable[["Propagation", Node], "list[Way] | Lazy | Node | None"]
+"""Ways, or how it is made anywhere, or another node of whole values that is the same."""
 RULES: dict[str, Rule] = {}
 """By the name of the op."""
 

@@ -16,7 +16,9 @@ from caldera import op
 from caldera.comm import run_virtual_ranks
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
+from caldera.graph.opdef import ITEM
 from caldera.graph.ops.leaf import tensor
+from caldera.kernels.reference import evaluate
 from caldera.lazy import Expr
 from caldera.sharding.axis_split import AxisSplit, cyclic_split, even_split
 from caldera.sharding.layout import CartesianLayout, Layout
@@ -31,9 +33,10 @@ Pair = tuple[Expr, np.ndarray]
 class Case:
     """One random program over arrays in random layouts."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, communicator: Any = None) -> None:
         self.random = np.random.default_rng(seed)
-        self.ranks = int(self.random.integers(1, 9))
+        self.communicator = communicator
+        self.ranks = communicator.size if communicator else int(self.random.integers(1, 9))
         self.layouts: dict[Symbol, Layout] = {}
         self.arrays: dict[Symbol, np.ndarray] = {}
         self.story: list[str] = [f"{self.ranks} ranks"]
@@ -110,16 +113,18 @@ class Case:
             (made,) = interpret(program, parts, comm)
             return made, program, comm.traffic.total.bytes_sent
 
-        done = run_virtual_ranks(self.ranks, work)
-        layout = done[0][1].layouts[0]
-        assert all(each[1].layouts == (layout,) for each in done)
+        if self.communicator is None:
+            done = dict(enumerate(run_virtual_ranks(self.ranks, work)))
+            foretold = sum(move.nbytes for move in done[0][1].moves)
+            if all(each.op.name != "spmd" for each in topological(done[0][1].roots)):
+                # What algorithms send is a matter of their own.
+                assert sum(each[2] for each in done.values()) == foretold
+        else:
+            done = {self.communicator.rank: work(self.communicator)}
+        (layout,) = {each[1].layouts[0] for each in done.values()}
         if wanted is not None:
             assert layout == wanted
-        foretold = sum(move.nbytes for move in done[0][1].moves)
-        if all(each.op.name != "spmd" for each in topological(done[0][1].roots)):
-            # What algorithms send is a matter of their own.
-            assert sum(each[2] for each in done) == foretold
-        for rank, (made, _, _) in enumerate(done):
+        for rank, (made, _, _) in done.items():
             assert made.shape == layout.local_shape(rank)
             if rank in layout.ranks:
                 right = layout.part_of(np.asarray(expected, node.dtype), rank)
@@ -329,9 +334,40 @@ def _set(case: Case, x: Pair) -> Pair | None:
     return x[0].at[number].set(7), changed
 
 
-def run(seed: int) -> None:
-    """One case; what it is made of is in the error."""
-    case = Case(seed)
+def _slope(case: Case, x: Pair) -> Pair:
+    """The gradient of what was made with respect to one of the arrays, beside the dense one."""
+    leaves = {symbol: tensor(symbol=symbol) for symbol in case.arrays}
+    floats = [leaf for symbol, leaf in leaves.items() if symbol.spec.dtype == np.float64]
+    if not floats:
+        return x
+    made = op.grad(op.sum(op.tanh(x[0])), Expr(case.one_of(floats)), unused="zero")
+    case.story.append(f"its gradient {made.shape}")
+    known = {leaves[symbol]: array for symbol, array in case.arrays.items()}
+    return made, interpret_whole(made.node, known)
+
+
+def interpret_whole(node: Node, values: dict[Node, np.ndarray]) -> np.ndarray:
+    """What a graph of whole values gives, on one rank and without a layout."""
+    results: dict[Node, Any] = {leaf: (array,) for leaf, array in values.items()}
+    for each in topological([node]):
+        if each in results:
+            continue
+        inputs = [results[given] for given in each.inputs]
+        if each.op is ITEM:
+            results[each] = (inputs[0][each.attrs["index"]],)
+        elif each.op.name == "place":
+            results[each] = inputs[0]
+        elif "symbol" in each.attrs:
+            results[each] = (each.attrs["symbol"].value.numpy(),)
+        else:
+            results[each] = evaluate(each, [given[0] for given in inputs])
+    found: np.ndarray = results[node][0]
+    return found
+
+
+def run(seed: int, communicator: Any = None) -> None:
+    """One case, in threads or on the ranks of a communicator; an error says what it was."""
+    case = Case(seed, communicator)
     dtype = case.one_of(["float64", "float64", "float64", "int64", "complex128"])
     x = case.leaf(case.shape(), dtype)
     try:
@@ -342,6 +378,8 @@ def run(seed: int) -> None:
                 if found is not None:
                     x = found
                     case.story.append(f"{action.__name__} -> {x[1].shape} {x[1].dtype}")
+            if x[1].dtype == np.float64 and case.integer(0, 2) == 0:
+                x = _slope(case, x)
             case.check(x[0].node, x[1])
     except BaseException as error:
         error.add_note(f"seed {seed}: " + "\n  ".join(case.story))

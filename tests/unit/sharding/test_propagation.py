@@ -143,6 +143,19 @@ def test_products_stay_where_they_are() -> None:
     assert program.choices[0].others
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_positions_along_an_axis_that_is_shared_out(name: str) -> None:
+    """Only the best of each rank moves, ties and nan are NumPy's."""
+    a = np.round(numbers(40, 6))
+    a[3:9, 1] = np.nan
+    a[:, 2] = 5.0
+    layout = BlockCyclic(3, grid=(4,)).of(a.shape, range(4))
+    x, symbol = leaf(layout, a)
+    (found,), program = run(4, [getattr(op, name)(x, axis=0)], {symbol: (layout, a)})
+    assert np.array_equal(found, getattr(np, name)(a, axis=0))
+    assert sum(move.nbytes for move in program.moves) < a.nbytes
+
+
 def test_every_rank_writes_the_same_movements() -> None:
     a = numbers(7, 5)
     layout = Grid(3, 2).of(a.shape, range(6))
