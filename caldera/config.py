@@ -131,6 +131,14 @@ def _cache_dir_from(environment: Mapping[str, str]) -> Path:
     return base / "caldera"
 
 
+def _threads_from(environment: Mapping[str, str]) -> int:
+    """As many as there are cores for, and as OpenMP's libraries may start: that list of numbers is
+    one for each level of nesting, and what is no number is for OpenMP to complain about."""
+    outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    cores = usable_cores()
+    return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
+
+
 class Settings:
     """What a process can choose; `caldera.settings` is the one instance everybody reads.
 
@@ -138,7 +146,8 @@ class Settings:
       best one this machine has.
     - `accuracy`: "strict" uses only kernels that are as accurate as the plain sum; "fast" admits
       those that are faster and round more, such as Winograd's F(4x4, 3x3).
-    - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use).
+    - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use, as far
+      as affinity, a container's quota and `OMP_NUM_THREADS` allow).
     - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
     - `tune_budget_s`: seconds that measuring kernels may take before the first epoch.
     - `deterministic`: never change a kernel choice during a run.
@@ -179,7 +188,7 @@ class Settings:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
         self.accuracy = "strict"
-        self.threads = _number_from(environment, "CALDERA_THREADS") or usable_cores()
+        self.threads = _number_from(environment, "CALDERA_THREADS") or _threads_from(environment)
         self.cache_dir = _cache_dir_from(environment)
         self.tune_budget_s = 5.0
         self.deterministic = False

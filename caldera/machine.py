@@ -6,16 +6,17 @@ What only upper floors can find out (the vectors that kernels are compiled for) 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -67,11 +68,67 @@ def this_machine() -> Machine:
     )
 
 
-def usable_cores() -> int:
-    """The cores this process may use, which a scheduler can make fewer than the machine has."""
+def usable_cores(root: Path = Path("/")) -> int:
+    """The cores this process may use, which can be fewer than the machine has.
+
+    A scheduler may bind the process to some of them, a container may give it less time than they
+    have. Two hyper-threads of a core count once: they share what it computes with.
+
+    >>> 1 <= usable_cores() <= this_machine().cores
+    True
+    """
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        numbers = os.sched_getaffinity(0)
+    else:
+        numbers = set(range(os.cpu_count() or 1))
+    return math.ceil(min(len(_cores_of(numbers, root)), _processor_quota(root)))
+
+
+def _cores_of(numbers: Iterable[int], root: Path) -> set[str]:
+    """The cores that processors, as Linux numbers them, are hyper-threads of."""
+    found = set()
+    for number in numbers:
+        name = str(number)
+        # The kernel lists all hyper-threads of the same core, and may not know.
+        with suppress(OSError):
+            topology = root / "sys/devices/system/cpu" / f"cpu{number}" / "topology"
+            name = (topology / "thread_siblings_list").read_text().strip() or name
+        found.add(name)
+    return found
+
+
+def _processor_quota(root: Path) -> float:
+    """How many processors' time the control groups of this process may use, at least 1 of them.
+
+    Version 2 has one tree of groups, version 1 one for each kind of limit. In a container the group
+    that the system names is often the root of what is mounted, so its parents are looked at too,
+    whose limits hold as well.
+    """
+    least = math.inf
+    groups = root / "sys/fs/cgroup"
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            trees = [controllers, "cpu"] if controllers else ["", "unified"]
+            for tree in trees:
+                place = PurePosixPath(path.lstrip("/"))
+                for group in (place, *place.parents):
+                    least = min(least, _group_quota(groups / tree / group))
+    return max(1.0, least)
+
+
+def _group_quota(group: Path) -> float:
+    """What one control group may use; infinity if it says nothing."""
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota = (group / "cpu.cfs_quota_us").read_text()
+        period = (group / "cpu.cfs_period_us").read_text()
+        return math.inf if int(quota) <= 0 else int(quota) / int(period)
+    return math.inf
 
 
 def available_memory() -> int:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from caldera.config import settings
@@ -22,6 +24,7 @@ Result = TypeVar("Result")
 _lock = threading.Lock()
 _pool: ThreadPool | None = None
 _this_thread = threading.local()
+_most_threads: ContextVar[int | None] = ContextVar("most_threads", default=None)
 
 
 def _mark_as_worker() -> None:
@@ -144,6 +147,34 @@ def parallel_for(function: Callable[[int, int], object], count: int) -> None:
     285
     """
     pool().parallel_for(function, count)
+
+
+def thread_count() -> int:
+    """How many threads an op that is made ready now may use.
+
+    >>> import caldera as cd
+    >>> from caldera.threads import thread_count
+    >>> thread_count() == cd.settings.threads
+    True
+    """
+    most = _most_threads.get()
+    return settings.threads if most is None else min(most, settings.threads)
+
+
+@contextmanager
+def at_most_threads(count: int) -> Iterator[None]:
+    """Ops that are made ready inside use no more threads than this, whenever they run.
+
+    >>> from caldera.threads import at_most_threads, thread_count
+    >>> with at_most_threads(1):
+    ...     thread_count()
+    1
+    """
+    before = _most_threads.set(count)
+    try:
+        yield
+    finally:
+        _most_threads.reset(before)
 
 
 def is_worker() -> bool:

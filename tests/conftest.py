@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.object_cache import CACHE
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
-# the tests themselves run side by side. Compiled kernels are kept from run to run (their names say
-# what they are made of); measured choices are not.
+# the tests themselves run side by side; our own threads are under test. Compiled kernels are kept
+# from run to run (their names say what they are made of); measured choices are not.
 _cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
 _objects = CACHE / "native"
 _objects.mkdir(parents=True, exist_ok=True)
@@ -21,6 +21,7 @@ _objects.mkdir(parents=True, exist_ok=True)
 os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CALDERA_THREADS", str(os.cpu_count() or 1))
 # Tests start hundreds of processes: without bytecode each would compile the package first.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import pytest
 
-from caldera import optim
+from caldera import optim, search
 from caldera.cli import main
 from caldera.nn import losses
 from tests.browser import Browser
@@ -52,7 +52,7 @@ ROOMS = {
 @pytest.fixture
 def _own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is forgotten after it."""
-    for family in (optim.optimizers, losses.losses):
+    for family in (optim.optimizers, losses.losses, search.methods):
         monkeypatch.setattr(family, "_entries", dict(family._entries))
 
 

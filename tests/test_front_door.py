@@ -43,6 +43,7 @@ PUBLIC_ROOMS = (
     "caldera.op",
     "caldera.optim",
     "caldera.parallel",
+    "caldera.search",
     "caldera.sklearn",
     "caldera.testing",
 )

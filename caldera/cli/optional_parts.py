@@ -45,6 +45,8 @@ PACKAGES = (
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", MPI),
+    Package("optuna", ("optuna",), "caldera search, caldera.search",
+            "pip install 'caldera[search]'"),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),

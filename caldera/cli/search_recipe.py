@@ -10,7 +10,7 @@
     learning_rate = { log = [1e-4, 1e-1] }
     dropout = { uniform = [0.0, 0.5] }
     batch_size = [32, 64, 128]
-    hidden = [[128], [256, 256]]
+    hidden = { layers = [1, 3], units = [64, 256], step = 64 }
     optimizer = { choice = ["sgd", "adam"], sgd = { momentum = { uniform = [0.5, 0.99] } } }
 
 A list is a choice. A choice can open parameters that only one of its values has. Every value is
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera import search
-from caldera.cli.option_types import Choice, Count, Number, OptionType, Text
+from caldera.cli.option_types import Choice, Count, Counts, Number, OptionType, Text
 from caldera.cli.options import OPTIONS, Option, names_of
 from caldera.cli.recipe import checked_options, read_toml
 from caldera.errors import ConfigError
@@ -189,7 +189,7 @@ def _space(given: Any, where: str) -> dict[str, Any]:
     return found
 
 
-_WAYS = ("choice", "uniform", "log", "integer")
+_WAYS = ("choice", "uniform", "log", "integer", "layers")
 
 
 def _dimension(value: Any, kind: OptionType, where: str) -> Any:
@@ -210,6 +210,8 @@ def _dimension(value: Any, kind: OptionType, where: str) -> Any:
     (way,) = ways
     if way == "choice":
         return _choice(value, kind, where)
+    if way == "layers":
+        return _layers(value, kind, where)
     return _range(way, value, kind, where)
 
 
@@ -231,18 +233,36 @@ def _choice(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
     )
 
 
-def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
-    ends, more = value[way], {key: part for key, part in value.items() if key != way}
-    if not isinstance(ends, list) or len(ends) != 2:
+def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
+    """A list of layers: { layers = [1, 3], units = [64, 256], step = 64 }."""
+    if not isinstance(kind, Counts):
+        raise ConfigError.build(where, expected="layers for hidden alone", got="layers")
+    unknown = [key for key in value if key not in ("layers", "units", "step")]
+    if unknown or "units" not in value:
         raise ConfigError.build(
-            f"{where} {way}", expected="two numbers, as in [0.1, 0.9]", got=repr(ends)
-        )
+            where, expected="layers and units, and perhaps step", got=", ".join(value),
+            hint="as in { layers = [1, 3], units = [64, 256], step = 64 }",
+        )  # fmt: skip
+    units = {"integer": value["units"], **({"step": value["step"]} if "step" in value else {})}
+    counts = _ends(value["layers"], Count(1), f"{where} layers")
+    return search.repeat(_range("integer", units, Count(1), f"{where} units"), *counts)
+
+
+def _ends(given: Any, kind: OptionType, where: str) -> list[Any]:
+    """The two ends of a range."""
+    if not isinstance(given, list) or len(given) != 2:
+        raise ConfigError.build(where, expected="two numbers, as in [0.1, 0.9]", got=repr(given))
+    return [kind.checked(each, where) for each in given]
+
+
+def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
+    more = {key: part for key, part in value.items() if key != way}
     if not isinstance(kind, Number | Count):
         raise ConfigError.build(
             where, expected=f"a list of values, each {kind.expected}", got=f"a range of {way}"
         )
     whole = isinstance(kind, Count)
-    ends = [kind.checked(each, f"{where} {way}") for each in ends]
+    ends = _ends(value[way], kind, f"{where} {way}")
     allowed = {"uniform": ["step"], "integer": ["step"], "log": []}[way]
     for key in more:
         if key not in allowed:

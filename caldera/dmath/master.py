@@ -34,6 +34,7 @@ from caldera.dmath.messages import (
     RUN,
     UNDEFINE,
     Channel,
+    pack_changes,
     pack_numbers,
     varint,
     varints,
@@ -88,7 +89,6 @@ class Master(Session):
 
     @property
     def processes(self) -> list[int]:
-        """The numbers of the workers' processes, if it has started them."""
         return self._team.processes()
 
     def close(self) -> None:
@@ -127,12 +127,16 @@ class Master(Session):
             self._order(rank, content)
 
     def _undefine(self, number: int) -> None:
+        self._leaves.pop(number, None)
         for rank in range(self.ranks):
             self._order(rank, UNDEFINE + varint(number))
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
         self._look_for_failures()
-        content = RUN + varint(program) + varint(first) + pack_numbers(leaves, first)
+        before = self._leaves.get(program) or [first] * len(leaves)
+        self._leaves[program] = leaves
+        content = RUN + varint(program) + varint(first) + varint(len(leaves))
+        content += pack_changes(leaves, before)
         freed = self._take_forgotten()
         while len(content) + len(packed := pack_numbers(freed, first)) > ROOM and freed:
             # What does not fit into this message goes with the next one.
@@ -290,6 +294,8 @@ class Master(Session):
 
     def _join(self) -> None:
         self._control, _ = self._team.communicators(self._epoch)
+        # What each program was last run on, here and there.
+        self._leaves: dict[int, list[int]] = {}
         # One table for all of them.
         self._control.traffic = self.traffic
         self._orders = Channel(self._control, ORDER_TAG)

@@ -172,6 +172,11 @@ class Session(ABC):
         self._is_open = False
 
     @property
+    def processes(self) -> list[int]:
+        """The numbers of the workers' processes, if it has started any."""
+        return []
+
+    @property
     def is_open(self) -> bool:
         """Whether it can still be used, in this process."""
         return self._is_open and self._process == os.getpid()

@@ -54,8 +54,14 @@ def open_source(path: str, dataset: str = "") -> Source:
         raise DataError.build(where, expected=f"a file at {path}", got="none")
     package = "h5py" if kind == "hdf5" else "zarr"
     library = optional_import(package, package, where)
-    opened = library.File(path, "r") if kind == "hdf5" else library.open(path, mode="r")
-    found = opened[dataset] if dataset else opened
+    try:
+        opened = library.File(path, "r") if kind == "hdf5" else library.open(path, mode="r")
+        found = opened[dataset] if dataset else opened
+    except (OSError, KeyError, ValueError) as error:
+        wanted = f" with a dataset {dataset!r}" if dataset else ""
+        raise DataError.build(
+            where, expected=f"a file of {package}{wanted}", got=str(error)
+        ) from None
     if not hasattr(found, "dtype"):
         names = ", ".join(sorted(map(str, found)))
         raise ConfigError.build(where, expected=f"dataset= one of {names}", got=repr(dataset))

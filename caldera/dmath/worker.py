@@ -30,6 +30,7 @@ from caldera.dmath.messages import (
     RUN,
     UNDEFINE,
     Channel,
+    unpack_changes,
     unpack_numbers,
     varint,
     varints,
@@ -56,6 +57,8 @@ class Worker:
     def _join(self, epoch: int) -> None:
         control, data = self._team.communicators(epoch)
         assert data is not None
+        # What each program was last run on, as the master knows it.
+        self._leaves: dict[int, list[int]] = {}
         # What was counted before goes on.
         control.traffic, data.traffic = self._traffic
         self._control, self._data = control, data
@@ -89,8 +92,9 @@ class Worker:
             return
         elif kind == RUN:
             stream = varints(content)
-            program, first = next(stream), next(stream)
-            leaves = unpack_numbers(stream, first)
+            program, first, count = next(stream), next(stream), next(stream)
+            leaves = unpack_changes(stream, self._leaves.get(program) or [first] * count)
+            self._leaves[program] = leaves
             self._rank.free(unpack_numbers(stream, first))
             self._rank.run(program, leaves, first)
         elif kind == DEFINE:
@@ -98,7 +102,9 @@ class Worker:
             rest = content[len(varint(number)) :]
             self._rank.define(number, Definition.from_bytes(rest))
         elif kind == UNDEFINE:
-            self._rank.undefine(next(varints(content)))
+            number = next(varints(content))
+            self._leaves.pop(number, None)
+            self._rank.undefine(number)
         elif kind == GET:
             self._get(content)
         elif kind == CALL:

@@ -26,6 +26,7 @@ from caldera.kernels import tuning_cache
 from caldera.kernels.measure import Outcome, measure
 from caldera.kernels.microbatch import fitting, is_microbatching
 from caldera.kernels.table import TABLE, Kernel, KernelTable
+from caldera.kernels.thread_counts import with_thread_counts
 from caldera.kernels.tuning_cache import Record
 from caldera.plain_data import json_digest
 
@@ -156,8 +157,8 @@ class Choices:
         if record is None:
             return None
         self._note(place[1], record)
-        kernel = next(each for each in within if each.name == record.chosen)
-        return Verdict(kernel, record.times, "remembered")
+        named = (each for each in with_thread_counts(within) if each.name == record.chosen)
+        return Verdict(next(named), record.times, "remembered")
 
     def _decide(
         self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel], guess: Verdict
@@ -183,7 +184,7 @@ class Choices:
                 f"op.{node.op.name}: kernel {name!r} is left out: {reason}", RuntimeWarning,
                 stacklevel=2,
             )  # fmt: skip
-        kernel = _winner(within, outcome.times, node)
+        kernel = _winner(with_thread_counts(within), outcome.times, node)
         self._keep(Record(tuning_key, kernel.name, outcome.times))
         return Verdict(kernel, outcome.times, "measured")
 

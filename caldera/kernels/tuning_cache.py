@@ -17,6 +17,7 @@ from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
 from caldera.kernels.table import Kernel
+from caldera.kernels.thread_counts import name_on_all_threads
 from caldera.machine import this_machine
 from caldera.plain_data import json_digest
 from caldera.tensor.dtype import NAMES
@@ -126,7 +127,8 @@ def _read(digest: str) -> Record | None:
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
         # The name of the file vouches for the key.
         right = held["format"] == FORMAT and json_digest(key) == digest
-        return Record(key, chosen, times) if right and chosen in key["kernels"] else None
+        known = name_on_all_threads(chosen) in key["kernels"]
+        return Record(key, chosen, times) if right and known else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -48,7 +48,7 @@ from caldera.nn.basic import (
     layers,
     register,
 )
-from caldera.nn.composite import Add, Branches, Concat, Residual
+from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
 from caldera.nn.initialisers import fillers
@@ -94,6 +94,7 @@ __all__ = [
     "BatchNorm",
     "Bidirectional",
     "Branches",
+    "Cell",
     "Concat",
     "Context",
     "Conv1D",

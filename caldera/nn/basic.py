@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from caldera import op
 from caldera.arguments import refusal
@@ -132,6 +132,11 @@ class Dense(Layer):
     (5, 10)
     """
 
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "units": ("around", 4),
+        "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
+    }
+
     units: int
     activation: str | None = None
     bias: bool = True
@@ -227,6 +232,8 @@ class Dropout(Layer):
     >>> nn.Dropout(0.5)(op.input("x", (5, 2))).shape
     (5, 2)
     """
+
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rate": ("uniform", 0.0, 0.6)}
 
     rate: float = 0.5
 

@@ -95,6 +95,68 @@ class Branches(Layer):
 
 @register
 @dataclass(eq=False)
+class Cell(Layer):
+    """A small graph of layers: each node is the sum of what layers make of earlier nodes.
+
+    Node 0 is the input. `sources` has for each further node the nodes it looks at, and `layers` a
+    layer for each of those, in that order. The output is the last node, or all nodes that no other
+    looks at, joined along `axis` (1 is the channels).
+
+    >>> from caldera import nn, op
+    >>> convolutions = [nn.Conv2D(3, 3, padding="same") for _ in range(3)]
+    >>> cell = nn.Cell([[0], [0, 1]], convolutions)
+    >>> cell(op.input("x", (5, 3, 7, 7))).shape
+    (5, 3, 7, 7)
+    """
+
+    sources: Sequence[Sequence[int]]
+    layers: Sequence[Any]
+    output: str = "last"
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        wrapped = [
+            Sequential(layer) if isinstance(layer, list | tuple) else layer for layer in self.layers
+        ]
+        self.layers = check_layers("Cell", wrapped)
+        self.sources = [list(each) for each in self.sources]
+        for number, seen in enumerate(self.sources, start=1):
+            if not seen or not all(isinstance(s, int) and 0 <= s < number for s in seen):
+                raise ConfigError.build(
+                    "Cell", expected=f"numbers of nodes before node {number}", got=repr(seen)
+                )
+        count = sum(map(len, self.sources))
+        if not count or count != len(self.layers):
+            raise ConfigError.build(
+                "Cell", expected=f"a layer for each of {count} sources", got=f"{len(self.layers)}"
+            )
+        if self.output not in ("last", "loose"):
+            raise ConfigError.build(
+                "Cell", expected='output="last" or "loose"', got=repr(self.output)
+            )
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        return named_in_order(self.layers, "edge{index}")
+
+    def forward(self, x: Expr) -> Expr:
+        nodes, layers = [x], iter(self.layers)
+        for seen in self.sources:
+            made = [next(layers)(nodes[source]) for source in seen]
+            total = made[0]
+            for other in made[1:]:
+                if other.shape != total.shape:
+                    raise self.refuse(f"layers that all give {total.shape}", f"{other.shape}")
+                total = total + other
+            nodes.append(total)
+        if self.output == "last":
+            return nodes[-1]
+        used = {source for seen in self.sources for source in seen}
+        loose = [node for number, node in enumerate(nodes) if number and number not in used]
+        return _joined(self, loose, self.axis)
+
+
+@register
+@dataclass(eq=False)
 class Concat(Layer):
     """Its inputs joined along `axis` (1 is the channels).
 

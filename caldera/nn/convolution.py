@@ -9,7 +9,7 @@ PyTorch's shape; they begin with Glorot's uniform numbers unless `fill` says oth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -93,6 +93,11 @@ class Conv2D(Convolution):
 
     axes: ClassVar[int] = 2
 
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "filters": ("around", 4),
+        "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
+    }
+
     filters: int
     kernel: int | Sequence[int]
     stride: int | Sequence[int] = 1
@@ -143,6 +148,11 @@ class Conv1D(Convolution):
     """
 
     axes: ClassVar[int] = 1
+
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "filters": ("around", 4),
+        "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
+    }
 
     filters: int
     kernel: int

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -53,6 +53,11 @@ class Layer(ABC):
     """
 
     name: str = field(default="", kw_only=True)
+
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """What its arguments may sensibly be, for `search.space_of`: ("around", factor) is a whole
+    number so many times smaller or larger than it is, ("uniform", low, high), ("log", low, high),
+    ("choice", values)."""
 
     frozen: bool = field(init=False, repr=False)
     _built: bool = field(init=False, repr=False)

@@ -14,6 +14,7 @@ with 0 (that of the LSTM's forget gate with 1).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -157,6 +158,8 @@ class RNN(Recurrent):
 
     gates: ClassVar[int] = 1
 
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
+
     units: int
     activation: str = "tanh"
     return_sequences: bool = False
@@ -190,6 +193,8 @@ class LSTM(Recurrent):
     gates: ClassVar[int] = 4
     states_held: ClassVar[int] = 2
 
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
+
     units: int
     return_sequences: bool = False
     bidirectional: bool = False
@@ -220,6 +225,8 @@ class GRU(Recurrent):
     """
 
     gates: ClassVar[int] = 3
+
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {"units": ("around", 4)}
 
     units: int
     return_sequences: bool = False

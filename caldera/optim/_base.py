@@ -83,6 +83,12 @@ class Optimizer(Configurable, ABC):
     keeps: tuple[str, ...] = ()
     usual_decay: ClassVar[type[Decay]] = L2
     usual_strength: ClassVar[float] = 0.0
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "learning_rate": ("near", 30.0),
+        "weight_decay": ("log", 1e-6, 1e-2),
+    }
+    """What its arguments may sensibly be, for `search.space_of`: see `Layer.ranges`; ("near",
+    factor) is any number so many times smaller or larger."""
     decays_inside: ClassVar[bool] = False
     """Whether `update` itself makes decoupled decay part of the step, with `self.pull`."""
 

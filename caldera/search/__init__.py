@@ -9,18 +9,25 @@ study.best.model
 from __future__ import annotations
 
 from caldera.arguments import guard as _guard
+from caldera.search.algorithms.controller import Controller
+from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median
+from caldera.search.algorithms.evolution import Evolution, HierarchicalEvolution
+from caldera.search.algorithms.grid import Grid
+from caldera.search.algorithms.optuna_samplers import (
+    CMAES,
+    NSGA2,
+    TPE,
+    GaussianProcess,
+    QuasiRandom,
+)
+from caldera.search.algorithms.pbt import PBT
+from caldera.search.algorithms.random import Random, Threshold
+from caldera.search.algorithms.swarm import Swarm
+from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.importance import Importance
 from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, Proposal, methods
-from caldera.search.methods.controller import Controller
-from caldera.search.methods.early_stopping import ASHA, Hyperband, Median
-from caldera.search.methods.evolution import Evolution, HierarchicalEvolution
-from caldera.search.methods.grid import Grid
-from caldera.search.methods.optuna_samplers import CMAES, NSGA2, TPE, GaussianProcess, QuasiRandom
-from caldera.search.methods.pbt import PBT
-from caldera.search.methods.random import Random, Threshold
-from caldera.search.methods.swarm import Swarm
 from caldera.search.objective import (
     Constraint,
     Objective,
@@ -34,6 +41,7 @@ from caldera.search.objective import (
 )
 from caldera.search.runner import run
 from caldera.search.scheduler import StudyCallback
+from caldera.search.sensible import build_like, space_of
 from caldera.search.space import Space
 from caldera.search.study import Study, is_study, load
 from caldera.search.table import Table
@@ -73,16 +81,24 @@ __all__ = [
     "accuracy",
     "at_least",
     "at_most",
+    "build_like",
+    "cell",
     "choice",
+    "hierarchy",
     "integer",
     "is_study",
+    "layers",
     "load",
     "log",
     "luck",
+    "make_cell",
+    "make_layers",
     "methods",
     "metric",
     "pareto",
+    "repeat",
     "run",
+    "space_of",
     "time_to",
     "uniform",
     "weighted",

@@ -1,101 +1,250 @@
-"""The network of the best trial: its layers, and its graph as a picture.
+"""Parts of a space that describe architectures: lists of layers, cells, hierarchies of cells.
 
-Both are kept with the study, so that whoever only reads it sees them without the code that builds
-models: the layers as plain data in its record, the picture as a file beside it.
+What they give is plain data; `search.make_layers` and `search.make_cell` make layers of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from caldera.amounts import flops_text
-from caldera.draw.graph import graph_svg
-from caldera.draw.html import Safe, card, table, tag
-from caldera.file_cache import write_file
-from caldera.graph.program import Program
-from caldera.report.graph import viewer
-from caldera.search.trial import Trial
+from caldera.errors import ConfigError
+from caldera.nn.basic import layers as layer_names
+from caldera.nn.composite import Cell
+from caldera.nn.layer import Layer
+from caldera.registry import nearest
+from caldera.search.dimension import Choice, Dimension, Integer
+from caldera.search.space import Part, Walk, check_parameters, describe
+from caldera.train.arguments import whole_number
 
-if TYPE_CHECKING:
-    from caldera.search.study import Study
-    from caldera.train.model import Model
+NONE = "none"
+"""The operation of an edge that is not there."""
 
-_NOTE = "network"
-_MOST_BYTES = 1 << 24
-"""A picture that is larger is not for a page."""
+Operations = Mapping[str, Callable[[], Any]]
+"""By name what makes a new layer, or a list of them."""
 
 
-def keep_architecture(study: Study) -> None:
-    """Write down what the network of the best trial is, in a study with networks and a folder."""
-    best = study.best_or_none()
-    if best is None or study.folder is None:
-        return
-    if study.record.notes().get(_NOTE, {}).get("trial") == best.number:
-        return
-    model = _untrained(study, best)
-    if model is not None:
-        study.record.note(_NOTE, {"trial": best.number, **_layers(model)})
-        write_file(_path(study.folder, best), network_svg(model))
+@dataclass(frozen=True)
+class Repeat(Part):
+    """A list of one part, of varying length."""
+
+    part: Any
+    least: int
+    most: int
+
+    def resolve(self, path: str, walk: Walk) -> list[Any]:
+        count = self.most
+        if self.least < self.most:
+            count = walk(f"{path}.count", Integer(self.least, self.most))
+        return [walk(f"{path}.{index}", self.part) for index in range(count)]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "repeat", "least": self.least, "most": self.most, "part": describe(self.part)
+        }  # fmt: skip
 
 
-def _untrained(study: Study, trial: Trial) -> Model | None:
-    """A trial's network before it is trained: shapes need no weights."""
-    job = study.job
-    if job is None or job.samples is None:
-        return None
-    model = job.model(replace(trial.task(), parent=None))
-    model.ensure_built(job.samples.sample())
-    return model
+@dataclass(frozen=True)
+class CellSpace(Part):
+    """A cell of nodes, each the sum of operations on earlier ones."""
+
+    nodes: int
+    operations: tuple[str, ...]
+    inputs: int
+
+    def resolve(self, path: str, walk: Walk) -> list[dict[str, Any]]:
+        found = []
+        for node in range(self.nodes):
+            sources, operations = [], []
+            for index in range(self.inputs):
+                place = f"{path}.{node}"
+                sources.append(walk(f"{place}.from{index}", Choice(range(node + 1))))
+                operations.append(walk(f"{place}.operation{index}", Choice(self.operations)))
+            found.append({"sources": sources, "operations": operations})
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "cell", "nodes": self.nodes, "operations": list(self.operations),
+            "inputs": self.inputs,
+        }  # fmt: skip
 
 
-def network_svg(model: Model) -> str:
-    """The picture of what a network computes for one sample, in evaluation."""
-    _, outputs, _ = model.expressions(1)
-    return graph_svg({"network": Program(tuple(each.node for each in outputs.values()))})
+@dataclass(frozen=True)
+class Hierarchy(Part):
+    """Levels of motifs: an edge of a motif is a motif of the level below."""
+
+    operations: tuple[str, ...]
+    levels: tuple[tuple[int, int], ...]
+
+    def resolve(self, path: str, walk: Walk) -> list[list[dict[str, Any]]]:
+        found = []
+        names: Sequence[str] = self.operations
+        for level, (motifs, nodes) in enumerate(self.levels):
+            # Deeper levels have longer paths: a mutation can pick a level.
+            depth = ".".join(["level"] * (len(self.levels) - level))
+            made = []
+            for motif in range(motifs):
+                place = f"{path}.{depth}.{level}-{motif}"
+                edges = {}
+                for last in range(1, nodes):
+                    for first in range(last):
+                        # A node is always reached, from the one before it.
+                        offered = names if first == last - 1 else (NONE, *names)
+                        edge = f"{first}-{last}"
+                        edges[edge] = walk(f"{place}:{edge}", Choice(offered))
+                made.append(edges)
+            found.append(made)
+            names = [f"motif{index}" for index in range(motifs)]
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "hierarchy", "operations": list(self.operations),
+            "levels": [list(each) for each in self.levels],
+        }  # fmt: skip
 
 
-def _path(folder: Path, trial: Trial) -> Path:
-    return folder / f"network-{trial.number}.svg"
+# --- as a user writes them
 
 
-def _layers(model: Model) -> dict[str, Any]:
-    summary = model.summary(show=False)
-    rows = [
-        [row.path, row.kind, list(row.shape), row.parameters, row.flops] for row in summary.rows
-    ]
-    return {"layers": rows, "parameters": summary.parameters, "flops": summary.flops}
+def repeat(part: Any, least: int, most: int) -> Repeat:
+    """A list of `least` to `most` values, each of them from `part`: a dimension or a dict of them.
 
-
-def architecture(study: Study, best: Trial) -> Iterator[Safe]:
-    """What a page shows of the network of the best trial; nothing if none is known."""
-    known = study.record.notes().get(_NOTE, {})
-    model = None
-    if known.get("trial") != best.number:
-        model = _untrained(study, best)
-        if model is None:
-            return
-        known = _layers(model)
-    head = ("layer", "kind", "output", "parameters", "work")
-    rows = [
-        (
-            str(path), str(kind), " \u00d7 ".join(map(str, shape)) or "1", f"{parameters:,}",
-            flops_text(flops) if flops else "\u2013",
+    >>> from caldera import search
+    >>> space = search.Space({"hidden": search.repeat(search.integer(16, 64, step=16), 1, 3)})
+    >>> space.decoded({"hidden.count": 2, "hidden.0": 64, "hidden.1": 32})
+    {'hidden': [64, 32]}
+    """
+    whole_number(least, "least", 0, "repeat")
+    whole_number(most, "most", max(least, 1), "repeat")
+    if not isinstance(part, Dimension | Part | Mapping):
+        raise ConfigError.build(
+            "repeat", expected="a dimension or a dict of them", got=repr(part)[:80]
         )
-        for path, kind, shape, parameters, flops in known["layers"]
-    ]  # fmt: skip
-    note = f"{known['parameters']:,} parameters; {flops_text(known['flops'])} for one sample."
-    yield card("Its network, for one sample", table(head, rows, numbers=(3, 4)), note=note)
-    picture = _read_picture(study, best) if model is None else network_svg(model)
-    if picture is not None:
-        yield tag("h3", "Its architecture")
-        yield viewer(picture)
+    if isinstance(part, Mapping):
+        check_parameters(part, "repeat ")
+    return Repeat(part, least, most)
 
 
-def _read_picture(study: Study, best: Trial) -> str | None:
-    path = None if study.folder is None else _path(study.folder, best)
-    if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        return None
-    return path.read_text(encoding="utf-8")
+def layers(choices: Mapping[str, Mapping[str, Any] | None], least: int, most: int) -> Repeat:
+    """A list of layers, each one of `choices`: names of layers, with what their arguments may be.
+
+    >>> from caldera import search
+    >>> space = search.Space({"body": search.layers({
+    ...     "Dense": {"units": search.choice([8, 16]), "activation": "relu"},
+    ...     "Dropout": {"rate": search.uniform(0.1, 0.5)}}, 1, 3)})
+    >>> space.decoded({"body.count": 1, "body.0.layer": "Dense", "body.0.units": 8})
+    {'body': [{'layer': 'Dense', 'units': 8, 'activation': 'relu'}]}
+    """
+    if not isinstance(choices, Mapping) or not choices:
+        raise ConfigError.build("layers", expected="a dict of layers by name", got=repr(choices))
+    for name in choices:
+        if name not in layer_names:
+            raise ConfigError.build(
+                "layers", expected="names of layers", got=repr(name),
+                hint=nearest(name, layer_names),
+            )  # fmt: skip
+    opens = {name: dict(arguments or {}) for name, arguments in choices.items()}
+    return repeat({"layer": Choice(list(opens), opens)}, least, most)
+
+
+def make_layers(value: Sequence[Mapping[str, Any]]) -> list[Layer]:
+    """The layers that `search.layers` chose.
+
+    >>> from caldera import search
+    >>> search.make_layers([{"layer": "Dense", "units": 8}])[0].units
+    8
+    """
+    found = []
+    for each in value:
+        arguments = dict(each)
+        found.append(layer_names[arguments.pop("layer")](**arguments))
+    return found
+
+
+def cell(operations: Sequence[str] | Operations, nodes: int = 4, inputs: int = 2) -> CellSpace:
+    """A cell (Zoph et al. 2018): each of `nodes` is the sum of `inputs` operations, each on an
+    earlier node. `make_cell` makes a layer of it.
+
+    >>> from caldera import search
+    >>> space = search.Space({"cell": search.cell(["conv3", "pool"], nodes=1, inputs=1)})
+    >>> space.decoded({"cell.0.from0": 0, "cell.0.operation0": "pool"})
+    {'cell': [{'sources': [0], 'operations': ['pool']}]}
+    """
+    whole_number(nodes, "nodes", 1, "cell")
+    whole_number(inputs, "inputs", 1, "cell")
+    return CellSpace(nodes, _operation_names(operations, "cell"), inputs)
+
+
+def hierarchy(
+    operations: Sequence[str] | Operations, levels: Sequence[tuple[int, int]] = ((3, 3), (1, 4))
+) -> Hierarchy:
+    """Motifs of motifs (Liu et al. 2018): each level has so many motifs of so many nodes; its edges
+    are motifs of the level below, those of the first are operations. The last level has one.
+
+    >>> from caldera import search
+    >>> space = search.Space({"network": search.hierarchy(["conv", "pool"], [(1, 2), (1, 2)])})
+    >>> sorted(space.dimensions())
+    ['network.level.1-0:0-1', 'network.level.level.0-0:0-1']
+    """
+    names = _operation_names(operations, "hierarchy")
+    if NONE in names:
+        raise ConfigError.build(
+            "hierarchy", expected=f"operations; {NONE!r} is there by itself", got=repr(names)
+        )
+    found = tuple((int(motifs), int(nodes)) for motifs, nodes in levels)
+    if not found or found[-1][0] != 1 or any(m < 1 or n < 2 for m, n in found):
+        raise ConfigError.build(
+            "hierarchy", expected="(motifs, nodes) a level, one motif of 2 nodes or more at last",
+            got=repr(levels),
+        )  # fmt: skip
+    return Hierarchy(names, found)
+
+
+def make_cell(value: Sequence[Any], operations: Operations, output: str = "last") -> Layer:
+    """The layer that `search.cell` or `search.hierarchy` chose, with operations by name: functions
+    that make a layer or a list of them, which must keep the shape of what they are given.
+
+    >>> from caldera import nn, search
+    >>> operations = {"conv": lambda: nn.Conv2D(8, 3, padding="same"), "skip": lambda: []}
+    >>> chosen = [{"sources": [0, 0], "operations": ["conv", "skip"]}]
+    >>> search.make_cell(chosen, operations).sources
+    [[0, 0]]
+    """
+    if value and isinstance(value[0], Mapping):
+        sources = [each["sources"] for each in value]
+        made = [_made(operations, name) for each in value for name in each["operations"]]
+        return Cell(sources, made, output)
+    return _motif(value, len(value) - 1, 0, operations)
+
+
+def _motif(levels: Sequence[Any], level: int, motif: int, operations: Operations) -> Layer:
+    edges: dict[int, list[tuple[int, Any]]] = {}
+    for edge, name in levels[level][motif].items():
+        first, last = map(int, edge.split("-"))
+        if name == NONE:
+            continue
+        if level == 0:
+            made = _made(operations, name)
+        else:
+            made = _motif(levels, level - 1, int(name.removeprefix("motif")), operations)
+        edges.setdefault(last, []).append((first, made))
+    nodes = [edges[node] for node in sorted(edges)]
+    return Cell([[first for first, _ in node] for node in nodes], [m for n in nodes for _, m in n])
+
+
+def _made(operations: Operations, name: str) -> Any:
+    if name not in operations:
+        raise ConfigError.build(
+            "make_cell", expected=f"an operation for {name!r}", got=", ".join(operations) or "none"
+        )
+    return operations[name]()
+
+
+def _operation_names(operations: Sequence[str] | Operations, where: str) -> tuple[str, ...]:
+    names = tuple(operations)
+    if isinstance(operations, str) or not names or not all(isinstance(n, str) for n in names):
+        raise ConfigError.build(where, expected="names of operations", got=repr(operations)[:80])
+    return names

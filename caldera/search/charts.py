@@ -109,7 +109,7 @@ def _value_axis(values: Sequence[float], mode: str) -> Axis:
 def curves_chart(overview: Overview) -> LineChart | None:
     """The learning curves of all trials in one chart; None if no trial reported a second step."""
     drawn = [trial for trial in overview.trials if trial.curve]
-    if not any(len(trial.curve) > 1 for trial in drawn):
+    if not any(len(overview.curve(trial)) > 1 for trial in drawn):
         return None
     best = overview.best
     # Of very many, the best ones and as many others as can still be told apart.
@@ -124,7 +124,7 @@ def curves_chart(overview: Overview) -> LineChart | None:
     if any(trial.state != DONE for trial in drawn):
         legend.append(Line("stopped or failed", (), ENDED))
     if best is not None and best.curve:
-        points = overview.curve(best)
+        points = overview.whole_curve(best)
         finite = [y for _, y in points if math.isfinite(y)]
         end = short_number(finite[-1]) if finite else ""
         lines.append(Line(f"best, trial {best.number}", points, BEST, last=end))

@@ -25,7 +25,11 @@ _MOST = 400
 
 @dataclass(frozen=True)
 class Importance:
-    """How much worse results are told apart without a parameter: a part of their variance."""
+    """How much worse results are told apart without a parameter: a part of their variance.
+
+    >>> Importance("learning_rate", 0.5, 0.4, 0.6).name
+    'learning_rate'
+    """
 
     name: str
     value: float

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from caldera.amounts import shortened
 from caldera.arguments import shown
+from caldera.comm import world
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.search.scheduler import StudyCallback
@@ -59,7 +60,10 @@ class LiveTable(StudyCallback):
         if not self.verbose:
             return
         if self._console is None:
-            self._console = optional_import("rich.console", "rich", "progress").Console()
+            # mpiexec gives each rank a terminal and passes on its lines, wherever they go.
+            plain = False if world().size > 1 else None
+            made = optional_import("rich.console", "rich", "progress").Console
+            self._console = made(force_terminal=plain)
         self._started = self._clock()
         self._over_before = _over(study)
         if self.verbose == 1 and self._console.is_terminal:

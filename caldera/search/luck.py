@@ -11,7 +11,9 @@ Two kinds of luck are told apart:
   known, the search is repeated on paper: true values that spread as the measured ones do without
   their errors, new errors, and how kind the error of each winner was.
 
-The tests compare both with simulations in which the truth is known.
+The tests compare both with simulations in which the truth is known: the first is off by less than a
+fifth of the maximum's own spread, the second by less than a fifth where true values are spread
+normally, and up to a third too small where they crowd at the top.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ class Luck:
       `low`, `high`: where nine of ten such bests would lie.
     - `noise`: the standard deviation with which a value is measured, if it is known;
       `optimism`: how much of the best is likely an error of measuring, None if it is not known.
+
+    >>> from caldera import search
+    >>> search.luck([0.90, 0.95, 0.93, 0.94], noise=0.01).trials
+    4
     """
 
     trials: int

@@ -1,4 +1,4 @@
-"""`Method`: what proposes trials and may stop them. One file each in `methods`.
+"""`Method`: what proposes trials and may stop them. One file each in `algorithms`.
 
 A method of your own writes `ask`, and what else it needs:
 
@@ -33,6 +33,10 @@ class Proposal:
     - `parent`: the number of a trial whose model is trained further.
     - `keep`: save the model, so that it can be a parent.
     - `note`: plain data that the method finds again in `trial.note`, also after a restart.
+
+    >>> from caldera import search
+    >>> search.Proposal({"x": 0.5}, note={"why": "in the middle"}).point
+    {'x': 0.5}
     """
 
     point: Point
@@ -52,6 +56,18 @@ class Method(Configurable):
     - `self.space`, `self.objective`, `self.seed`;
     - `self.trials`: all trials so far, also those that wait or run;
     - `self.budget`: how many trials there shall be, or None; `self.epochs`: of a whole trial.
+
+    >>> from caldera import search
+    >>> class HillClimbing(search.Method):
+    ...     def ask(self, number):
+    ...         random, best = self.random(number), self.best()
+    ...         if best is None:
+    ...             return self.space.draw(random)
+    ...         return self.space.near(best.point, random)
+    >>> space = {"x": search.uniform(-4, 4)}
+    >>> study = search.run(lambda x: x * x, space, method=HillClimbing(), trials=50, verbose=0)
+    >>> study.best.value < 0.1
+    True
     """
 
     ends: ClassVar[bool] = False

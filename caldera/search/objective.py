@@ -1,9 +1,10 @@
 """Objectives: what makes a trial better than another.
 
 An objective reads what a trial reports after each step: every column of the history of `fit`
-(`loss`, `val_accuracy`, ...), and `seconds`, `epochs`, `parameters`; also `flops`, `memory` and
-`latency`, which are measured if an objective or a constraint names them. Methods see losses: what
-should be large is negated.
+(`loss`, `val_accuracy`, ...), and `seconds` since the trial began, `epochs`, `parameters`. If an
+objective or a constraint names them, also: `flops` of one sample forward, an estimate of the
+`memory` of a training step in bytes, and `latency`, the seconds that `predict` takes for one
+sample. Methods see losses: what should be large is negated.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ class Objective:
 
     `modes` has "min" or "max" for each value. `seeds` or `folds` train a trial several times, and
     the means count.
+
+    >>> from caldera import search
+    >>> class Gap(search.Objective):
+    ...     def measure(self, row):
+    ...         return abs(row["loss"] - row["val_loss"])
+    >>> Gap().values([{"loss": 0.5, "val_loss": 0.75}])
+    (0.25,)
     """
 
     modes: tuple[str, ...] = ("min",)
@@ -201,7 +209,12 @@ class Pareto(Objective):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A number of the report that must not be above (or below) a limit."""
+    """A number of the report that must not be above (or below) a limit.
+
+    >>> from caldera import search
+    >>> search.at_most("memory", 2e9)
+    Constraint(name='memory', limit=2000000000.0, above=False)
+    """
 
     name: str
     limit: float
@@ -322,7 +335,12 @@ def at_most(name: str, limit: float) -> Constraint:
 
 
 def at_least(name: str, limit: float) -> Constraint:
-    """A constraint: trials below the limit cannot be the best."""
+    """A constraint: trials below the limit cannot be the best.
+
+    >>> from caldera import search
+    >>> search.at_least("val_accuracy", 0.9).violated({"val_accuracy": 0.8})
+    'expected val_accuracy at least 0.9, got 0.8'
+    """
     return Constraint(name, float(limit), above=True)
 
 

@@ -84,7 +84,7 @@ class Overview:
         names = dict.fromkeys(name for trial in self.trials for name in trial.point)
         logs = set(_log_names(self.settings.get("space")))
         return [
-            Column(name, [t.point.get(name) for t in self.trials], name.rpartition(".")[2] in logs)
+            Column(name, [t.point.get(name) for t in self.trials], _is_log(name, logs))
             for name in names
         ]
 
@@ -116,11 +116,41 @@ class Overview:
         return next((name for name in candidates if name in there), "")
 
     def curve(self, trial: Trial) -> list[tuple[float, float]]:
-        """A trial's learning curve: step from 1, and value."""
+        """A trial's learning curve: step and value. One that goes on with another's model begins
+        where that one ended."""
+        parent = self._parent(trial)
+        before = [] if parent is None else self._own_curve(parent)[-1:]
+        return before + self._own_curve(trial)
+
+    def whole_curve(self, trial: Trial) -> list[tuple[float, float]]:
+        """The learning curve of a trial's model, from its first step on."""
+        points = self._own_curve(trial)
+        parent = self._parent(trial)
+        while parent is not None:
+            points = self._own_curve(parent) + points
+            parent = self._parent(parent)
+        return points
+
+    def _own_curve(self, trial: Trial) -> list[tuple[float, float]]:
         return [
             (float(step), float(row.get(self.curve_name, math.nan)))
-            for step, row in enumerate(trial.curve, 1)
+            for step, row in enumerate(trial.curve, self._begun[trial.number] + 1)
         ]
+
+    def _parent(self, trial: Trial) -> Trial | None:
+        """The trial whose model it goes on with. A study that was read may say anything: only those
+        before it can be."""
+        parent = trial.parent
+        return self.trials[parent] if parent is not None and 0 <= parent < trial.number else None
+
+    @cached_property
+    def _begun(self) -> list[int]:
+        """How many steps the model of each trial had behind it when the trial began."""
+        found: list[int] = []
+        for trial in self.trials:
+            parent = self._parent(trial)
+            found.append(0 if parent is None else found[parent.number] + len(parent.curve))
+        return found
 
     # --- luck
 
@@ -138,14 +168,22 @@ class Overview:
         return luck(values, larger_is_better=larger, noise=noise)
 
 
-def _log_names(described: Any) -> Iterator[str]:
+def _log_names(described: Any, inside: str = "") -> Iterator[str]:
     """The names of all parameters whose range is logarithmic, wherever a choice opens them."""
     if not isinstance(described, Mapping):
         return
-    for name, part in described.items():
+    for key, part in described.items():
+        # What is repeated has the name of the list.
+        name = inside if key == "part" else str(key)
         if isinstance(part, Mapping) and part.get("log") is True:
-            yield str(name)
-        yield from _log_names(part)
+            yield name
+        yield from _log_names(part, name)
+
+
+def _is_log(path: str, names: set[str]) -> bool:
+    """Whether the parameter at a path such as `rate`, `optimizer=sgd.rate`, `hidden.0` is one."""
+    *outer, last = path.split(".")
+    return last in names or (last.isdigit() and bool(outer) and outer[-1] in names)
 
 
 @dataclass(frozen=True)

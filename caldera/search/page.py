@@ -19,7 +19,7 @@ from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
-from caldera.search.architecture import architecture
+from caldera.search.best_network import network_cards
 from caldera.search.charts import (
     coordinates_picture,
     curves_chart,
@@ -158,7 +158,7 @@ def _best(overview: Overview) -> Safe:
         note = "Looked at once, after the choice."
         cards.append(card("On the test data", facts(shown), note=note))
     chosen = tag("div", *cards, class_="masonry")
-    return section("best", "The best trial", chosen, *architecture(overview.study, best))
+    return section("best", "The best trial", chosen, *network_cards(overview.study, best))
 
 
 def _spent(overview: Overview, best: Trial) -> float:
@@ -306,7 +306,8 @@ def _settings(overview: Overview) -> Safe:
         for name, value in overview.settings.items()
         if name not in ("space", "objective") and value not in (None, [], {})
     }
-    space = {name: described(part) for name, part in overview.settings.get("space", {}).items()}
+    given = overview.settings.get("space")
+    space = {name: described(part) for name, part in given.items()} if given else {}
     cards = [card("Search", facts(own)), card("Space", facts(space))]
     return section("settings", "Settings", tag("div", *cards, class_="masonry"))
 
@@ -338,6 +339,8 @@ def described(part: Any) -> str:
             more = "; ".join(f"{n}: {described(p)}" for n, p in (inside or {}).items())
             texts.append(f"{label} ({more})" if more else str(label))
         return ", ".join(texts)
+    if kind == "repeat":
+        return f"{part.get('least')} to {part.get('most')} times {described(part.get('part'))}"
     if kind == "fixed":
         return str(part.get("value"))
     return ", ".join(f"{name}: {described(each)}" for name, each in part.items())

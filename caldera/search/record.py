@@ -79,9 +79,11 @@ class Record:
                     f"study in {self.folder}", expected=f"the {part} that it was begun with",
                     got=f"another {part}", hint="name another folder, or delete this one",
                 )  # fmt: skip
+        if known != described:
+            self.note(_KEY, described)
 
     def facts(self) -> dict[str, Any]:
-        """What was written down when the study began."""
+        """What the study is: its space, objective, method, seed."""
         return self.notes().get(_KEY, {})
 
     def note(self, key: str, value: Any) -> None:

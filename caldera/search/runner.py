@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError
-from caldera.search.architecture import keep_architecture
+from caldera.search.best_network import keep_network
 from caldera.search.job import Job
 from caldera.search.journal import held_lock
 from caldera.search.live import LiveTable
@@ -120,8 +120,8 @@ def run(
     with nullcontext() if place is None else _alone(place):
         record = Record(place, storage)
         facts = {
-            "method": repr(proposer), "stop": repr(stoppers), "seed": seed, "epochs": epochs,
-            "samples": None if samples is None else samples.choosing,
+            "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
+            "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
         }  # fmt: skip
         record.begin(space, goal, facts)
         study = Study(record, goal, space, job)
@@ -139,7 +139,7 @@ def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
 
     def end() -> dict[str, Any]:
         _look_at_test(study)
-        keep_architecture(study)
+        keep_network(study)
         return last_words(study)
 
     for each in scheduler.callbacks:

@@ -59,17 +59,17 @@ class Samples:
         rest = np.setdiff1d(np.arange(len(self._given)), held)
         return self._given.subset(rest), self._given.subset(np.sort(held))
 
-    @property
-    def choosing(self) -> int | None:
-        """How many samples the trials are chosen by; None if nobody can count them."""
-        if self.folds > 1:
-            return len(self._given)
-        found = Pipeline.of(self._parts.validation)
-        return None if found.is_stream else len(found)
-
     @cached_property
     def _parts(self) -> Parts:
         return Parts.of(Pipeline.of(self._given), self._validation, None, self._seed)
+
+    @property
+    def chosen_by(self) -> int | None:
+        """How many samples a trial is judged by; None for a stream."""
+        if self.folds > 1:
+            return len(self._given)
+        held = self._parts.validation
+        return None if held is None or held.is_stream else len(held)
 
     def sample(self) -> tuple[np.ndarray, ...]:
         """A batch of one, to build a model for."""

@@ -30,7 +30,17 @@ _FIRST_FAILURES = 20
 
 class StudyCallback:
     """What may look at a search while it goes on: override what you need, and pass it to
-    `search.run(callbacks=[...])`."""
+    `search.run(callbacks=[...])`.
+
+    >>> from caldera import search
+    >>> class Printer(search.StudyCallback):
+    ...     def trial_ends(self, study, trial):
+    ...         print(trial.parameters, trial.value)
+    >>> space = {"x": search.integer(1, 2)}
+    >>> _ = search.run(lambda x: x, space, method="grid", callbacks=[Printer()], verbose=0)
+    {'x': 1} 1.0
+    {'x': 2} 2.0
+    """
 
     def study_begins(self, study: Study) -> None:
         """Before the first trial."""
@@ -74,7 +84,9 @@ class Scheduler:
         self._proposal: Proposal | None = None
         self._queue = [trial for trial in study.trials if trial.state == WAITING]
         assert study.space is not None
-        epochs = None if study.job is None else study.job.epochs
+        self._epochs = epochs = None if study.job is None else study.job.epochs
+        best = study.best_or_none()
+        self._best = None if best is None else list(study.losses(best))
         for each in self.stoppers:
             each.begin(study.space, study.objective, seed, study.trials, trials, epochs)
             if study.trials:
@@ -90,7 +102,7 @@ class Scheduler:
         trial.state = RUNNING
         trial.curve = []
         self._announce("trial_begins", trial)
-        return trial.task(self._best_losses())
+        return trial.task(self._best)
 
     def report(self, number: int, row: Row) -> str:
         """A running trial reports a step; the reason why it should stop, or nothing."""
@@ -101,7 +113,8 @@ class Scheduler:
             self.study.record.report(trial, self.study.objective.measure(row))
         self._announce("trial_reports", trial)
         step = len(trial.curve)
-        if math.isnan(loss):
+        if math.isnan(loss) or step == (trial.epochs or self._epochs):
+            # What has come to its end is done, however good it is.
             return ""
         for each in self.stoppers:
             if each.stop(trial, step, loss):
@@ -117,6 +130,9 @@ class Scheduler:
         apply(trial, outcome, self._told, now())
         self._told += 1
         self.study.record.finish(trial, outcome)
+        losses = list(self.study.losses(trial))
+        if math.isfinite(losses[0]) and (self._best is None or losses < self._best):
+            self._best = losses
         for each in self.stoppers:
             each.tell(trial)
         self._announce("trial_ends", trial)
@@ -179,10 +195,6 @@ class Scheduler:
         if proposal.parent is not None:
             return self.study.trials[proposal.parent].seed
         return trial_seed(self.seed, number)
-
-    def _best_losses(self) -> list[float] | None:
-        best = self.study.best_or_none()
-        return None if best is None else list(self.study.losses(best))
 
     def _announce(self, moment: str, trial: Trial) -> None:
         for callback in self.callbacks:

@@ -66,8 +66,8 @@ class Space:
                 hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
             )  # fmt: skip
         self.parameters = dict(parameters)
-        _check(self.parameters, "")
-        self._shared = _shared_names(self.parameters)
+        check_parameters(self.parameters, "")
+        self._shared: dict[int, set[str]] = {}
         if not self.dimensions():
             raise ConfigError.build(
                 "space", expected="something to choose", got="an empty space",
@@ -91,20 +91,29 @@ class Space:
             return part
 
         def several(parts: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> dict[str, Any]:
+            shared = self._shared_in(parts)
+            follow(parts, prefix, found, shared)
+            return found
+
+        def follow(
+            parts: Mapping[str, Any], prefix: str, found: dict[str, Any], shared: set[str]
+        ) -> None:
             for name, part in parts.items():
                 found[name] = one(prefix + name, part)
-                if isinstance(part, Choice):
+                if isinstance(part, Choice) and part.opens:
                     label = str(point[prefix + name])
                     opened = part.opens.get(label, {})
-                    several(opened, self._prefix(prefix, name, label, opened), found)
-            return found
+                    # Where two choices open the same name, paths tell them apart.
+                    clash = not shared.isdisjoint(opened)
+                    inner = f"{prefix}{name}={label}." if clash else prefix
+                    follow(opened, inner, found, shared)
 
         return point, several(self.parameters, "", {})
 
-    def _prefix(self, prefix: str, name: str, label: str, opened: Mapping[str, Any]) -> str:
-        """Where two choices open the same name, their paths tell them apart."""
-        clash = any(each in self._shared for each in opened)
-        return f"{prefix}{name}={label}." if clash else prefix
+    def _shared_in(self, parts: Mapping[str, Any]) -> set[str]:
+        if id(parts) not in self._shared:
+            self._shared[id(parts)] = _shared_names(parts)
+        return self._shared[id(parts)]
 
     def decoded(self, point: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a point.
@@ -263,28 +272,47 @@ class Space:
 
     def describe(self) -> dict[str, Any]:
         """Plain data that tell this space apart from others."""
-        return _described(self.parameters)
+        return describe(self.parameters)
 
     def __repr__(self) -> str:
         return f"Space({', '.join(self.names()[1])})"
 
 
-def _check(parameters: Mapping[str, Any], prefix: str) -> None:
+def check_parameters(parameters: Mapping[str, Any], prefix: str) -> None:
+    """Refuse names and values that a space cannot have."""
+    taken = set(parameters)
     for name, part in parameters.items():
-        if not isinstance(name, str) or not name or not set(name).isdisjoint(".=/"):
-            raise ConfigError.build(
-                "space", expected="names without . = /", got=repr(name)
-            )  # fmt: skip
-        if isinstance(part, Mapping):
-            _check(part, f"{prefix}{name}.")
-        elif isinstance(part, Choice):
-            for opened in part.opens.values():
-                _check(opened, f"{prefix}{name}.")
-        elif isinstance(part, list | tuple | set | range | np.ndarray) or callable(part):
-            raise ConfigError.build(
-                f"space {prefix}{name}", expected="a dimension or a plain value",
-                got=repr(part)[:100], hint="write search.choice([...]) for one of several values",
-            )  # fmt: skip
+        _check_one(name, part, prefix)
+        for opened in sorted(_opened(part)):
+            if opened in taken:
+                raise ConfigError.build(
+                    f"space {prefix}{name}", expected="names that no other parameter has",
+                    got=repr(opened), hint="leave it out where a choice does not open it",
+                )  # fmt: skip
+        taken |= _opened(part)
+
+
+def _check_one(name: Any, part: Any, prefix: str) -> None:
+    if not isinstance(name, str) or not name or not set(name).isdisjoint(".=/"):
+        raise ConfigError.build("space", expected="names without . = /", got=repr(name))
+    if isinstance(part, Mapping):
+        check_parameters(part, f"{prefix}{name}.")
+    elif isinstance(part, Choice):
+        for opened in part.opens.values():
+            check_parameters(opened, f"{prefix}{name}.")
+    elif isinstance(part, list | tuple | set | range | np.ndarray) or callable(part):
+        raise ConfigError.build(
+            f"space {prefix}{name}", expected="a dimension or a plain value",
+            got=repr(part)[:100], hint="write search.choice([...]) for one of several values",
+        )  # fmt: skip
+
+
+def _opened(part: Any) -> set[str]:
+    """All names that a choice may open, also by choices inside it."""
+    if not isinstance(part, Choice):
+        return set()
+    inside = [each for opened in part.opens.values() for each in opened.items()]
+    return {name for name, _ in inside}.union(*(_opened(each) for _, each in inside))
 
 
 def _collect(parameters: Mapping[str, Any], found: dict[str, None]) -> None:
@@ -296,40 +324,26 @@ def _collect(parameters: Mapping[str, Any], found: dict[str, None]) -> None:
 
 
 def _shared_names(parameters: Mapping[str, Any]) -> set[str]:
-    """Names that more than one choice opens, or that stand beside what opens them."""
+    """Names that more than one choice among these parameters opens, or one choice in two ways."""
     counts: dict[str, int] = {}
 
     def count(parts: Mapping[str, Any]) -> None:
-        for name, part in parts.items():
-            counts[name] = counts.get(name, 0) + 1
-            if isinstance(part, Choice):
-                for opened in part.opens.values():
-                    count(opened)
-            elif isinstance(part, Mapping):
-                for each in part.values():
-                    if isinstance(each, Choice):
-                        for opened in each.opens.values():
-                            count(opened)
+        for part in parts.values():
+            for opened in part.opens.values() if isinstance(part, Choice) else ():
+                for name in opened:
+                    counts[name] = counts.get(name, 0) + 1
+                count(opened)
 
     count(parameters)
-    for name in parameters:
-        part = parameters[name]
-        for opened in part.opens.values() if isinstance(part, Choice) else ():
-            clash = set(opened) & set(parameters)
-            if clash:
-                raise ConfigError.build(
-                    f"space {name}", expected="names that no other parameter has",
-                    got=repr(sorted(clash)[0]),
-                    hint="leave it out where it is not opened by a choice",
-                )  # fmt: skip
     return {name for name, number in counts.items() if number > 1}
 
 
-def _described(part: Any) -> Any:
+def describe(part: Any) -> Any:
+    """Plain data that tell a part of a space apart from others."""
     if isinstance(part, Mapping):
-        return {name: _described(each) for name, each in part.items()}
+        return {name: describe(each) for name, each in part.items()}
     if isinstance(part, Choice):
-        return {**part.describe(), "opens": _described(part.opens)}
+        return {**part.describe(), "opens": describe(part.opens)}
     if isinstance(part, Dimension | Part):
         return part.describe()
     return {"kind": "fixed", "value": repr(part)}

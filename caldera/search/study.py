@@ -255,7 +255,12 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def is_study(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds a study, as `search.run(folder=...)` writes it."""
+    """Whether a folder holds a study, as `search.run(folder=...)` writes it.
+
+    >>> from caldera import search
+    >>> search.is_study("/none")
+    False
+    """
     return (Path(folder) / "journal.log").is_file()
 
 
@@ -263,6 +268,14 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     """The study in a folder, to look at: trials, best, table, page.
 
     To go on with it, or to get its models, call `search.run` with the same folder.
+
+    >>> import tempfile
+    >>> from caldera import search
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     space = {"x": search.integer(1, 3)}
+    ...     _ = search.run(lambda x: x, space, method="grid", folder=folder, verbose=0)
+    ...     search.load(folder)
+    Study(3 done; best: trial 0, value 1)
     """
     path = Path(folder)
     if storage is None and not is_study(path):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from caldera.amounts import shortened
 from caldera.errors import ConfigError
 from caldera.plain_data import decoded, encoded
 from caldera.search.space import Point
@@ -79,7 +80,7 @@ class Outcome:
         return cls(**decoded(given))
 
 
-@dataclass
+@dataclass(repr=False)
 class Trial:
     """One set of parameters, what became of it and what it cost.
 
@@ -96,6 +97,8 @@ class Trial:
     >>> study = search.run(lambda x: x * x, {"x": search.integer(-2, 2)}, method="grid", verbose=0)
     >>> study.trials[0].parameters, study.trials[0].value, study.trials[0].state
     ({'x': -2}, 4.0, 'done')
+    >>> study.best
+    <Trial 2: done: 0: x=0>
     """
 
     number: int
@@ -161,6 +164,15 @@ class Trial:
         return Task(
             self.number, dict(self.point), self.seed, self.epochs, self.parent, self.keep, best
         )
+
+    def __repr__(self) -> str:
+        parts = [f"Trial {self.number}", self.state]
+        if self.values is not None:
+            parts.append(", ".join(f"{value:.6g}" for value in self.values))
+        parts.append(", ".join(f"{name}={value}" for name, value in self.point.items()))
+        if self.reason:
+            parts.append(self.reason)
+        return f"<{shortened(': '.join(part for part in parts if part), 200)}>"
 
     def copy(self) -> Trial:
         """One that no longer changes."""

@@ -131,11 +131,11 @@ def load_model(path: Source) -> NeuralNetwork:
             hint=f"make a {content['class']} and call its load_weights(path)",
         )  # fmt: skip
     inputs = _inputs(content["inputs"], where)
-    settings = _settings(content["settings"], where)
+    settings = settings_from_config(content["settings"], where)
     schema = read_schema(content, where)
     _check_sizes(content, inputs, settings["dtype"], where)
     tensors = read_tensors(path, content)
-    model = NeuralNetwork(_layers(content["layers"], where), **settings)
+    model = NeuralNetwork(layers_from_config(content["layers"], where), **settings)
     if model.input_specs() is None:
         # Only shape and dtype matter, so one number stands for all.
         model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
@@ -144,7 +144,8 @@ def load_model(path: Source) -> NeuralNetwork:
     return model
 
 
-def _layers(config: Any, where: str) -> list[Any]:
+def layers_from_config(config: Any, where: str) -> list[Any]:
+    """The layers that a file describes."""
     if not isinstance(config, list):
         raise DataError.build(where, expected="a list of layers", got=repr(config)[:100])
     whole = from_config({"layer": "Sequential", "layers": config})
@@ -163,7 +164,8 @@ def _inputs(given: Any, where: str) -> list[tuple[tuple[int, ...], str]]:
         ) from None
 
 
-def _settings(given: Any, where: str) -> dict[str, Any]:
+def settings_from_config(given: Any, where: str) -> dict[str, Any]:
+    """What `settings_of` described, as a network takes it."""
     if not isinstance(given, Mapping) or set(given) != set(SETTINGS):
         got = ", ".join(given) if isinstance(given, Mapping) else repr(given)
         raise DataError.build(where, expected="settings " + ", ".join(SETTINGS), got=got[:200])
@@ -184,7 +186,7 @@ def _check_sizes(
     where: str,
 ) -> None:
     """Compare what the layers need with what the file holds, without making any variable."""
-    outline = network(_layers(content["layers"], where))
+    outline = network(layers_from_config(content["layers"], where))
     with trace(allocate=False, dtype=dtype):
         outline(*[op.input(f"x{i}", (2, *s), dtype=kind) for i, (s, kind) in enumerate(inputs)])
     needed = {name: list(each.shape) for name, each in model_variables(outline).items()}

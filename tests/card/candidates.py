@@ -203,9 +203,11 @@ def stand_ins(*arrays: np.ndarray) -> list[Node]:
 
 
 def check_cases(card: Device, ops: set[str], dtype: str) -> set[str]:
-    """Check the nodes of these ops in all cases, in all layouts only in float32; the ops found."""
+    """Check the nodes of these ops in all cases, in all layouts, in float32; of other dtypes every
+    third node and one of each op, dense. The ops found."""
     found = set()
-    for node, inputs in nodes_of_cases(ops, dtype):
-        assert check(card, node, inputs, layouts=LAYOUTS if dtype == "float32" else ("dense",))
+    for number, (node, inputs) in enumerate(nodes_of_cases(ops, dtype)):
+        if dtype == "float32" or number % 3 == 0 or node.op.name not in found:
+            assert check(card, node, inputs, layouts=LAYOUTS if dtype == "float32" else ("dense",))
         found.add(node.op.name)
     return found

@@ -19,12 +19,11 @@ from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.convolution import source as convolution_source
 from caldera.kernels.cuda.convolution.parameters import Divider
 from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
-from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
+from tests.card.accepted import check_for_a_card
 from tests.card.candidates import check, run_kernel
 from tests.card.test_product import numbers
 from tests.unit.kernels.checking import DTYPES, compare, in_both_orders
@@ -189,8 +188,6 @@ def test_division_by_multiplication() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_text_is_cuda(dtype: str) -> None:
-    if nvrtc.library() is None:
-        pytest.skip("no NVRTC here")
     many = min(4, 16 // BY_NAME[dtype].itemsize)
     tile = TILES[1 if dtype == "float64" else 0]
     sources = [
@@ -208,4 +205,4 @@ def test_the_text_is_cuda(dtype: str) -> None:
         for each in ("ImagePlaces", "FilterPlaces")
     ]
     for source in sources:
-        assert nvrtc.compile_source(source, headers(), "sm_90")
+        check_for_a_card(source)

@@ -17,12 +17,11 @@ from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
-from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from caldera.memory import Device
 from caldera.tensor.dtype import BY_NAME
+from tests.card.accepted import check_for_a_card
 from tests.card.candidates import check, placed, run_kernel
 from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import DTYPES, compare
@@ -255,8 +254,6 @@ EPILOGUES = [
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda epilogue: epilogue.dtype)
 def test_the_text_is_cuda(epilogue: EpilogueCode) -> None:
-    if nvrtc.library() is None:
-        pytest.skip("no NVRTC here")
     many = min(4, 16 // BY_NAME[epilogue.dtype].itemsize)
     sources = [
         tiled._tiles_text(epilogue, tile, (along, many), (not along, 1), along)
@@ -265,4 +262,4 @@ def test_the_text_is_cuda(epilogue: EpilogueCode) -> None:
     ]
     sources += [tiled._each_text(epilogue), tiled._split_k_text(epilogue, "u64", "T")]
     for source in sources:
-        assert nvrtc.compile_source(source, headers(), "sm_90")
+        check_for_a_card(source)

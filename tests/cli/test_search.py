@@ -95,7 +95,14 @@ def test_flags_fix_what_a_recipe_searches(caldera: Caldera, parts: Path, tmp_pat
         ('[space]\ndata = ["a"]', "[space] data: expected an option that may differ"),
         ("[space]\ndropout = 0.5", "[space] dropout: expected a list of values, or a table"),
         ("[space]\ndropout = []", "[space] dropout: expected a list of values, got []"),
-        ("[space]\ndropout = {}", "expected one of choice, uniform, log, integer in it"),
+        ("[space]\ndropout = {}", "expected one of choice, uniform, log, integer, layers in it"),
+        ("[space]\ndropout = { layers = [1, 2] }", "dropout: expected layers for hidden alone"),
+        ("[space]\nhidden = { layers = [1, 2] }", "expected layers and units, and perhaps step"),
+        (
+            "[space]\nhidden = { layers = 2, units = [8, 16] }",
+            "hidden layers: expected two numbers",
+        ),
+        ("[space]\nhidden = { layers = [1, 2], units = [0, 8] }", "hidden units integer: expected"),
         ("[space]\ndropout = { log = [0.1] }", "dropout log: expected two numbers"),
         ('[space]\ndropout = { log = ["a", 1] }', "dropout log: expected a number, got 'a'"),
         ("[space]\ndropout = { log = [0.0, 1] }", "log"),
@@ -125,7 +132,7 @@ def test_every_way_to_write_a_space(tmp_path: Path) -> None:
     dropout = { uniform = [0.0, 0.4], step = 0.2 }
     batch_size = { log = [16, 64] }
     accumulate = { integer = [2, 6], step = 2 }
-    hidden = [[8], [8, 8]]
+    hidden = { layers = [1, 2], units = [8, 16], step = 8 }
     optimizer = { choice = ["adam", "sgd"], sgd = { momentum = { uniform = [0.5, 0.9] } } }
     """
     found = read_search_recipe(recipe(tmp_path, text))
@@ -137,7 +144,8 @@ def test_every_way_to_write_a_space(tmp_path: Path) -> None:
     assert {each["dropout"] for each in drawn} == {0.0, 0.2, 0.4}
     assert {each["accumulate"] for each in drawn} == {2, 4, 6}
     assert all(isinstance(each["batch_size"], int) for each in drawn)
-    assert {str(each["hidden"]) for each in drawn} == {"[8]", "[8, 8]"}
+    assert {len(each["hidden"]) for each in drawn} == {1, 2}
+    assert {units for each in drawn for units in each["hidden"]} == {8, 16}
     assert {"momentum" in each for each in drawn if each["optimizer"] == "sgd"} == {True}
     assert {"momentum" in each for each in drawn if each["optimizer"] == "adam"} == {False}
 

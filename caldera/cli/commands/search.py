@@ -17,7 +17,9 @@ from caldera.cli.result_text import results_line
 from caldera.cli.search_recipe import OWN, SearchRecipe, read_search_recipe, usual_space
 from caldera.data import Dataset
 from caldera.errors import ConfigError
+from caldera.search.method import methods
 from caldera.search.table import cell_text
+from caldera.search.workers import is_master
 
 OPTIONS_FILE = "options.toml"
 BEST_RECIPE = "best.toml"
@@ -60,8 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     objective = objective or search.metric("val_accuracy" if found.classes else "val_loss")
     data = _prepared(found, options, objective.folds)
     folder = Path(arguments.out)
-    print(_described(recipe, options, found), flush=True)
-    _keep_options(folder, recipe.options)
+    if is_master():
+        print(_described(recipe, options, found), flush=True)
+        _keep_options(folder, recipe.options)
 
     def build(seed: int, **parameters: Any) -> Any:
         return make_model(complete(recipe.options | parameters | {"seed": seed}), data)
@@ -71,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         epochs=options["epochs"], fit={"callbacks": lambda: make_callbacks(options)},
         verbose=0 if arguments.quiet else None, **recipe.settings,
     )  # fmt: skip
-    return _written(study, folder, recipe, found)
+    # Under `caldera run` the other ranks have trained for the first one.
+    return _written(study, folder, recipe, found) if is_master() else 0
 
 
 def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
@@ -97,7 +101,7 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
             "caldera search", expected="something to search", got="a value for every parameter",
             hint="leave one out, or name it in the [space] of a recipe",
         )  # fmt: skip
-    if "trials" not in settings and "seconds" not in settings and _is_endless(settings):
+    if "trials" not in settings and _is_endless(settings):
         raise UsageError.build(
             "--trials", expected="how many trials there shall be", got="none",
             hint="give --trials 100, or --seconds 3600",
@@ -106,8 +110,10 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
 
 
 def _is_endless(settings: dict[str, Any]) -> bool:
-    """Whether the method never ends by itself."""
-    return settings.get("method", "random") not in ("grid", "threshold")
+    """Whether neither the clock nor the method ends a search before it has all its trials."""
+    method = settings.get("method", "random")
+    kind = methods[method] if isinstance(method, str) else type(method)
+    return "seconds" not in settings and not getattr(kind, "ends", False)
 
 
 def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
@@ -161,10 +167,12 @@ def _written(study: search.Study, folder: Path, recipe: SearchRecipe, found: Dat
         written = [model, *written, folder / BEST_RECIPE]
     for path in written:
         print(f"wrote   {path}")
-    unfinished = counts.get("running", 0) + counts.get("waiting", 0)
-    if unfinished:
-        print("stopped before its end: the same command goes on with it")
-    return 130 if unfinished else 0 if best is not None else 1
+    over = sum(counts.get(state, 0) for state in ("done", "stopped", "failed"))
+    wanted = recipe.settings.get("trials")
+    if over < len(study.trials) or (wanted and over < wanted and _is_endless(recipe.settings)):
+        print("ended before its time: the same command goes on with it")
+        return 130
+    return 0 if best is not None else 1
 
 
 def _described(recipe: SearchRecipe, options: dict[str, Any], found: Dataset) -> str:

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import (
@@ -30,6 +29,7 @@ from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
+from caldera.threads import thread_count
 
 _WORTH_SPLITTING = 1 << 14
 """Elements moved from which on a second thread pays."""
@@ -111,7 +111,7 @@ def _moving(
     made = kernel.call(
         out=out, other=other, indices=indices, status=status, before=before, length=length,
         positions=indices.size, after=after, unsigned=indices.dtype.kind == "u",
-        parts=settings.threads if busy else 1,
+        parts=thread_count() if busy else 1,
     )  # fmt: skip
     return replace(made, refuse=_refusal(call.node.op.name, indices, length))
 

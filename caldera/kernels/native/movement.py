@@ -14,7 +14,6 @@ from math import prod
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
@@ -25,6 +24,7 @@ from caldera.kernels.native.codegen.kernel import (
 )
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
+from caldera.threads import thread_count
 
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""
@@ -99,13 +99,13 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
         return None
     axes = [Axis(1, 0, 0)] * (_OUTER - len(axes)) + axes
     units = prod(axis.count for axis in axes)
-    chunks = 1 if units >= 4 * settings.threads else min(4 * settings.threads, rows.count)
+    chunks = 1 if units >= 4 * thread_count() else min(4 * thread_count(), rows.count)
     busy = target.nbytes >= _WORTH_SPLITTING
     return [
         _copy.call(
             target=as_integers(target), source=as_integers(source), outer=list(map(vars, axes)),
             rows=vars(rows), columns=vars(columns), chunks=chunks, mode=mode,
-            parts=settings.threads if busy else 1,
+            parts=thread_count() if busy else 1,
         )
     ]  # fmt: skip
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 
-from caldera.config import settings
 from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
     I32,
@@ -30,6 +29,7 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.threads import thread_count
 
 WORTH_SPLITTING = 1 << 14
 """Elements read from which on a second thread pays."""
@@ -275,7 +275,7 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
             row_begin=down.begin, row_taps=down.entries, column_begin=across.begin,
             column_taps=across.entries, mode=mode,
             lanes=_widths(read.dtype.name) if dense else (1,),
-            parts=settings.threads if max(read.size, written.size) >= WORTH_SPLITTING else 1,
+            parts=thread_count() if max(read.size, written.size) >= WORTH_SPLITTING else 1,
         )])  # fmt: skip
 
     return bind
@@ -286,7 +286,7 @@ def _bind_scatter(call: Call) -> Runner:
     image = out[:1]
     whole = image.size and sorted(image.strides[1:])[0] == out.itemsize
     dense = whole and out.strides[0] == image.nbytes and image.nbytes == _extent(image)
-    if not dense or given.dtype.name not in _FLOATS or len(out) < settings.threads:
+    if not dense or given.dtype.name not in _FLOATS or len(out) < thread_count():
         return _bind("scatter", adjoint=True)(call)
     attrs = call.node.attrs
     starts = [
@@ -302,7 +302,7 @@ def _bind_scatter(call: Call) -> Runner:
         downs=np.repeat(down, len(across)), rights=np.tile(across, len(down)),
         reach_down=down[-1], reach_right=across[-1],
         flat=(down[:, None] * row_step + across * column_step).ravel(),
-        parts=settings.threads if out.size >= WORTH_SPLITTING else 1,
+        parts=thread_count() if out.size >= WORTH_SPLITTING else 1,
     )])  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels.native.codegen.emitter import (
     F32,
@@ -22,6 +21,7 @@ from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.movement import copying, transposed
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
+from caldera.threads import thread_count
 
 _ROUNDS = 10
 _WORDS_IN_BLOCK = 4
@@ -122,7 +122,7 @@ def _bind(call: Call) -> Runner:
     draw = NativeRunner([_uniform.call(
         out=dense, state=state, offset=offset, stream=call.node.attrs["stream"], count=out.size,
         apart=state.strides[0] // state.itemsize,
-        parts=settings.threads if out.size >= _WORTH_SPLITTING else 1,
+        parts=thread_count() if out.size >= _WORTH_SPLITTING else 1,
     )])  # fmt: skip
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])
 

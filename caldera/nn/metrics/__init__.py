@@ -21,9 +21,11 @@ from caldera.nn.metrics.classes import (
     Recall,
     TopK,
 )
+from caldera.nn.metrics.ranking import AUC
 from caldera.nn.metrics.values import R2, MeanAbsoluteError, MeanSquaredError, ValueMetric
 
 __all__ = [
+    "AUC",
     "F1",
     "R2",
     "Accuracy",

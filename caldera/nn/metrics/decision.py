@@ -145,9 +145,10 @@ class Classification:
                 got=f"predictions of shape {self.predicted.shape}",
                 hint="as in nn.metrics.F1(axis=1) for images of labels",
             )  # fmt: skip
-        return self._by_label(self.predicted), self._by_label(self.actual)
+        return self.in_order(self.predicted), self.in_order(self.actual)
 
-    def _by_label(self, values: Expr) -> Expr:
+    def in_order(self, values: Expr) -> Expr:
+        """Numbers of labels, in the shape of the predictions, as (positions, labels)."""
         values = op.cast(values, "float64")
         assert self.label_axis is not None
         if self.label_axis == values.ndim:

@@ -62,7 +62,7 @@ def record_of(
         seeds=_seeds(model, settings),
         machine=_machine(),
         data=_data(data),
-        network=_network(model),
+        network=network_record(model),
         results=_single_numbers(model.evaluate(data.test)) if tested else {},
         confusion=confusion,
         predictions=pairs,
@@ -101,7 +101,8 @@ def _data(data: Dataset) -> DataRecord:
     )
 
 
-def _network(model: Model) -> NetworkRecord:
+def network_record(model: Model) -> NetworkRecord:
+    """What a network is made of, layer by layer."""
     found = model.summary(show=False)
     layers = [
         LayerRecord(row.path, row.kind, list(row.shape), row.parameters, row.flops, row.nbytes)

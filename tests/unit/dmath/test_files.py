@@ -184,6 +184,8 @@ def test_datasets_are_read_by_slices(
         assert data["x"].largest < ARRAYS["a"].size
         with pytest.raises(ConfigError, match="expected dataset= one of x, got ''"):
             load_handles(session, path)
+        with pytest.raises(DataError, match=f"expected a file of {library} with a dataset 'y'"):
+            load_handles(session, path, dataset="y")
 
 
 def test_arrays_are_saved_and_loaded_as_users_do(tmp_path: Path) -> None:

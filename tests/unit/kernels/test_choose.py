@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import caldera as cd
@@ -17,8 +18,13 @@ from caldera.graph.ops.product import matmul
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
 from caldera.kernels.measure import Outcome
-from caldera.kernels.table import Call, Kernel
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
 from caldera.tensor.dtype import float32
+from caldera.threads import at_most_threads, thread_count
 from tests.unit.kernels.fake_kernels import (
     FakeKernels,
     compute,
@@ -307,3 +313,51 @@ def test_plans_go_by_the_choices() -> None:
     finally:
         choose.choices.unfix("matmul")
     assert kernel_of_product() == "tiles"
+
+
+# --- the number of threads
+
+
+@native_kernel
+def _waste_time(k: Emitter, x: Pointer, turns: Integer) -> None:
+    """A kernel for which more parts are more work."""
+    with k.loop(0, turns) as i:
+        x.store(0, x.load(0) + k.convert(i, x.type))
+
+
+def _slower_on_more_threads(call: Call) -> NativeRunner:
+    parts = thread_count()
+    product = next(each for each in TABLE.kernels("matmul", "cpu") if each.name == "tiles")
+    with at_most_threads(1):
+        bound = product.bind(call)
+    assert isinstance(bound, NativeRunner)
+    waste = _waste_time.call(x=np.zeros(1), turns=20_000 * (parts - 1), parts=parts)
+    return NativeRunner([*bound.calls, waste])
+
+
+def test_an_op_gets_the_number_of_threads_it_is_fastest_with(kernels: FakeKernels) -> None:
+    kernels.add("slow", slowly)
+    kernels.table.add(Kernel("matmul", "cpu", "native", _slower_on_more_threads, priority=1))
+    with settings.override(threads=4):
+        verdict = Choices(kernels.table).verdict(product_node(), "cpu")
+        assert verdict.kernel.name == "native on 1 thread"
+        assert verdict.times is not None
+        assert {"native", "native on 2 threads", "slow"} <= set(verdict.times)
+        # Another process finds it on disk.
+        again = Choices(kernels.table).verdict(product_node(), "cpu")
+        assert (again.kernel.name, again.source) == ("native on 1 thread", "remembered")
+
+
+def test_kernels_on_one_thread_are_not_tried_on_fewer(kernels: FakeKernels) -> None:
+    with settings.override(threads=4):
+        verdict = race(kernels).verdict(product_node(), "cpu")
+    assert verdict.times is not None
+    assert set(verdict.times) == {"slow", "fast"}
+
+
+def test_numbers_of_threads_are_part_of_a_name() -> None:
+    (kernel, *_) = TABLE.kernels("matmul", "cpu")
+    with settings.override(threads=16):
+        names = [each.name for each in on_fewer_threads(kernel)]
+    assert names == [f"{kernel.name} on {n}" for n in ("1 thread", "4 threads", "8 threads")]
+    assert {name_on_all_threads(name) for name in names} == {kernel.name}

@@ -51,6 +51,19 @@ def test_branches_of_other_sizes_are_refused() -> None:
         block(op.input("x", (1, 3, 4, 4)))
 
 
+def test_a_cell_is_a_graph_of_layers() -> None:
+    one, two, three = (nn.Dense(3) for _ in range(3))
+    x = _x(2, 3)
+    cell = nn.Cell([[0], [0, 1]], [one, two, three])
+    expected = two(x).numpy() + three(one(x).numpy()).numpy()
+    np.testing.assert_allclose(cell(x).numpy(), expected, rtol=1e-6)
+    loose = nn.Cell([[0], [0]], [one, [two, nn.ReLU()]], "loose", axis=-1)
+    both = [one(x).numpy(), np.maximum(two(x).numpy(), 0)]
+    np.testing.assert_array_equal(loose(x).numpy(), np.concatenate(both, -1))
+    with pytest.raises(ShapeError, match=r"Cell: expected layers that all give \(2, 3\), got"):
+        nn.Cell([[0, 0]], [nn.Dense(3), nn.Dense(4)])(x)
+
+
 def test_add_and_concat_take_several_inputs() -> None:
     a, b = _x(2, 3), _x(2, 3) + 1
     np.testing.assert_array_equal(nn.Add()(a, b, a).numpy(), a + b + a)

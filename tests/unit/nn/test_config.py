@@ -71,6 +71,7 @@ EXAMPLES: list[nn.Layer] = [
     nn.TransformerBlock(2, dropout=0.1, fill=cd.constant(0.5)),
     nn.Residual([nn.Dense(3)], nn.Dense(3, fill="identity"), "relu"),
     nn.Branches([nn.Dense(3), [nn.Dense(3), nn.ReLU()]], axis=-1),
+    nn.Cell([[0], [0, 1]], [nn.Dense(3), nn.ReLU(), [nn.Dense(3)]], axis=-1),
     nn.Concat(axis=2),
     nn.Add(),
     nn.models.PaddedShortcut(8, 2),

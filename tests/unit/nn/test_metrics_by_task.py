@@ -23,6 +23,7 @@ from caldera.nn.losses import (
     losses,
 )
 from caldera.nn.metrics import (
+    AUC,
     F1,
     R2,
     Accuracy,
@@ -250,3 +251,50 @@ def test_a_model_refuses_metrics_that_make_no_sense() -> None:
 )
 def test_usual_metrics(loss: str, usual: str) -> None:
     assert [each.name for each in made(loss=loss).metrics] == [usual]
+
+
+# --- the order of samples
+
+
+@both
+@pytest.mark.parametrize("scale", [0.5, 8.0])
+def test_the_area_under_the_curve(weights: np.ndarray | None, scale: float) -> None:
+    def expected(target: np.ndarray, scores: np.ndarray) -> float:
+        return known.roc_auc_score(
+            target, scores, sample_weight=weights, multi_class="ovr", average="macro"
+        )
+
+    label = (np.arange(COUNT) % 3 == 0).astype(float)
+    scores = RNG.normal(size=(COUNT, 3)) * scale
+    (found,) = measured(
+        BinaryCrossEntropy(), [AUC(bins=1 << 18)], scores[:, :1], label[:, None], weights
+    )
+    assert found == pytest.approx(expected(label, scores[:, 0]), abs=1e-12)
+    labels = np.stack([label, 1 - label, np.arange(COUNT) % 2], 1)
+    (found,) = measured(BinaryCrossEntropy(), [AUC(bins=1 << 18)], scores, labels, weights)
+    assert found == pytest.approx(expected(labels, scores), abs=1e-12)
+    classes = np.arange(COUNT) % 3
+    odds = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    fine = [AUC(bins=1 << 18), AUC(bins=1 << 18, per_class=True)]
+    found, each = measured(CrossEntropy(), fine, scores, classes, weights)
+    assert found == pytest.approx(expected(classes, odds), abs=1e-12)
+    assert each == pytest.approx([expected(classes == k, odds[:, k]) for k in range(3)])
+
+
+def test_the_area_of_a_class_that_never_occurs_is_not_known() -> None:
+    scores, classes = RNG.normal(size=(COUNT, 3)), np.arange(COUNT) % 2
+    found, each = measured(CrossEntropy(), [AUC(), AUC(per_class=True)], scores, classes, None)
+    assert np.isnan(each).tolist() == [False, False, True]
+    assert found == pytest.approx(each[:2].mean())
+    scores[3, 0] = np.nan
+    (found,) = measured(CrossEntropy(), [AUC()], scores, classes, None)
+    assert np.isnan(found)
+    certain = np.where(classes == 1, np.inf, -np.inf)[:, None]
+    (found,) = measured(BinaryCrossEntropy(), [AUC()], certain, classes[:, None] * 1.0, None)
+    assert found == 1.0
+
+
+def test_a_model_learns_to_put_samples_in_order() -> None:
+    x = RNG.normal(size=(64, 2)).astype("float32")
+    model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], metrics=["auc"], learning_rate=0.1)
+    assert model.fit(x, (x[:, 0] > 0).astype(int), epochs=5, verbose=0)["auc"][-1] > 0.9

@@ -44,6 +44,15 @@ def test_the_kind_error_of_a_winner_is_found(noise: float, count: int, spread: f
     assert found == pytest.approx(owed, rel=0.2, abs=0.05 * noise)
 
 
+def test_where_trials_crowd_at_the_top_the_error_is_found_too_small_but_found() -> None:
+    random = np.random.default_rng(2)
+    truth = -random.exponential(size=(2000, 100))
+    errors = 0.2 * random.normal(size=truth.shape)
+    owed = errors[np.arange(len(truth)), (truth + errors).argmax(axis=1)].mean()
+    found = np.mean([optimism(row, 0.2, repeats=200) for row in (truth + errors)[:100]])
+    assert 0.67 * owed < found < 1.1 * owed
+
+
 def test_a_best_that_stands_alone_is_luckier_than_one_among_others() -> None:
     among = search.luck([0.90, 0.91, 0.92, 0.93, 0.94, 0.95])
     alone = search.luck([0.50, 0.51, 0.52, 0.53, 0.54, 0.95])

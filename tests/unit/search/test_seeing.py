@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -104,6 +105,24 @@ def test_every_trial_that_learned_has_its_curve(study: search.Study) -> None:
     assert len(chart.lines) == sum(bool(trial.curve) for trial in study.trials)
     assert {len(line.points) for line in chart.lines} == {2, made_up.STEPS}
     assert chart.lines[-1].label == f"best, trial {study.best.number}"
+
+
+def test_a_model_that_is_trained_further_has_one_curve() -> None:
+    def steps(x: float) -> Iterator[dict[str, float]]:
+        yield {"val_loss": x}
+        yield {"val_loss": x / 2}
+
+    class Further(search.Method):
+        def ask(self, number: int) -> search.Proposal:
+            return search.Proposal({"x": 1.0 / (number + 1)}, parent=number - 1 if number else None)
+
+    study = search.run(steps, {"x": search.uniform(0, 1)}, method=Further(), trials=3,
+                       objective="val_loss", verbose=0)  # fmt: skip
+    overview = Overview(study)
+    assert [x for x, _ in overview.curve(study.trials[1])] == [2, 3, 4]
+    whole = overview.whole_curve(study.best)
+    assert [x for x, _ in whole] == [1, 2, 3, 4, 5, 6]
+    assert [y for _, y in whole] == pytest.approx([1, 1 / 2, 1 / 2, 1 / 4, 1 / 3, 1 / 6])
 
 
 def test_the_front_is_what_no_trial_beats(several: search.Study) -> None:
@@ -242,3 +261,10 @@ def test_the_network_of_the_best_is_drawn_without_the_code_that_built_it(tmp_pat
     kept = search.run(build, space, data, verbose=0, **given)
     assert len(built) == 3
     assert "Its architecture" in study_page(Overview(kept))
+
+
+def test_a_trial_is_one_line(study: search.Study) -> None:
+    for trial in study.trials:
+        assert len(repr(trial)) < 210
+        assert "\n" not in repr(trial)
+    assert repr(study.best).startswith(f"<Trial {study.best.number}: done: 0.9")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from caldera import search
+import caldera as cd
+from caldera import nn, search
 from caldera.errors import ConfigError
 from caldera.search.space import Space
 
@@ -144,3 +146,95 @@ def test_build_has_to_take_the_names() -> None:
     with pytest.raises(ConfigError, match="dept"):
         Space({"width": search.choice({8: {"dept": one}})}).check_build(build)
     Space({"anything": one}).check_build(lambda **names: None)
+
+
+# --- architectures
+
+OPERATIONS = {
+    "conv": lambda: nn.Conv2D(2, 3, padding="same"),
+    "skip": list,
+    "tanh": lambda: nn.Activation("tanh"),
+}
+
+
+def _architectures() -> Space:
+    body = {
+        "Dense": {"units": search.choice([4, 8])},
+        "Dropout": {"rate": search.uniform(0.1, 0.5)},
+    }
+    return Space(
+        {
+            "motifs": search.hierarchy(OPERATIONS, [(2, 3), (1, 3)]),
+            "cell": search.cell(OPERATIONS, nodes=2),
+            "body": search.layers(body, 0, 2),
+            "widths": search.repeat(search.integer(1, 3), 2, 2),
+            "blocks": search.repeat({"kind": search.choice({"a": {"size": 3}, "b": None})}, 1, 2),
+        }
+    )
+
+
+def test_architectures_become_networks_that_can_be_saved(tmp_path: Path) -> None:
+    space, random = _architectures(), RANDOM(0)
+    x = random.normal(size=(3, 2, 5, 5)).astype("float32")
+    paths = set(space.dimensions())
+    for index in range(100):
+        point = space.draw(random)
+        assert set(point) <= paths
+        value = space.decoded(space.near(point, random))
+        assert len(value["widths"]) == 2
+        made = [
+            search.make_cell(value["motifs"], OPERATIONS),
+            search.make_cell(value["cell"], OPERATIONS, "loose"),
+            nn.Flatten(),
+            *search.make_layers(value["body"]),
+        ]
+        if index > 1:
+            continue
+        model = cd.NeuralNetwork([nn.Input((2, 5, 5)), *made, nn.Dense(2)])
+        again = cd.load(model.save(tmp_path / "made.caldera"))
+        assert np.array_equal(again.predict(x), model.predict(x))
+
+
+def test_layers_that_open_the_same_name_have_paths_of_their_own() -> None:
+    choices = {
+        "Dense": {"units": search.choice([4, 8])},
+        "LSTM": {"units": search.choice([2, 3, 5])},
+    }
+    space = Space({"body": search.layers(choices, 1, 2)})
+    assert {"body.0.layer=Dense.units", "body.1.layer=LSTM.units"} <= set(space.dimensions())
+    study = search.run(
+        lambda body: sum(each["units"] for each in body), space, method="tpe", trials=20
+    )
+    assert {trial.state for trial in study.trials} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: search.repeat([1, 2], 1, 2), "a dimension or a dict"),
+        (lambda: search.repeat(search.integer(1, 2), 3, 2), "most= a whole number of at least 3"),
+        (lambda: search.layers({"Densse": None}, 1, 2), "did you mean 'Dense'"),
+        (lambda: search.layers({}, 1, 2), "a dict of layers"),
+        (lambda: search.cell("conv"), "names of operations"),
+        (lambda: search.hierarchy(["none"]), "'none' is there by itself"),
+        (lambda: search.hierarchy(["conv"], [(2, 2)]), "one motif"),
+        (lambda: search.make_cell([{"sources": [0], "operations": ["x"]}], {}), "operation for"),
+        (lambda: nn.Cell([[1]], [nn.ReLU()]), "nodes before node 1"),
+        (lambda: nn.Cell([[0]], []), "a layer for each of 1 sources"),
+        (lambda: nn.Cell([[0]], [nn.ReLU()], "first"), "last"),
+    ],
+)  # fmt: skip
+def test_architectures_that_make_no_sense_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("method", ["evolution", "hierarchical", "controller", "tpe", "random"])
+def test_architectures_are_searched_by_every_method(method: str) -> None:
+    def cost(motifs: Any, cell: Any, body: Any, widths: Any, blocks: Any) -> float:
+        edges = [edge for level in motifs for motif in level for edge in motif.values()]
+        return sum(each != "conv" for each in edges[:6]) + len(body) + sum(widths) + len(blocks)
+
+    study = search.run(cost, _architectures(), method=method, trials=120 if method != "tpe" else 40)
+    first = [trial.value for trial in study.trials[:20]]
+    assert study.best.value <= np.median(first) - 2  # type: ignore[arg-type, operator]

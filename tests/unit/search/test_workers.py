@@ -214,6 +214,8 @@ def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> No
         for mine, other in zip(study.trials, alone.trials, strict=True):
             assert mine.value == pytest.approx(other.value, rel=1e-4)
             assert len(mine.curve) == len(other.curve) == 3
+            # What was to be stopped after its last epoch is done.
+            assert mine.state == other.state == "done"
 
 
 def test_a_rank_that_was_given_up_comes_again(

@@ -1,7 +1,9 @@
 """Running native kernels: many calls in a row without Python in between, on the pool's threads.
 
-The calling thread walks through the calls. A call in several parts is published with a counter;
-whoever is free claims the next part, so the calling thread never waits for a worker that is busy
+The calling thread walks through the calls. A call in several parts is published; each thread takes
+the part with its own number first, so that from call to call, and from run to run, it meets what it
+read and wrote before in its own caches (and in the memory next to it, which it touched first). Then
+whoever is free claims what is left, so the calling thread never waits for a worker that is busy
 elsewhere, and does all parts itself if nobody comes. Workers are threads of the one pool: they
 join for as long as there is work, linger a moment for the next program, and go back to the pool.
 """
@@ -12,7 +14,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -97,16 +99,19 @@ def joined_runs(runners: Iterable[Runner]) -> list[Runner]:
 
 _ADDRESS, _SLOTS, _PARTS, _STATUS, _ROW = 0, 1, 2, 3, 4
 """Columns of the table of calls, and their number."""
-_TICKET, _DONE, _GENERATION, _JOBS, _YIELD, _RUNNING, _WORDS = 0, 8, 16, 24, 32, 40, 48
+_TICKET, _DONE, _JOBS, _YIELD, _RUNNING, _MEMBERS, _CLAIMS = 0, 8, 16, 24, 32, 33, 40
 """Where the words of a team lie, those that are written often on cache lines of their own. The
-ticket has the number of the call in its upper half, then how many parts it has, then the next part
-to be claimed, 16 bits each. The addresses of the current call and the one before are kept. While a
-program runs, workers stay however long one of its calls keeps them waiting."""
+ticket has the number of the call, and in its last 16 bits how many parts that has. A part's claim
+is the number of the last call of which somebody took it. The addresses of the current call and the
+one before are kept. While a program runs, workers stay however long one of its calls keeps them
+waiting."""
 _MOST_PARTS = 1 << 12
 _SPINS = 64
 """How often a thread looks again before it lets others run."""
 _LINGER = 400
 """How often a worker without work lets others run before it goes back to the pool."""
+_PATIENCE = 16 * _SPINS
+"""How often a worker without a part of its own looks again before it takes another's."""
 
 
 class _Team:
@@ -115,12 +120,12 @@ class _Team:
     _of_thread = threading.local()
 
     def __init__(self) -> None:
-        memory = np.zeros(_WORDS + 8, np.int64)
+        memory = np.zeros(_CLAIMS + _MOST_PARTS + 8, np.int64)
         start = (-memory.ctypes.data % 64) // 8
-        self.words = memory[start : start + _WORDS]
+        self.words = memory[start : start + _CLAIMS + _MOST_PARTS]
         self.words[_YIELD] = _address_of_yield()
-        self.slots = _slots(_follow, team=self.words)
-        self._inside = 0
+        self.address = self.words.ctypes.data
+        self._inside: set[int] = set()
         self._running = False
         self._lock = threading.Lock()
 
@@ -135,23 +140,31 @@ class _Team:
         """Ask the pool for workers. Nobody waits for them: they join when they can."""
         with self._lock:
             self._running = True
-            missing = workers - self._inside
-            self._inside = max(self._inside, workers)
-        for _ in range(missing):
-            submit(self._join)
+            self.words[_MEMBERS] = settings.threads
+            missing = _numbers(workers) - self._inside
+            self._inside |= missing
+        for number in sorted(missing):
+            submit(partial(self._join, number))
 
     def end(self) -> None:
         """The program is over: workers may go when they have waited for the next in vain."""
         self._running = False
 
-    def _join(self) -> None:
+    def _join(self, number: int) -> None:
+        slots = _slots(_follow, team=self.words, member=number)
         while True:
-            _functions()[1](self.slots.ctypes.data, 0, 1)
+            _functions()[1](slots.ctypes.data, 0, 1)
             with self._lock:
                 # A program that began while this worker was leaving counts on it.
                 if not self._running:
-                    self._inside -= 1
+                    self._inside.remove(number)
                     return
+
+
+@lru_cache
+def _numbers(workers: int) -> frozenset[int]:
+    """Of the members of a team beside the calling thread, which is number 0."""
+    return frozenset(range(1, workers + 1))
 
 
 class NativeProgram:
@@ -172,7 +185,7 @@ class NativeProgram:
         workers = min(self._workers, settings.threads - 1)
         if workers > 0 and not is_worker():
             team = _Team.of_this_thread()
-            self._slots[_TEAM] = team.slots[0]
+            self._slots[_TEAM] = team.address
             team.begin(workers)
             _functions()[0](self._address, 0, 1)
             team.end()
@@ -199,7 +212,7 @@ def _slots(kernel: NativeKernel, **given: Any) -> np.ndarray:
 def _functions() -> tuple[Callable[[int, int, int], None], Callable[[int, int, int], None]]:
     """The thread that walks through a program, and those that help it."""
     words = np.zeros(1, np.int64)
-    lead, follow = _lead.call(table=words, count=0, team=0), _follow.call(team=words)
+    lead, follow = _lead.call(table=words, count=0, team=0), _follow.call(team=words, member=1)
     return ENTRY(lead.address), ENTRY(follow.address)
 
 
@@ -224,8 +237,8 @@ def _lead(k: Emitter, table: Pointer, count: Integer, team: Integer) -> None:
             with alone, k.loop(0, parts) as part:
                 _run(k, row, part, parts)
             with together:
-                _publish(k, words, row, parts)
-                _take_parts(k, words)
+                generation = _publish(k, words, row, parts)
+                _take_parts(k, words, k.constant(0, I64), generation, parts)
                 _wait(k, lambda: _acquire(k, words.at(_DONE)) < parts, words)
         status = row.load(_STATUS)
         with (
@@ -238,15 +251,21 @@ def _lead(k: Emitter, table: Pointer, count: Integer, team: Integer) -> None:
 
 
 @native_kernel
-def _follow(k: Emitter, team: Pointer) -> None:
-    idle = k.variable(0, I64)
+def _follow(k: Emitter, team: Pointer, member: Integer) -> None:
+    idle, last, patience = (k.variable(0, I64) for _ in range(3))
     with k.while_loop(lambda: idle.value < _LINGER * _SPINS):
         ticket = _acquire(k, team.at(_TICKET))
-        with k.if_else((ticket & 0xFFFF) < (k.shift_right(ticket, 16) & 0xFFFF)) as (work, none):
+        generation, parts = k.shift_right(ticket, 16), ticket & 0xFFFF
+        is_new = generation.differs(last.value)
+        is_due = (member < parts) | patience.value.equals(_PATIENCE)
+        with k.if_else(is_new & is_due) as (work, none):
             with work:
-                _take_parts(k, team)
+                _take_parts(k, team, member, generation, parts)
+                last.value = generation
                 idle.value = 0
+                patience.value = 0
             with none:
+                patience.value = k.select(is_new, patience.value + 1, 0)
                 idle.value = idle.value + 1
                 _rest(k, idle.value, team)
                 with k.if_then(_acquire(k, team.at(_RUNNING)).differs(0)):
@@ -258,30 +277,33 @@ _TEAM = 2
 """The slot of `_lead` that has the team, which may be another in each run."""
 
 
-def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> None:
-    generation = team.load(_GENERATION) + 1
-    team.store(_GENERATION, generation)
+def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> Value:
+    """Let workers see a call; its number."""
+    generation = k.shift_right(team.load(_TICKET), 16) + 1
     # A worker that claimed a part of an earlier call has finished it, or that call would not be
     # over; so the place of the call before last is free.
     team.store((generation & 1) + _JOBS, k.pointer_to_int(row))
     team.store(_DONE, k.constant(0, I64))
-    ticket = (generation << 32) | (parts << 16)
-    _exchange(k, team.at(_TICKET), ticket)
+    _exchange(k, team.at(_TICKET), (generation << 16) | parts)
+    return generation
 
 
-def _take_parts(k: Emitter, team: Pointer) -> None:
-    """Claim and run parts until none is left."""
-    more = k.variable(1, I64)
-    with k.while_loop(lambda: more.value.differs(0)):
-        ticket = _add(k, team.at(_TICKET), 1)
-        part, parts = ticket & 0xFFFF, k.shift_right(ticket, 16) & 0xFFFF
-        with k.if_else(part < parts) as (mine, nothing):
-            with mine:
-                job = team.load((k.shift_right(ticket, 32) & 1) + _JOBS)
-                _run(k, k.int_to_pointer(job, I64), part, parts)
-                _add(k, team.at(_DONE), 1)
-            with nothing:
-                more.value = 0
+def _take_parts(k: Emitter, team: Pointer, member: Value, generation: Value, parts: Value) -> None:
+    """Run the member's own part or parts of a call, then all that nobody has claimed yet."""
+    members = team.load(_MEMBERS)
+    first = k.select(parts > members, member * parts // members, member) % parts
+    with k.loop(first, first + parts) as turn:
+        part = k.select(turn < parts, turn, turn - parts)
+        claim = team.at(part + _CLAIMS)
+        # A call is over when all its parts were claimed, so that one who comes too late finds
+        # nothing, whatever call has the same parts now.
+        with (
+            k.if_then(_acquire(k, claim) < generation),
+            k.if_then(_raise_to(k, claim, generation) < generation),
+        ):
+            job = team.load((generation & 1) + _JOBS)
+            _run(k, k.int_to_pointer(job, I64), part, parts)
+            _add(k, team.at(_DONE), 1)
 
 
 def _run(k: Emitter, row: Pointer, part: Value, parts: Value) -> None:
@@ -314,3 +336,8 @@ def _exchange(k: Emitter, place: Pointer, value: Value) -> None:
 
 def _add(k: Emitter, place: Pointer, amount: int) -> Value:
     return Value(k, k.ir.atomic_rmw("add", place.raw, I64(amount), "acq_rel"))
+
+
+def _raise_to(k: Emitter, place: Pointer, value: Value) -> Value:
+    """Make a word at least so large; what it was before."""
+    return Value(k, k.ir.atomic_rmw("max", place.raw, value.raw, "acq_rel"))

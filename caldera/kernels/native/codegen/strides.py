@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.memory_format import Order, dense_strides, laid_out
 from caldera.graph.node import Node
 from caldera.kernels.reference.registry import evaluate
 from caldera.kernels.table import Array, Call, Runner
+from caldera.threads import thread_count
 
 Axes = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -27,7 +27,7 @@ COSTLY = 1 << 12
 
 def parts_for(elements: int, *, costly: bool = False) -> int:
     """How many workers should share a loop over so many elements."""
-    return settings.threads if elements >= (COSTLY if costly else CHEAP) else 1
+    return thread_count() if elements >= (COSTLY if costly else CHEAP) else 1
 
 
 def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strides] | None:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.kernels.native.codegen.emitter import (
     F32,
     I1,
@@ -33,6 +32,7 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
 from caldera.kernels.native.codegen.program import run_now
+from caldera.threads import thread_count
 
 _MAGNITUDE = 0x7FFFFFFF
 _AT_ONCE = 64
@@ -83,7 +83,7 @@ def _largest_of(
     count: int,
     block: int,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    parts = settings.threads if values.size >= _WORTH_SPLITTING else 1
+    parts = thread_count() if values.size >= _WORTH_SPLITTING else 1
     padded = -(-block // _AT_ONCE) * _AT_ONCE
     # Each part writes one place beyond its last, before it knows whether it is taken.
     most = sum(ceil(ceil(size / block) / parts) * count for size in sizes) + 1

@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
@@ -26,6 +25,7 @@ from caldera.kernels.native.convolution.strip_mining import (
     pixel_table,
 )
 from caldera.tensor.dtype import DType
+from caldera.threads import thread_count
 
 FEW = 12
 """Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops."""
@@ -97,7 +97,7 @@ class Packing:
         """How the batch is cut. Vectors that hang over the last channel read what lies behind."""
         slack = 4 * self.lanes if self.is_depthwise else 0
         channels = self.work.groups * self.work.channels
-        wanted = ITEMS_A_THREAD * settings.threads
+        wanted = ITEMS_A_THREAD * thread_count()
         return cut(self.work, channels, self.dtype.itemsize, wanted, slack=slack)
 
     @property
@@ -109,7 +109,7 @@ class Packing:
     @property
     def chunks(self) -> int:
         """Parts that the blocks are shared out in, where there are not enough strips."""
-        wanted, items = 2 * settings.threads, self.strips.items
+        wanted, items = 2 * thread_count(), self.strips.items
         return 1 if items >= wanted else min(self.groups * self.blocks, -(-wanted // max(1, items)))
 
     @property
@@ -118,7 +118,7 @@ class Packing:
         pixels = self.work.batch * self.work.target[0] * self.work.target[1]
         if pixels * self.filters < WORTH_SPLITTING:
             return 1
-        return max(1, min(2 * settings.threads, self.strips.items * self.chunks))
+        return max(1, min(2 * thread_count(), self.strips.items * self.chunks))
 
     @property
     def scratch(self) -> int:

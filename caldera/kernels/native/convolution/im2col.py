@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, steps
 from caldera.kernels.native.codegen.blas import blas
@@ -32,6 +31,7 @@ from caldera.kernels.native.convolution.reorder import (
     staging_bytes,
 )
 from caldera.kernels.table import Call, Runner
+from caldera.threads import thread_count
 
 COLUMN_BYTES = 3 << 17
 """What a block of the matrix may take: it should stay in the second-level cache."""
@@ -79,7 +79,7 @@ class Columns:
         if self.op == "conv2d_weight":
             most = min(most, -(-pixels // max(1, self.sums)))
         elif self.in_place:
-            most = -(-pixels // settings.threads)
+            most = -(-pixels // thread_count())
         return -(-pixels // -(-pixels // max(1, most)))
 
     @property
@@ -94,7 +94,7 @@ class Columns:
         """Parts of the output channels, where there are more threads than partial sums."""
         if self.op != "conv2d_weight":
             return 1
-        wanted = -(-settings.threads // max(1, self.sums))
+        wanted = -(-thread_count() // max(1, self.sums))
         return max(1, min(self.geometry.results, wanted))
 
     @property
@@ -108,7 +108,7 @@ class Columns:
         if self.op == "conv2d_weight":
             return max(1, self.sums * self.splits)
         units = self.geometry.batch if self.by_image else self.blocks
-        return max(1, min(settings.threads, units))
+        return max(1, min(thread_count(), units))
 
     @property
     def lengths(self) -> list[int]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.movement import LoopArgument
+from caldera.threads import thread_count
 
 WORTH_SPLITTING = 1 << 14
 """Elements from which on a second thread pays."""
@@ -37,7 +37,7 @@ ONCE = Loop(1, 0, 0)
 
 
 def _parts(elements: int) -> int:
-    return settings.threads if elements >= WORTH_SPLITTING else 1
+    return thread_count() if elements >= WORTH_SPLITTING else 1
 
 
 def gather(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from caldera.config import settings
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
@@ -14,6 +13,7 @@ from caldera.kernels.native.convolution.blocked_strips import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
 from caldera.tensor.dtype import DType
+from caldera.threads import thread_count
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""
@@ -117,7 +117,7 @@ class Gradient:
     @property
     def splits(self) -> int:
         """Parts of the output channels, where there are more threads than partial sums."""
-        return max(1, min(self.tiles, -(-settings.threads // max(1, self.sums))))
+        return max(1, min(self.tiles, -(-thread_count() // max(1, self.sums))))
 
     @property
     def parts(self) -> int:

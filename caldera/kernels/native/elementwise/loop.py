@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.opdef import OPS
 from caldera.kernels.common.axes import axes_of
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
@@ -26,6 +25,7 @@ from caldera.kernels.native.elementwise.operands import (
 from caldera.kernels.native.elementwise.operations import computed_values, is_known
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import Shape, size
+from caldera.threads import thread_count
 
 LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
 """Elements that are worth a worker of their own."""
@@ -59,7 +59,7 @@ def workers(loop_body: LoopBody, elements: int) -> int:
     share = HEAVY_SHARE if loop_body.heavy else LIGHT_SHARE
     if len(loop_body.steps) > MANY_STEPS // 2:
         share = HEAVY_SHARE
-    return max(1, min(settings.threads, elements // share))
+    return max(1, min(thread_count(), elements // share))
 
 
 # --- the kernel

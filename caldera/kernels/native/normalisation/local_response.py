@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import computed_type
@@ -32,6 +31,7 @@ from caldera.kernels.native.normalisation.statistics import pairwise
 from caldera.kernels.native.softmax.operands import Operand
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
+from caldera.threads import thread_count
 
 _BUFFERS = 3
 """Squares, what neighbours add, and the channel's own part."""
@@ -212,7 +212,7 @@ def _buffer(node: Node, unit: int) -> Spec:
 
 def _workspace(node: Node) -> int:
     spec = _buffer(node, _unit(node))
-    return workspace_bytes(Spec((settings.threads * spec.size,), spec.dtype))
+    return workspace_bytes(Spec((thread_count() * spec.size,), spec.dtype))
 
 
 def _bind(call: Call) -> Runner | None:

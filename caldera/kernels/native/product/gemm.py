@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of
@@ -38,6 +37,7 @@ from caldera.kernels.native.product.problem import (
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.shape import size
+from caldera.threads import thread_count
 
 # --- the kernel
 
@@ -193,7 +193,7 @@ class Binder:
     def multiply_split_k(self) -> None:
         """The product of two matrices with its sum cut into pieces, one a thread."""
         rows, columns, length = self.product.extent
-        pieces = max(1, min(settings.threads, length))
+        pieces = max(1, min(thread_count(), length))
         found = dense((pieces, rows, columns), self.place.array.dtype, self.scratch)
         cuts = np.arange(pieces + 1) * length // pieces
         table = np.stack(
@@ -212,7 +212,7 @@ class Binder:
             _add_up.call(
                 pieces=found, out=self.place.array, count=pieces, rows=rows, columns=columns,
                 leading=self.place.leading, bias=self.bias, epilogue=self.epilogue,
-                parts=settings.threads if found.size >= WORTH_SPLITTING_COPIES else 1,
+                parts=thread_count() if found.size >= WORTH_SPLITTING_COPIES else 1,
             )
         )  # fmt: skip
 
@@ -297,7 +297,7 @@ def product_workspace(node: Node) -> int:
 def split_k_workspace(node: Node) -> int:
     """The same, with room for what the pieces of a sum come to."""
     return product_workspace(node) + workspace_bytes(
-        Spec((settings.threads, *node.shape[-2:]), compute_dtype(node.dtype))
+        Spec((thread_count(), *node.shape[-2:]), compute_dtype(node.dtype))
     )
 
 

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices
@@ -41,6 +40,7 @@ from caldera.kernels.native.product.packing import pack_panels, pack_strips
 from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
 from caldera.tensor.dtype import DType
+from caldera.threads import thread_count
 
 
 @native_kernel
@@ -179,7 +179,7 @@ def _workspace(node: Node) -> int:
 
 def _split_k_workspace(node: Node) -> int:
     rows, columns, length = extent_of(node)[1:]
-    pieces = max(1, min(settings.threads, length))
+    pieces = max(1, min(thread_count(), length))
     return split_k_workspace(node) + _packed_bytes(
         node.dtype, pieces, (rows, columns, -(-length // pieces)), pieces
     )

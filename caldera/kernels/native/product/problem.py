@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
@@ -19,6 +18,7 @@ from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
 from caldera.tensor.dtype import HALVES
 from caldera.tensor.shape import Shape, size
+from caldera.threads import thread_count
 
 WORTH_SPLITTING = 400_000
 """Operations a part has at least: about ten microseconds."""
@@ -69,7 +69,7 @@ def _rounded(length: int, pieces: int, grain: int) -> int:
 
 def parts_for(work: int) -> int:
     """How many threads pay for this many operations."""
-    return max(1, min(settings.threads, work // WORTH_SPLITTING))
+    return max(1, min(thread_count(), work // WORTH_SPLITTING))
 
 
 # --- operands
@@ -137,7 +137,7 @@ def copied(source: Array, target: Array) -> list[NativeCall]:
             source=source, target=target, offsets=offsets, count=len(offsets), rows=rows,
             columns=columns, down=down, right=right, target_down=target_down,
             target_right=target_right,
-            parts=settings.threads if source.size >= WORTH_SPLITTING_COPIES else 1,
+            parts=thread_count() if source.size >= WORTH_SPLITTING_COPIES else 1,
         )
     ]  # fmt: skip
 

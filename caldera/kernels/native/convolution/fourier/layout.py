@@ -12,6 +12,7 @@ from caldera.kernels.native.convolution.fourier.matrices import frequencies
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.tensor.shape import size
+from caldera.threads import thread_count
 
 LENGTHS = (16, 24, 32, 48, 64)
 """Of tiles and their transforms, along either axis."""
@@ -76,7 +77,7 @@ class Layout(TiledLayout):
     @property
     def workers(self) -> int:
         """How many parts the work is done in."""
-        return settings.threads
+        return thread_count()
 
     # --- memory, in elements
 

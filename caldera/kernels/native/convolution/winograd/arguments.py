@@ -6,11 +6,12 @@ memories for the points of two sets of tiles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
+from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
@@ -23,6 +24,24 @@ from caldera.kernels.native.convolution.winograd.tiles import (
     image_arguments,
     transform_tiles,
 )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Numbers that a kernel for few channels is made for: the channels of both images, whose
+    pixels lie side by side, and the distances of both sets of points."""
+
+    channels: tuple[int, int]
+    points: tuple[int, int]
+    others: tuple[int, int]
+
+
+def steps_of(layout: Layout, images: tuple[np.ndarray, np.ndarray]) -> Steps | None:
+    """Where it pays to make a kernel for them; else None."""
+    channels = images[0].shape[1], images[1].shape[1]
+    if not layout.known_channels or tuple(steps(each)[3] for each in images) != channels:
+        return None
+    return Steps(channels, (layout.step, layout.inner), (layout.other_step, layout.width))
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,19 @@ class Arguments:
     def k(self) -> Emitter:
         """The emitter."""
         return self.borders.k
+
+    def known(self, numbers: Steps | None) -> Self:
+        """The same with what is known when code is written: distances between points that are
+        numbers in instructions need no registers, of which there are too few for all of them."""
+        if numbers is None:
+            return self
+        pairs = zip(self.images, numbers.channels, strict=True)
+        return replace(
+            self,
+            images=[image.with_channels(count) for image, count in pairs],
+            points=self.points.with_steps(*numbers.points),
+            others=self.others.with_steps(*numbers.others),
+        )
 
     @property
     def tiles(self) -> Tiles:

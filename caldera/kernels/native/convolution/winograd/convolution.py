@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,12 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import Tile
-from caldera.kernels.native.convolution.winograd.arguments import Arguments, winograd_call
+from caldera.kernels.native.convolution.winograd.arguments import (
+    Arguments,
+    Steps,
+    steps_of,
+    winograd_call,
+)
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points, inverse_transform
@@ -113,18 +119,20 @@ def _by_panels(
 
 @native_kernel
 def _apart(
-    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int
-) -> None:
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int,
+    numbers: Steps | None,
+) -> None:  # fmt: skip
     """Blocks of tiles, each by one worker from beginning to end."""
+    given = given.known(numbers)
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
     with k.loop(*k.part_range((end - first + block - 1) // block)) as index:
         begin = first + index * block
-        numbers = begin, k.minimum(begin + block, end)
-        given.transform_tiles("points", given.images[0], scratch[0], numbers)
+        tiles = begin, k.minimum(begin + block, end)
+        given.transform_tiles("points", given.images[0], scratch[0], tiles)
         with k.loop(0, given.area) as point:
-            given.multiply(scratch, (0, numbers[1] - begin), point, register_tile, channels)
-        given.inverse_transform(scratch[1], numbers)
+            given.multiply(scratch, (0, tiles[1] - begin), point, register_tile, channels)
+        given.inverse_transform(scratch[1], tiles)
 
 
 @native_kernel
@@ -165,13 +173,17 @@ def convolution_calls(
     """
     source, filters, target = arrays
     images = source, target
-    tiled = {"register_tile": layout.register_tile, "channels": layout.known_channels}
+    tiled: dict[str, Any] = {
+        "register_tile": layout.register_tile,
+        "channels": layout.known_channels,
+    }
     if layout.is_gradient:
         filters = filters[:, :, ::-1, ::-1].swapaxes(0, 1)
     matrices = memory[0].reshape(layout.points, layout.filter_step)
     calls = [filter_points(filters, matrices, layout)]
     if layout.is_apart:
         tiles = 0, layout.tiles
+        tiled["numbers"] = steps_of(layout, images)
         apart = winograd_call(_apart, layout, images, memory, tiles, layout.workers, **tiled)
         return [*calls, apart]
     for first in range(0, layout.tiles, layout.block):

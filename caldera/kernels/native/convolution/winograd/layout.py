@@ -20,11 +20,14 @@ from caldera.kernels.native.convolution.microkernel import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
+from caldera.threads import thread_count
 
-_BLOCKS_OF_OUR_PRODUCTS = (60, 30, 10)
+_BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
 _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
 _BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
 """Tiles in a block, the most first."""
+_NEAREST_CACHE = 44 << 10
+"""Bytes of the nearest cache: a block's points and those of the filters stay there, if they can."""
 _MANY_FILTERS = 1 << 16
 """Channels in times channels out, from which on workers compute together."""
 _OUR_PRODUCTS = 1 << 15
@@ -81,7 +84,7 @@ class Layout(TiledLayout):
     @cached_property
     def is_apart(self) -> bool:
         """Whether each worker takes blocks of its own."""
-        few_tiles = self.tiles < settings.threads * _BLOCKS_OF_OUR_PRODUCTS[1]
+        few_tiles = self.tiles < thread_count() * _BLOCKS_OF_OUR_PRODUCTS[1]
         return self.inner * self.columns < _MANY_FILTERS and not few_tiles
 
     @cached_property
@@ -92,9 +95,10 @@ class Layout(TiledLayout):
             return None
         if not self.is_sum:
             return best_shape(self.columns, _BLOCKS_OF_OUR_PRODUCTS[0], self._lanes)
-        rows, vectors = (8, 2) if host_target().registers >= 32 else (4, 2)
-        whole = self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0
-        return (rows, vectors) if whole else None
+        for rows, vectors in ((8, 2), (16, 1)) if host_target().registers >= 32 else ((4, 2),):
+            if self.columns % rows == 0 and self.inner % (vectors * self._lanes) == 0:
+                return rows, vectors
+        return None
 
     @property
     def known_channels(self) -> int:
@@ -128,14 +132,17 @@ class Layout(TiledLayout):
     def _sizes(self) -> tuple[int, ...]:
         if not self.is_apart:
             return _BLOCKS_TOGETHER
-        return _BLOCKS_OF_BLAS if self.register_tile is None else _BLOCKS_OF_OUR_PRODUCTS
+        if self.register_tile is None:
+            return _BLOCKS_OF_BLAS
+        near = [n for n in _BLOCKS_OF_OUR_PRODUCTS if self._block_bytes(n) <= _NEAREST_CACHE]
+        return tuple(near) or _BLOCKS_OF_OUR_PRODUCTS
 
     @cached_property
     def block(self) -> int:
         """Tiles in a block: as many as pay and fit into the workspace allowed, shared evenly."""
         limit = settings.workspace_limit - staging_bytes(self.node)
         most = next((n for n in self._sizes if self._bytes(n) <= limit), self._sizes[-1])
-        workers = settings.threads if self.is_apart else 1
+        workers = thread_count() if self.is_apart else 1
         rounds = max(1, -(-self.tiles // (most * workers)))
         even = max(1, -(-self.tiles // (rounds * workers)))
         rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
@@ -145,17 +152,17 @@ class Layout(TiledLayout):
     def workers(self) -> int:
         """How many parts transforms are done in."""
         count = -(-self.tiles // self.block) if self.is_apart else self.block
-        return max(1, min(settings.threads, count))
+        return max(1, min(thread_count(), count))
 
     @property
     def chunks(self) -> int:
         """Into how many products a point's is cut, so that there is one for every worker."""
-        return -(-settings.threads // self.points)
+        return -(-thread_count() // self.points)
 
     @property
     def filter_workers(self) -> int:
         """How many workers transform filters."""
-        return settings.threads if self.inner * self.columns >= _WORTH_SPLITTING else 1
+        return thread_count() if self.inner * self.columns >= _WORTH_SPLITTING else 1
 
     # --- memory, in elements
 
@@ -201,11 +208,18 @@ class Layout(TiledLayout):
 
     def _bytes(self, block: int) -> int:
         """At most so many bytes are needed with blocks of this size."""
-        copies = settings.threads if self.is_apart else 1
+        copies = thread_count() if self.is_apart else 1
         sums = copies if self.is_sum else 1
         tiles = self._step(block * self.inner) + self._step(block * self.width)
         elements = self.points * (sums * self.filter_step + copies * tiles)
-        return (elements + settings.threads * self.border) * self.geometry.dtype.itemsize
+        return (elements + thread_count() * self.border) * self.geometry.dtype.itemsize
+
+    def _block_bytes(self, block: int) -> int:
+        """What one worker goes through for a block."""
+        elements = (
+            self.filter_step + self._step(block * self.inner) + self._step(block * self.width)
+        )
+        return self.points * elements * self.geometry.dtype.itemsize
 
     def _step(self, elements: int) -> int:
         """Whole cache lines, an odd number of them: else the same row of all matrices would be in

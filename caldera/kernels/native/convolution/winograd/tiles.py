@@ -6,9 +6,9 @@ channels. A tile that reaches over the border reads zeros there, and writes to n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
+
+Pixels = list[list[Pointer]]
+"""Where the pixels of a tile are, row by row."""
 
 
 def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndarray | int]:
@@ -52,6 +55,12 @@ class Image:
     top: Integer
     left: Integer
 
+    def with_channels(self, count: int) -> Image:
+        """The same, if it is known when code is written that so many channels lie side by side,
+        and pixels as well."""
+        number = self.memory.k.constant(count, I64)
+        return replace(self, channels=number, pixel_step=number)
+
 
 @dataclass(frozen=True)
 class Points:
@@ -62,6 +71,10 @@ class Points:
     """From one point to the next, in elements."""
     width: Integer
     """From one tile to the next."""
+
+    def with_steps(self, step: int, width: int) -> Points:
+        """The same, if its distances are known when code is written."""
+        return Points(self.memory, *(self.memory.k.constant(each, I64) for each in (step, width)))
 
     def passed(self, number: Value) -> Points:
         """The same behind so many matrices."""
@@ -77,6 +90,15 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a tile lies: the number of its image, and its first row and column there."""
+
+    image: Value
+    row: Value
+    column: Value
+
+
+@dataclass(frozen=True)
 class Tiles:
     """How the tiles of all images are numbered: image by image, row by row."""
 
@@ -84,14 +106,26 @@ class Tiles:
     down: Value
     across: Value
 
-    def origin(self, image: Image, tile: Value) -> tuple[Value, Value, Value]:
-        """The number of the image a tile lies in, and its first row and column there."""
+    @contextmanager
+    def loop(self, k: Emitter, numbers: tuple[Value, Value]) -> Iterator[tuple[Value, Place]]:
+        """A loop over tiles: how many came before, and where each lies.
+
+        Only the first is looked for: to divide takes longer than to transform a vector.
+        """
+        begin, end = numbers
         within = self.down * self.across
-        number = _quotient(tile, within)
-        rest = tile - number * within
+        image = _quotient(begin, within)
+        rest = begin - image * within
         row = _quotient(rest, self.across)
-        column = rest - row * self.across
-        return number, row * self.size - image.top, column * self.size - image.left
+        place = [k.variable(each) for each in (image, row, rest - row * self.across)]
+        with k.loop(0, end - begin) as count:
+            image, row, column = (each.value for each in place)
+            yield count, Place(image, row * self.size, column * self.size)
+            is_last = (column + 1).equals(self.across)
+            is_lowest = is_last & (row + 1).equals(self.down)
+            place[0].value = k.select(is_lowest, image + 1, image)
+            place[1].value = k.select(is_lowest, 0, k.select(is_last, row + 1, row))
+            place[2].value = k.select(is_last, 0, column + 1)
 
 
 def _quotient(a: Value, b: Value) -> Value:
@@ -118,15 +152,18 @@ def transform_tiles(
     k.clear_bytes(zeros, image.channels * itemsize(zeros.type))
     side, count = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
-    with k.loop(*numbers) as tile:
-        row = points.at(tile - numbers[0]).memory
-        pixels = _pixels(k, tiles, image, tile, side, zeros)
-        with overlapping(k, image.channels, lanes) as c:
-            in_two_dimensions(
-                k, name, tiles.size,
-                lambda i, j: pixels[i][j].load(c, lanes),
-                lambda i, j, value: row.store(places[i * count + j] + c, value),
-            )  # fmt: skip
+    with tiles.loop(k, numbers) as (number, place):
+        row = points.at(number).memory
+
+        def transform(pixels: Pixels) -> None:
+            with overlapping(k, image.channels, lanes) as c:
+                in_two_dimensions(
+                    k, name, tiles.size,
+                    lambda i, j: pixels[i][j].load(c, lanes),
+                    lambda i, j, value: row.store(places[i * count + j] + c, value),
+                )  # fmt: skip
+
+        _with_pixels(k, image, place, side, zeros, transform)
 
 
 def inverse_transform(
@@ -142,15 +179,18 @@ def inverse_transform(
     """Write tiles `numbers[0]` to `numbers[1]` of an image; `nowhere` is room for its channels."""
     count, side = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
-    with k.loop(*numbers) as tile:
-        row = points.at(tile - numbers[0]).memory
-        pixels = _pixels(k, tiles, image, tile, side, nowhere)
-        with overlapping(k, image.channels, lanes) as c:
-            in_two_dimensions(
-                k, name, tiles.size,
-                lambda i, j: row.load(places[i * count + j] + c, lanes),
-                lambda i, j, value: pixels[i][j].store(c, value),
-            )  # fmt: skip
+    with tiles.loop(k, numbers) as (number, place):
+        row = points.at(number).memory
+
+        def transform(pixels: Pixels) -> None:
+            with overlapping(k, image.channels, lanes) as c:
+                in_two_dimensions(
+                    k, name, tiles.size,
+                    lambda i, j: row.load(places[i * count + j] + c, lanes),
+                    lambda i, j, value: pixels[i][j].store(c, value),
+                )  # fmt: skip
+
+        _with_pixels(k, image, place, side, nowhere, transform)
 
 
 @contextmanager
@@ -161,38 +201,46 @@ def overlapping(k: Emitter, count: Value, lanes: int) -> Iterator[Value]:
         yield k.minimum(index, count - lanes)
 
 
-def _pixels(
-    k: Emitter, tiles: Tiles, image: Image, tile: Value, side: int, outside: Pointer
-) -> list[list[Pointer]]:
-    """The places of a tile's pixels, row by row; `outside` for those that are not in the image.
+def _with_pixels(
+    k: Emitter, image: Image, place: Place, side: int, outside: Pointer,
+    body: Callable[[Pixels], None],
+) -> None:  # fmt: skip
+    """`body` with the places of a tile's pixels; `outside` for those that are not in the image.
 
-    Most tiles lie within: to look at their pixels one by one would take as long as transforming a
-    vector of channels.
+    It is written twice: for tiles within the image, whose pixels lie at the same distances from
+    each other, and for those over its border, whose places are looked up one by one, which takes
+    as long as transforming a vector of channels.
     """
-    number, top, left = tiles.origin(image, tile)
-    first = image.memory.at(number * image.image_step + left * image.pixel_step)
+    top, left = place.row - image.top, place.column - image.left
+    first = image.memory.at(place.image * image.image_step + left * image.pixel_step)
+    rows_inside = (top >= 0) & (top + side <= image.height)
+    with k.if_else(rows_inside & (left >= 0) & (left + side <= image.width)) as (inside, across):
+        with inside:
+            rows = [first.at((top + i) * image.row_step) for i in range(side)]
+            body([[row.at(image.pixel_step * j) for j in range(side)] for row in rows])
+        with across:
+            body(_pixels_at_border(k, image, first, (top, left), side, outside))
+
+
+def _pixels_at_border(
+    k: Emitter, image: Image, first: Pointer, corner: tuple[Value, Value], side: int,
+    outside: Pointer,
+) -> Pixels:  # fmt: skip
     places = k.alloca(I64, side * side)
-    columns = [image.pixel_step * j for j in range(side)]
+    top, left = corner
 
     def is_within(place: Value, end: Value) -> Value:
         return k.compare("<", place, end, unsigned=True)
 
-    rows_inside = (top >= 0) & (top + side <= image.height)
-    with k.if_else(rows_inside & (left >= 0) & (left + side <= image.width)) as (inside, across):
-        with inside:
-            for i in range(side):
-                row = first.at((top + i) * image.row_step)
-                for j, column in enumerate(columns):
-                    places.store(i * side + j, k.pointer_to_int(row.at(column)))
-        # Loops over pixels, and not a copy of their body for each of them: code is short.
-        with across, k.loop(0, side) as down:
-            row = first.at((top + down) * image.row_step)
-            in_rows = is_within(top + down, image.height)
-            with k.loop(0, side) as right:
-                within = in_rows & is_within(left + right, image.width)
-                there = k.pointer_to_int(row.at(image.pixel_step * right))
-                place = k.select(within, there, k.pointer_to_int(outside))
-                places.store(down * side + right, place)
+    # Loops over pixels, and not a copy of their body for each of them: code is short.
+    with k.loop(0, side) as down:
+        row = first.at((top + down) * image.row_step)
+        in_rows = is_within(top + down, image.height)
+        with k.loop(0, side) as right:
+            within = in_rows & is_within(left + right, image.width)
+            there = k.pointer_to_int(row.at(image.pixel_step * right))
+            place = k.select(within, there, k.pointer_to_int(outside))
+            places.store(down * side + right, place)
     kind = image.memory.type
     return [
         [k.int_to_pointer(places.load(i * side + j), kind) for j in range(side)]

@@ -22,7 +22,12 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import by_lanes
-from caldera.kernels.native.convolution.winograd.arguments import Arguments, winograd_call
+from caldera.kernels.native.convolution.winograd.arguments import (
+    Arguments,
+    Steps,
+    steps_of,
+    winograd_call,
+)
 from caldera.kernels.native.convolution.winograd.filters import filter_gradient
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points
@@ -107,18 +112,21 @@ def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[
 
 
 @native_kernel
-def _apart(k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None) -> None:
+def _apart(
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, numbers: Steps | None
+) -> None:
     """Blocks of tiles; each worker has a sum of its own."""
+    given = given.known(numbers)
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
     start, stop = k.part_range((end - first + block - 1) // block)
     with k.loop(start, stop) as index:
         begin = first + index * block
-        numbers = begin, k.minimum(begin + block, end)
-        given.transform_both(scratch, numbers)
+        tiles = begin, k.minimum(begin + block, end)
+        given.transform_both(scratch, tiles)
         with k.loop(0, given.area) as point:
             given.add(
-                scratch, numbers[1] - begin, (0, given.matrices.width), k.part * given.area + point,
+                scratch, tiles[1] - begin, (0, given.matrices.width), k.part * given.area + point,
                 point, index.equals(start), register_tile,
             )  # fmt: skip
 
@@ -155,7 +163,7 @@ def weight_calls(
     if layout.is_apart:
         calls.append(winograd_call(
             _apart, layout, pair, memory, (0, layout.tiles), layout.workers,
-            register_tile=layout.register_tile,
+            register_tile=layout.register_tile, numbers=steps_of(layout, pair),
         ))  # fmt: skip
     else:
         sums = layout.points * layout.chunks

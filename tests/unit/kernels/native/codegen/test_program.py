@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import caldera as cd
 from caldera.errors import DataError
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.kernel import ENTRY, Integer, native_kernel
 from caldera.kernels.native.codegen.program import (
     NativeRunner,
     in_sequence,
@@ -142,3 +143,25 @@ def test_a_program_stops_at_the_call_that_fails_and_raises_its_error() -> None:
     assert counter[0] == 3
     runner()
     assert counter[0] == 8
+
+
+def test_each_thread_keeps_its_part_from_call_to_call() -> None:
+    """A part that wanders is read from and written to another core's cache."""
+    threads, calls = 4, 20
+    together = threading.Barrier(threads)
+    found: list[set[int]] = [set() for _ in range(threads)]
+
+    def run(slots: int, part: int, parts: int) -> None:
+        found[part].add(threading.get_ident())
+        # So that no thread can do two parts of a call.
+        together.wait(timeout=60)
+
+    callback = ENTRY(run)
+    call = _count.call(counts=np.zeros(8, np.int64), seen=np.zeros(8, np.int64), parts=threads)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    with cd.settings.override(threads=threads):
+        NativeRunner([replace(call, address=address)] * calls)()
+    assert found[0] == {threading.get_ident()}
+    assert [len(each) for each in found] == [1] * threads
+    assert len(set.union(*found)) == threads

@@ -13,6 +13,7 @@ from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.kernels import native  # noqa: F401 - registers its kernels
+from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.kernels.tuning_cache import tuning_key
@@ -230,3 +231,12 @@ def test_blocks_shrink_to_fit_into_the_workspace_allowed(name: str) -> None:
             with settings.override(workspace_limit=limit):
                 assert kernel.workspace(node) <= limit
                 assert _error(node, name) < BOUNDS[name, "float32"]
+
+
+def test_few_channels_stay_in_registers_and_in_the_nearest_cache() -> None:
+    """16 channels are one vector of the widest there are: BLAS would only rearrange them."""
+    for node in _nodes((32, 16, 32, 32), (16, 16, 3, 3)):
+        layout = Layout(node, 2)
+        assert layout.register_tile is not None
+        taken = layout.filter_step + layout.step + layout.other_step
+        assert layout.points * taken * 4 <= 48 << 10

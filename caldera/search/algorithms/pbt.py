@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.errors import ConfigError
+from caldera.search.algorithms.evolution import mutation_width
 from caldera.search.dimension import Dimension, Stored, Uniform
 from caldera.search.method import Method, Proposal, methods
-from caldera.search.methods.evolution import mutation_width
 from caldera.search.space import Point
 from caldera.search.trial import FAILED, Trial
 from caldera.train.arguments import whole_number

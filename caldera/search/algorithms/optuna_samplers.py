@@ -181,9 +181,10 @@ class TPE(OptunaMethod):
         self.startup = startup
 
     def sampler(self, samplers: Any, seed: int) -> Any:
-        # Groups are what the choices of a space open together.
+        # Groups are what the choices of a space open together; to find them takes time.
+        whole = self.space.draw(np.random.default_rng(0)).keys() == self.space.dimensions().keys()
         return samplers.TPESampler(
-            n_startup_trials=self.startup, multivariate=True, group=True, constant_liar=True,
+            n_startup_trials=self.startup, multivariate=True, group=not whole, constant_liar=True,
             seed=seed, constraints_func=_violations, warn_independent_sampling=False,
         )  # fmt: skip
 

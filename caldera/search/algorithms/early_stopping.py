@@ -9,8 +9,8 @@ import math
 from statistics import median
 
 from caldera.errors import ConfigError
+from caldera.search.algorithms.random import Random
 from caldera.search.method import methods
-from caldera.search.methods.random import Random
 from caldera.search.trial import Trial
 from caldera.train.arguments import whole_number
 

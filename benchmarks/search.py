@@ -1,0 +1,174 @@
+"""What it costs to hand trials to workers, and whether a study outlives kills.
+
+Trials only sleep, so a study on N workers that cost nothing would take trials * seconds / N. Prints
+for each contestant the part of that time which its workers slept (efficiency), and the CPU time of
+the master for a trial, in turns, several times: Caldera's processes and threads, joblib with Optuna
+in each process (a journal file between them), and Ray Tune with Optuna's sampler, where they are
+installed. Starting the workers counts, but for Ray's, which are up before its clock starts.
+
+Then a study of 400 trials is killed a hundred times, its master or one of its workers, at random
+moments: every trial must be there once, and none may begin again after it was over.
+
+    pip install joblib "ray[tune]"
+    python benchmarks/search.py --workers 8 --trials 128 --kills 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from caldera import search
+
+SECONDS = 0.5
+Study = Callable[[int, int, Path], int]
+"""Runs trials on workers in a folder; how many were done."""
+
+
+def caldera(kind: str) -> Study:
+    """Ours, in processes or threads."""
+
+    def run(workers: int, trials: int, folder: Path) -> int:
+        def sleeping(x: float, y: float) -> float:
+            time.sleep(SECONDS)
+            return x * x + y * y
+
+        space = {"x": search.uniform(-5, 5), "y": search.uniform(-5, 5)}
+        study = search.run(
+            sleeping, space, method="tpe", trials=trials, workers=f"{kind}:{workers}",
+            folder=folder, verbose=0,
+        )  # fmt: skip
+        return study.counts()["done"]
+
+    return run
+
+
+def _optuna_objective(trial: Any) -> float:
+    x, y = trial.suggest_float("x", -5, 5), trial.suggest_float("y", -5, 5)
+    time.sleep(SECONDS)
+    return float(x * x + y * y)
+
+
+def _optuna_part(path: str, trials: int, seed: int) -> None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storages = optuna.storages
+    storage = storages.JournalStorage(storages.journal.JournalFileBackend(path))
+    sampler = optuna.samplers.TPESampler(seed=seed)
+    study = optuna.load_study(study_name="sleep", storage=storage, sampler=sampler)
+    study.optimize(_optuna_objective, n_trials=trials)
+
+
+def joblib_and_optuna(workers: int, trials: int, folder: Path) -> int:
+    """As Optuna's own documents advise: as many processes, which share a file."""
+    import joblib
+    import optuna
+
+    storages = optuna.storages
+    path = str(folder / "journal.log")
+    storage = storages.JournalStorage(storages.journal.JournalFileBackend(path))
+    study = optuna.create_study(study_name="sleep", storage=storage)
+    joblib.Parallel(n_jobs=workers)(
+        joblib.delayed(_optuna_part)(path, trials // workers, seed) for seed in range(workers)
+    )
+    return len(study.trials)
+
+
+def _ray_trial(config: dict[str, float]) -> dict[str, float]:
+    time.sleep(SECONDS)
+    return {"value": config["x"] ** 2 + config["y"] ** 2}
+
+
+def ray_tune(workers: int, trials: int, folder: Path) -> int:
+    """Ray Tune with Optuna's TPE, as many trials at once."""
+    from ray import tune
+    from ray.tune.search.optuna import OptunaSearch
+
+    tuner = tune.Tuner(
+        tune.with_resources(_ray_trial, {"cpu": 1}),
+        param_space={"x": tune.uniform(-5, 5), "y": tune.uniform(-5, 5)},
+        tune_config=tune.TuneConfig(
+            metric="value", mode="min", num_samples=trials, max_concurrent_trials=workers,
+            search_alg=OptunaSearch(seed=1), reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(storage_path=str(folder), verbose=0),
+    )  # fmt: skip
+    return len(tuner.fit())
+
+
+def contestants(workers: int) -> dict[str, Study]:
+    """Those that are installed."""
+    found = {"caldera, processes": caldera("processes"), "caldera, threads": caldera("threads")}
+    if find_spec("joblib"):
+        found[f"joblib {version('joblib')} + Optuna {version('optuna')}"] = joblib_and_optuna
+    if find_spec("ray"):
+        import ray
+
+        logging.disable(logging.WARNING)
+        ray.init(num_cpus=workers, log_to_driver=False, include_dashboard=False)
+        found[f"Ray Tune {version('ray')}"] = ray_tune
+    return found
+
+
+def race(workers: int, trials: int, rounds: int) -> None:
+    """All contestants in turns."""
+    found = contestants(workers)
+    ideal = trials * SECONDS / workers
+    print(f"{trials} trials of {SECONDS:g} s on {workers} workers: {ideal:.1f} s if nothing cost")
+    for _ in range(rounds):
+        for name, study in found.items():
+            with tempfile.TemporaryDirectory() as folder:
+                used, began = time.process_time(), time.perf_counter()
+                done = study(workers, trials, Path(folder))
+                wall, cpu = time.perf_counter() - began, time.process_time() - used
+            assert done == trials, f"{name} has done {done}"
+            print(
+                f"  {name:34s} {wall:6.2f} s  efficiency {ideal / wall:6.1%}  master's CPU time "
+                f"{1e3 * cpu / trials:6.2f} ms a trial",
+                flush=True,
+            )
+
+
+def kill(kills: int) -> None:
+    """A study that is killed again and again."""
+    from caldera.search.record import import_optuna
+    from tests.unit.search import test_kills
+
+    import_optuna()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = test_kills.kill_again_and_again(folder, kills, trials=400)
+        test_kills.check(folder, 400)
+        begun = sum(line.startswith("begins") for line in test_kills.diary(folder))
+    print(f"{found} kills: 400 trials, each once; {begun - 400} were begun again when they died")
+
+
+def main() -> None:
+    """Everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--trials", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=100)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    print(f"{platform.machine()}, Python {platform.python_version()}, {os.cpu_count()} cores")
+    race(given.workers, given.trials, given.rounds)
+    if given.kills:
+        kill(given.kills)
+
+
+if __name__ == "__main__":
+    main()

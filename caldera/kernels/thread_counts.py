@@ -1,0 +1,62 @@
+"""Kernels on fewer threads than there are, as further candidates.
+
+A short op can be over before the last thread has its part, or spend more time on fetching what
+other cores have written than on computing. So the fastest kernel for a node is tried on some of the
+threads as well, and the best of these takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.kernels.table import Call, Kernel, Runner
+from caldera.threads import at_most_threads
+
+SHORT_S = 5e-4
+"""Seconds of a call from which on all threads pay: starting them takes some microseconds."""
+_WORD = " on {} thread"
+
+
+def on_fewer_threads(kernel: Kernel) -> list[Kernel]:
+    """The same kernel on one thread, on a quarter of them, and on half of them."""
+    if kernel.family != "cpu":
+        return []
+    counts = {1, settings.threads // 4, settings.threads // 2} - {0}
+    return [_limited(kernel, each) for each in sorted(counts) if each < settings.threads]
+
+
+def with_thread_counts(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels, and all of them on fewer threads."""
+    return [*kernels, *(limited for each in kernels for limited in on_fewer_threads(each))]
+
+
+def name_on_all_threads(name: str) -> str:
+    """The name of a kernel without the number of its threads.
+
+    >>> name_on_all_threads("packed on 4 threads"), name_on_all_threads("blas")
+    ('packed', 'blas')
+    """
+    return name.partition(_WORD.partition("{}")[0])[0]
+
+
+@lru_cache(maxsize=4096)
+def _limited(kernel: Kernel, threads: int) -> Kernel:
+    word = _WORD.format(threads) + ("s" if threads > 1 else "")
+    return replace(
+        kernel, name=kernel.name + word, bind=partial(_bind, kernel, threads),
+        workspace=partial(_workspace, kernel, threads),
+    )  # fmt: skip
+
+
+def _bind(kernel: Kernel, threads: int, call: Call) -> Runner:
+    with at_most_threads(threads):
+        return kernel.bind(call)
+
+
+def _workspace(kernel: Kernel, threads: int, node: Node) -> int:
+    with at_most_threads(threads):
+        return kernel.workspace(node)

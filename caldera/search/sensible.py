@@ -1,0 +1,150 @@
+"""A first space for a model: what layers, optimizers and the zoo say of their own arguments."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from caldera.errors import ConfigError
+from caldera.nn.config import to_config
+from caldera.nn.layer import Layer
+from caldera.nn.models.ranges import RANGES
+from caldera.search.architecture import repeat
+from caldera.search.dimension import choice, integer, log, uniform
+from caldera.search.space import Space
+from caldera.train.model import Model
+from caldera.train.neural_network import NeuralNetwork, layers_from_config, settings_from_config
+from caldera.train.saving.model_file import settings_of
+
+_BATCHES = (16, 32, 64, 128, 256)
+_WIDTHS = ("units", "filters")
+
+
+def space_of(model: Any) -> Space:
+    """A space to begin with: sensible ranges around what a model is, or for a function of the zoo.
+
+    `search.build_like(model)` builds what is chosen from it. Of a network that is a plain list of
+    layers the widths vary, except that of the last layer; of others only what cannot break them.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, search
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, "relu"), nn.Dense(3)])
+    >>> search.space_of(model)
+    Space(learning_rate, batch_size, dense1_units, dense1_activation)
+    >>> search.space_of(nn.models.mlp)
+    Space(hidden, activation, dropout)
+    """
+    if isinstance(model, Model):
+        return Space(
+            _settings(model) | {name: part for name, (_, _, part) in _places(model).items()}
+        )
+    name = getattr(model, "__name__", "")
+    if not callable(model) or name not in RANGES:
+        raise ConfigError.build(
+            "space_of", expected="a model, or a function of the zoo with ranges of its own",
+            got=repr(model)[:80], hint="known: " + ", ".join(RANGES),
+        )  # fmt: skip
+    taken = inspect.signature(model).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    return Space({
+        key: _part(said, None) for key, said in RANGES[name].items() if takes_all or key in taken
+    })  # fmt: skip
+
+
+def build_like(model: Model) -> Callable[..., Model]:
+    """A function that makes networks like this one, with what `space_of` varies by name.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, search
+    >>> model = cd.NeuralNetwork([nn.Input((4,)), nn.Dense(32, "relu"), nn.Dense(3)])
+    >>> build = search.build_like(model)
+    >>> build(dense1_units=8, learning_rate=0.1).parameters()[0].shape
+    (4, 8)
+    """
+    network = model.sequence() if isinstance(model, Model) else None
+    if network is None:
+        raise ConfigError.build(
+            "build_like", expected="a NeuralNetwork, which is a list of layers",
+            got=type(model).__name__, hint="write a build function for a model of your own",
+        )  # fmt: skip
+    layers, settings = to_config(network)["layers"], settings_of(model)
+    places, device = _places(model), model.device
+    known = [*_settings(model), *places]
+
+    def build(**parameters: Any) -> Model:
+        made, given = copy.deepcopy(layers), copy.deepcopy(settings)
+        for name, value in parameters.items():
+            if name in places:
+                index, argument, _ = places[name]
+                made[index][argument] = value
+            elif name == "batch_size":
+                given["batch_size"] = value
+            elif name in known:
+                given["optimizer"]["arguments"][name] = value
+            else:
+                raise ConfigError.build(
+                    "build_like", expected="a name of space_of(model)", got=repr(name),
+                    hint="known: " + ", ".join(known),
+                )  # fmt: skip
+        where = "build_like"
+        chosen = settings_from_config(given, where)
+        return NeuralNetwork(layers_from_config(made, where), **chosen, device=device)
+
+    return build
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    """What varies of the optimizer and of batches."""
+    optimizer, found = model.optimizer, {}
+    arguments = optimizer.arguments()
+    for name, said in optimizer.ranges.items():
+        value = arguments.get(name)
+        # A schedule has its own form, and no decay at all is a decision.
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = _part(said, value)
+    if not model.between_epochs:
+        sizes = sorted({*_BATCHES, model.batch_size})
+        found["batch_size"] = choice(sizes)
+    return found
+
+
+def _places(model: Model) -> dict[str, tuple[int, str, Any]]:
+    """By name: which layer, which argument of it, and what it may be."""
+    network = model.sequence()
+    if network is None:
+        return {}
+    layers: list[Layer] = list(network.layers)
+    plain = not any(True for layer in layers for _ in layer.children())
+    last = max((i for i, layer in enumerate(layers) if layer.parameters()), default=-1)
+    found: dict[str, tuple[int, str, Any]] = {}
+    for index, layer in enumerate(layers):
+        for argument, said in layer.ranges.items():
+            value = getattr(layer, argument)
+            # The last layer gives as many values as there are; a block inside may add its input.
+            fixed = index == last or (argument in _WIDTHS and not plain)
+            if value is None or fixed:
+                continue
+            name = f"{type(layer).__name__.lower()}{index}_{argument}"
+            found[name] = (index, argument, _part(said, value))
+    return found
+
+
+def _part(said: tuple[Any, ...], value: Any) -> Any:
+    """A part of a space from the words of `Layer.ranges`."""
+    kind, *rest = said
+    if kind == "around":
+        return integer(max(1, math.ceil(value / rest[0])), math.ceil(value * rest[0]), log=True)
+    if kind == "near":
+        return log(value / rest[0], value * rest[0])
+    if kind == "choice":
+        values = list(rest[0])
+        return choice(values if value is None or value in values else [value, *values])
+    if kind == "whole":
+        return integer(rest[0], rest[1], log=True)
+    if kind == "list":
+        return repeat(integer(rest[2], rest[3], log=True), rest[0], rest[1])
+    makers: Mapping[str, Callable[[float, float], Any]] = {"uniform": uniform, "log": log}
+    return makers[kind](rest[0], rest[1])
