@@ -29,11 +29,11 @@ AFTER = (loops, products)
 """Rules of the same ops, which these are added to."""
 
 
-def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | None:
+def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
     alone = None if only_together else _alone_or(before, graph, node)
-    if isinstance(alone, Lazy) or (graph.ranks == 1 and not only_together):
+    if isinstance(alone, Lazy | Node) or (graph.ranks == 1 and not only_together):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
     together = ALGORITHMS[node.op.name].variants(node, layouts, graph.ranks)
@@ -42,7 +42,9 @@ def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | La
     return [*(alone or []), *(_way(graph, node, each) for each in together)]
 
 
-def _alone_or(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | None:
+def _alone_or(
+    before: Rule | None, graph: Propagation, node: Node
+) -> list[Way] | Lazy | Node | None:
     return _alone(graph, node) if before is None else before(graph, node)
 
 

@@ -46,10 +46,10 @@ class Spatial:
     windows: tuple[Window, Window]
 
 
-def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | None:
+def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
     alone = before(graph, node)
     spatial = _spatial(graph, node)
-    if spatial is None or isinstance(alone, Lazy):
+    if spatial is None or isinstance(alone, Lazy | Node):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
     kept = without_gathering(node, alone or [], layouts)
