@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -100,10 +98,10 @@ class ProcessGrid:
         )  # fmt: skip
 
 
-_grids: WeakKeyDictionary[Communicator, dict[tuple[int, int, int], ProcessGrid]] = (
-    WeakKeyDictionary()
-)
-_lock = threading.Lock()
+def _grids(comm: Communicator) -> dict[tuple[int, int, int], ProcessGrid]:
+    """Those of a communicator, kept with it: a grid has it in turn, and both go together."""
+    found: dict[tuple[int, int, int], ProcessGrid] = vars(comm).setdefault("_process_grids", {})
+    return found
 
 
 def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -> ProcessGrid:
@@ -119,8 +117,7 @@ def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -
             got=f"{layers} x {rows} x {columns}",
         )  # fmt: skip
     shape = (layers, rows, columns)
-    with _lock:
-        made = _grids.setdefault(comm, {})
+    made = _grids(comm)
     if shape not in made:
         layer, place = divmod(comm.rank, rows * columns)
         row, column = divmod(place, columns)
@@ -130,6 +127,11 @@ def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -
             _split(comm, layer * rows + row, columns), comm,
         )  # fmt: skip
     return made[shape]
+
+
+def grids_of(comm: Communicator) -> list[ProcessGrid]:
+    """Those that were made of a communicator: what goes along their rows is counted there."""
+    return list(_grids(comm).values())
 
 
 def _split(comm: Communicator, color: int, size: int) -> Communicator:

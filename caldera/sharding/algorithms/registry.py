@@ -43,6 +43,9 @@ from caldera.sharding.layout import Layout, replicated
 Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
+TOGETHER, ALIKE = "together", "alike"
+LOCAL_BYTES = 16 << 20
+"""What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
 
 def _matrices(
@@ -132,7 +135,7 @@ def _run_svd(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     with named("svd"):
-        u, s, vh = svd(Matrix(parts[0], inputs[0], comm))
+        u, s, vh = svd(Matrix(parts[0], inputs[0], comm), together=options == (TOGETHER,))
     return [u.part, s, vh.part]
 
 
@@ -140,7 +143,7 @@ def _run_eigh(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     with named("eigh"):
-        w, v = eigh(Matrix(parts[0], inputs[0], comm))
+        w, v = eigh(Matrix(parts[0], inputs[0], comm), together=options == (TOGETHER,))
     return [w, v.part]
 
 
@@ -206,6 +209,28 @@ def _run_largest(
     )
 
 
+def _spectral(
+    layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
+) -> Callable[[Node, Layouts, int], list[Variant]]:
+    """Block Jacobi by all ranks, or LAPACK on each of them for what is left after QR."""
+
+    def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+        if len(node.inputs[0].shape) != 2:
+            return []
+        inputs, outputs = (tuple(each) for each in layouts(node, ranks))
+        k, itemsize = min(_shape(node)), node.inputs[0].dtype.itemsize
+        cost, square = _grid_cost(node, ranks), k * k * itemsize
+        # About six sweeps, in each of which every block goes round.
+        sweeps = Cost(6 * 2 * square, 6 * 4 * ranks, 100 * k**3 // ranks)
+        found = [Variant("one-sided block Jacobi", inputs, outputs, cost + sweeps, (TOGETHER,))]
+        if square <= LOCAL_BYTES:
+            alone = Cost(square, ranks, 22 * k**3, workspace=3 * square)
+            found.append(Variant("LAPACK on each rank", inputs, outputs, cost + alone, (ALIKE,)))
+        return found
+
+    return variants
+
+
 def _shape(node: Node) -> Size:
     m, n = node.inputs[0].shape
     return m, n
@@ -224,8 +249,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "inverse": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_inverse),
     "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
     "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
-    "svd": Algorithm(_matrices(_of_svd, _grid_cost, "one-sided block Jacobi"), _run_svd),
+    "svd": Algorithm(_spectral(_of_svd), _run_svd),
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
-    "eigh": Algorithm(_matrices(_of_eigh, _grid_cost, "one-sided block Jacobi"), _run_eigh),
+    "eigh": Algorithm(_spectral(_of_eigh), _run_eigh),
 }
 """By the name of the op of whole values."""

@@ -16,16 +16,24 @@ from caldera.sharding.algorithms.matrix import Matrix, multiply, qr
 from caldera.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
 from caldera.sharding.algorithms.variant import columns_layout
 from caldera.sharding.axis_split import AxisSplit
-from caldera.sharding.layout import CartesianLayout
+from caldera.sharding.layout import CartesianLayout, replicated
 
 
-def svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
-    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread."""
+def svd(a: Matrix, *, together: bool = True) -> tuple[Matrix, np.ndarray, Matrix]:
+    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread.
+
+    R is decomposed by all ranks together, or by LAPACK on each of them alike.
+    """
     if a.shape[0] < a.shape[1]:
-        u, s, vh = svd(a.adjoint)
+        u, s, vh = svd(a.adjoint, together=together)
         return _with_signs(vh.adjoint, s, u.adjoint)
     q, r = qr(a)
     n, comm = r.shape[0], a.comm
+    if not together:
+        everywhere = replicated((n, n), range(comm.size))
+        left_of_r, lengths, right_of_r = np.linalg.svd(r.to(everywhere).part)
+        first, second = (Matrix(x, everywhere, comm) for x in (left_of_r, right_of_r))
+        return _with_signs(multiply(q, first), lengths, second)
     given = r.adjoint.to(columns_layout((n, n), jacobi_cuts(n, comm.size)))
     turned, rotations = one_sided_jacobi(given.part, n, comm, rotations=True)
     lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
@@ -33,10 +41,16 @@ def svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
     return _with_signs(multiply(q, left), lengths, right.adjoint)
 
 
-def eigh(a: Matrix) -> tuple[np.ndarray, Matrix]:
+def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
     """The eigenvalues of (A + Aᴴ) / 2, ascending, on all ranks, and the eigenvectors, whose columns
-    are spread over the ranks."""
+    are spread over the ranks; by all ranks together, or by LAPACK on each of them alike."""
     n, comm = a.shape[0], a.comm
+    if not together:
+        whole = a.hermitian(replicated((n, n), range(comm.size))).part
+        values, found = np.linalg.eigh(whole)
+        own = np.ascontiguousarray(found[:, _own_columns(n, comm)])
+        even = columns_layout((n, n), even_cuts(n, comm.size))
+        return values, Matrix(own * sign_of_columns(own).conj(), even, comm)
     where = columns_layout((n, n), jacobi_cuts(n, comm.size))
     part = a.hermitian(where).part
     shift = _norm_bound(part, comm)

@@ -127,11 +127,11 @@ def test_small_singular_values_have_all_their_digits() -> None:
     scales = 10.0 ** -np.arange(0, 24, 2)
     a = np.linalg.qr(np.random.default_rng(5).normal(size=(12, 12)))[0] * scales
     node = OPS["svd"].node(parameter(0, Spec(a.shape, a.dtype)))
-    (way,) = ALGORITHMS["svd"].variants(node, [], 3)
+    way, *_ = ALGORITHMS["svd"].variants(node, [], 3)
 
     def work(comm: Communicator) -> np.ndarray:
         part = way.inputs[0].part_of(a, comm.rank)
-        return ALGORITHMS["svd"].run([part], way.inputs, way.outputs, (), comm)[1]
+        return ALGORITHMS["svd"].run([part], way.inputs, way.outputs, way.options, comm)[1]
 
     found = run_virtual_ranks(3, work)[0]
     kept = scales > 1e-14
@@ -191,7 +191,7 @@ def test_halos_reach_as_far_as_a_window_sees() -> None:
 def test_an_algorithm_is_a_node_of_a_plan(dtype: type) -> None:
     a = numbers(np.random.default_rng(0), dtype, 12, 7)
     node = OPS["svd"].node(parameter(0, Spec(a.shape, a.dtype)))
-    (way,) = ALGORITHMS["svd"].variants(node, [], 3)
+    way, *_ = ALGORITHMS["svd"].variants(node, [], 3)
 
     def work(comm: Communicator) -> list[np.ndarray]:
         part = lift(cd.tensor(way.inputs[0].part_of(a, comm.rank)))
