@@ -47,6 +47,7 @@ PACKAGES = (
     Package("mpi4py", ("mpi4py",), "training on several processes", MPI),
     Package("optuna", ("optuna",), "caldera search, caldera.search",
             "pip install 'caldera[search]'"),
+    Package("cmaes", ("cmaes",), "search.CMAES", "pip install 'caldera[search]'"),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),

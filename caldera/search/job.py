@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.errors import ConfigError
+from caldera.file_cache import write_file
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import Samples
 from caldera.search.space import Space
@@ -208,9 +209,7 @@ class Job:
         """Save a model, and how far its training has come."""
         path = self.path(number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(progress_bytes(model))
-        partial.replace(path.with_suffix(".progress"))
+        write_file(path.with_suffix(".progress"), progress_bytes(model))
         model.save(path)
 
     def load(self, model: Model, number: int) -> None:
