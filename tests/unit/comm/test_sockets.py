@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caldera.comm import endpoint
-from caldera.comm.endpoint import SHARED_FROM, Endpoint
+from caldera.comm.endpoint import SHARED_FROM, Endpoint, channel_of
 from caldera.comm.handshake import KEY_BYTES, Listener, connect, gather_links, join_links
 from caldera.comm.sockets import SocketCommunicator
 from caldera.errors import CommError
@@ -37,6 +37,8 @@ def _run(size: int, work: Callable[[SocketCommunicator], Any]) -> list[Any]:
             results[rank] = work(SocketCommunicator(endpoints[rank], range(size), "world"))
         except Exception as error:
             results[rank] = error
+            # The others would wait for it for ever.
+            endpoints[rank].revoke(channel_of("world"), rank, repr(error))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -106,6 +108,8 @@ def test_a_revoked_communicator_releases_those_who_wait_and_others_go_on() -> No
         apart = SocketCommunicator(comm.endpoint, comm.members, "apart")
         inside = apart.Split(0)
         assert inside is not None
+        # Else the news may come while another still makes its communicator.
+        comm.Barrier()
         if comm.rank == 2:
             inside.Revoke("singular matrix")
         else:
