@@ -9,7 +9,8 @@ If a worker is gone, or does not come back, all of them are ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,24 @@ class Master(Session):
 
     # --- orders
 
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Orders and their answers. If anything breaks it off (Ctrl-C, no memory), what is still on
+        its way must never be taken for the answer to something else: all go on anew."""
+        epoch = self._epoch
+        try:
+            self._look_for_failures()
+            yield
+        except BaseException:
+            if self.is_open and self._epoch == epoch:
+                self._interrupt()
+            raise
+
     def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
-        self._look_for_failures()
+        with self._exchange():
+            self._put_parts(number, array, layout)
+
+    def _put_parts(self, number: int, array: np.ndarray, layout: Layout) -> None:
         freed = tuple(self._take_forgotten())
         parts: dict[Any, np.ndarray] = {}
         for rank in range(self.ranks):
@@ -121,18 +138,22 @@ class Master(Session):
             self._send(rank, part)
 
     def _define(self, number: int, definition: Definition) -> None:
-        self._look_for_failures()
         content = DEFINE + varint(number) + definition.to_bytes()
-        for rank in range(self.ranks):
-            self._order(rank, content)
+        with self._exchange():
+            for rank in range(self.ranks):
+                self._order(rank, content)
 
     def _undefine(self, number: int) -> None:
-        self._leaves.pop(number, None)
-        for rank in range(self.ranks):
-            self._order(rank, UNDEFINE + varint(number))
+        with self._exchange():
+            self._leaves.pop(number, None)
+            for rank in range(self.ranks):
+                self._order(rank, UNDEFINE + varint(number))
 
     def _run(self, program: int, leaves: list[int], first: int) -> None:
-        self._look_for_failures()
+        with self._exchange():
+            self._run_program(program, leaves, first)
+
+    def _run_program(self, program: int, leaves: list[int], first: int) -> None:
         before = self._leaves.get(program) or [first] * len(leaves)
         self._leaves[program] = leaves
         content = RUN + varint(program) + varint(first) + varint(len(leaves))
@@ -145,25 +166,25 @@ class Master(Session):
             self._order(rank, content + packed)
 
     def _parts(self, handle: Handle, ranks: Sequence[int]) -> dict[int, np.ndarray]:
-        self._look_for_failures()
-        serial = self._next_serial()
-        for rank in ranks:
-            self._order(rank, GET + varint(serial) + varint(handle.number))
-        self._answers(serial, ranks)
         parts = {}
-        for rank in ranks:
-            part = np.empty(handle.layout.local_shape(rank), handle.spec.dtype)
-            self._receive(rank, part)
-            parts[rank] = part
+        with self._exchange():
+            serial = self._next_serial()
+            for rank in ranks:
+                self._order(rank, GET + varint(serial) + varint(handle.number))
+            self._answers(serial, ranks)
+            for rank in ranks:
+                part = np.empty(handle.layout.local_shape(rank), handle.spec.dtype)
+                self._receive(rank, part)
+                parts[rank] = part
         return parts
 
     def _call(self, service: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        self._look_for_failures()
-        serial = self._next_serial()
-        freed = tuple(self._take_forgotten())
-        for rank, given in enumerate(arguments):
-            self._order(rank, CALL + varint(serial) + encode((service, freed, given)))
-        answers = self._answers(serial, range(self.ranks))
+        with self._exchange():
+            serial = self._next_serial()
+            freed = tuple(self._take_forgotten())
+            for rank, given in enumerate(arguments):
+                self._order(rank, CALL + varint(serial) + encode((service, freed, given)))
+            answers = self._answers(serial, range(self.ranks))
         return [decode(answers[rank]) for rank in range(self.ranks)]
 
     def _order(self, rank: int, content: bytes) -> None:
@@ -185,9 +206,6 @@ class Master(Session):
                 self._control.Recv(part, rank + 1, DATA_TAG)
         except CommError as error:
             raise self._lost(error) from None
-        except KeyboardInterrupt:
-            self._interrupt()
-            raise
 
     # --- answers
 
@@ -200,9 +218,6 @@ class Master(Session):
                 report = self._reports.receive()
             except CommError as error:
                 raise self._lost(error) from None
-            except KeyboardInterrupt:
-                self._interrupt()
-                raise
             assert report is not None
             rank, kind, number, content = _read(*report)
             if kind == FAILURE:
@@ -263,12 +278,14 @@ class Master(Session):
             self._join()
 
     def _interrupt(self) -> None:
-        """Somebody has pressed Ctrl-C: workers leave what they do."""
+        """Somebody has pressed Ctrl-C, say: workers leave what they do."""
         try:
             self._team.revoke("interrupted")
             self._renew()
-        except CommError:
+        except BaseException as error:
             self._end()
+            if not isinstance(error, CommError):
+                raise
 
     def _lost(self, error: CommError) -> CommError:
         """Workers are gone: which, and why if that is known. All others are ended."""
