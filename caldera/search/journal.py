@@ -118,15 +118,15 @@ def _cut_unfinished_line(path: Path) -> None:
 
 
 @contextmanager
-def held_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock that ends with this process; False if another has it and nobody should wait."""
+def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
+    """Hold a lock that ends with this process; False if another still has it after so long."""
     if fcntl is None:
         yield True
         return
     with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
+        if within_s is None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        elif not _locked_within(file.fileno(), within_s):
             yield False
             return
         _held.add(file.fileno())
@@ -135,6 +135,18 @@ def held_lock(path: Path, wait: bool = True) -> Iterator[bool]:
         finally:
             _held.discard(file.fileno())
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _locked_within(file: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
 
 
 def _close_held() -> None:

@@ -26,6 +26,8 @@ from caldera.train.arguments import folder as checked_folder
 from caldera.train.arguments import instances, plain_number, whole_number
 
 _WHERE = "search.run"
+LOCKED_WITHIN_S = 2.0
+"""A worker that was just started when its master was killed has the study for a moment more."""
 
 
 def run(
@@ -192,7 +194,7 @@ def _method(given: Any) -> Method:
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the study for this process: two would run the same trials."""
     folder.mkdir(parents=True, exist_ok=True)
-    with held_lock(folder / "running.lock", wait=False) as is_held:
+    with held_lock(folder / "running.lock", LOCKED_WITHIN_S) as is_held:
         if not is_held:
             raise ConfigError.build(
                 _WHERE, expected="a study that no other process works on", got=str(folder),

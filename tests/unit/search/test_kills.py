@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,8 @@ def in_child(work: Callable[[], object]) -> int:
         try:
             work()
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     return child
