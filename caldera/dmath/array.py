@@ -313,8 +313,9 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
 def _bounds(key: Any, shape: Shape) -> tuple[tuple[int, int, int], ...] | None:
     """The bounds that a key of slices names; None for other keys."""
     parts = list(key) if isinstance(key, tuple) else [key]
-    if Ellipsis in parts:
-        place_of = parts.index(Ellipsis)
+    # Not by `in`: arrays of indices compare element by element.
+    place_of = next((number for number, part in enumerate(parts) if part is Ellipsis), None)
+    if place_of is not None:
         parts[place_of : place_of + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     parts += [slice(None)] * (len(shape) - len(parts))
     if len(parts) != len(shape) or not all(isinstance(part, slice) for part in parts):

@@ -149,10 +149,12 @@ def eye(
     return _array(cast(same, canonical(dtype)), layout, ranks)
 
 
-def _random(make: Any, shape: Any, seed: int, dtype: Any, layout: Where, ranks: Any) -> Array:
+def _random(
+    where: str, make: Any, shape: Any, seed: int, dtype: Any, layout: Where, ranks: Any
+) -> Array:
     kind = canonical(dtype)
     if not is_float(kind):
-        raise ConfigError.build("dm.random", expected="a dtype of floats", got=kind.name)
+        raise ConfigError.build(where, expected="a dtype of floats", got=kind.name)
     state = array_node(np.array([np.uint64(seed % 2**64).astype(np.int64), 0], np.int64))
     offset = constant(0, int64)
     drawn = make(state, offset, shape=as_shape(shape), dtype=kind, stream=0)
@@ -175,7 +177,7 @@ def random(
     >>> bool((rows == columns).all())
     True
     """
-    return _random(random_uniform, shape, seed, dtype, layout, ranks)
+    return _random("dm.random", random_uniform, shape, seed, dtype, layout, ranks)
 
 
 def normal(
@@ -191,4 +193,4 @@ def normal(
     >>> dm.normal((2, 3), seed=1).shape
     (2, 3)
     """
-    return _random(random_normal, shape, seed, dtype, layout, ranks)
+    return _random("dm.normal", random_normal, shape, seed, dtype, layout, ranks)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera.configurable import Configurable, Family
+from caldera.errors import ConfigError
 from caldera.search.objective import Objective
 from caldera.search.space import Point, Space
 from caldera.search.trial import DONE, Trial
@@ -105,7 +106,12 @@ class Method(Configurable):
     def ask(self, number: int) -> Proposal | Point | None:
         """What to try as trial `number`. None: nothing now. The search ends if nothing runs, and
         asks again when a trial is over if something does."""
-        raise NotImplementedError
+        raise ConfigError.build(
+            "search.run", expected="method= one that proposes trials",
+            got=f"{type(self).__name__}, which has no `ask`",
+            hint="what only stops trials goes beside one that proposes them, as in "
+            "method='random', stop='asha'; a method of your own writes `ask`",
+        )  # fmt: skip
 
     def tell(self, trial: Trial) -> None:
         """A trial is over."""

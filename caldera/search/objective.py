@@ -10,6 +10,7 @@ sample. Methods see losses: what should be large is negated.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ class MissingMetric(ConfigError):
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(ABC):
     """What makes a trial better than another; subclass it and write `measure`.
 
     `modes` has "min" or "max" for each value. `seeds` or `folds` train a trial several times, and
@@ -61,9 +62,9 @@ class Objective:
                 "objective", expected="a mean over seeds or over folds", got="both"
             )
 
+    @abstractmethod
     def measure(self, row: Mapping[str, float]) -> float:
         """The (first) value after a step: what stopping goes by."""
-        raise NotImplementedError
 
     def values(self, curve: Sequence[Row]) -> tuple[float, ...]:
         """The values of a trial that is over."""

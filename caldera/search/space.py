@@ -8,6 +8,7 @@ that open parameters and lists of layers need nothing else: what is not met is n
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -31,16 +32,16 @@ class Walk(Protocol):
     def __call__(self, path: str, part: Any) -> Any: ...
 
 
-class Part:
+class Part(ABC):
     """A part of a space that is more than one dimension: a list of layers, say."""
 
+    @abstractmethod
     def resolve(self, path: str, walk: Walk) -> Any:
         """The value, made of what `walk` gives for each smaller part and its path."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Plain data that tell it apart from others."""
-        raise NotImplementedError
 
 
 class Space:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -336,6 +336,12 @@ class _Described(Objective):
 
     def names(self) -> tuple[str, ...]:
         return self._names  # type: ignore[attr-defined]
+
+    def measure(self, row: Mapping[str, float]) -> float:
+        raise ConfigError.build(
+            "study", expected="its objective", got="a study that was only read from its folder",
+            hint="search.run with the same folder and objective goes on with it",
+        )  # fmt: skip
 
 
 def _read_objective(facts: dict[str, Any]) -> Objective:

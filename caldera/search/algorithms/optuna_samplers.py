@@ -9,6 +9,7 @@ had never been interrupted.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeGuard
@@ -26,7 +27,7 @@ from caldera.search.trial import DONE, STOPPED, Trial
 _CONSTRAINT = "constraint"
 
 
-class OptunaMethod(Method):
+class OptunaMethod(Method, ABC):
     """A sampler of Optuna's; a subclass says which."""
 
     asks_ahead = True
@@ -35,9 +36,9 @@ class OptunaMethod(Method):
     takes_several: ClassVar[bool] = True
     """Whether it knows what to do with several objectives."""
 
+    @abstractmethod
     def sampler(self, samplers: Any, seed: int) -> Any:
         """The sampler, with a seed."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         if len(self.objective.modes) > 1 and not self.takes_several:

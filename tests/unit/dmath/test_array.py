@@ -212,3 +212,19 @@ def test_a_picture_of_a_layout(tmp_path: Any) -> None:
     assert "axes 0 and 1" in spread(numbers(4, 4, 2), dm.Rows()).draw().svg
     with pytest.raises(ConfigError, match="at most"):
         spread(numbers(100, 100), dm.BlockCyclic(1, grid=(2, 2))).draw()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.array([0, 2]), (np.array([0, 1]), np.array([1, 2])), np.arange(12).reshape(4, 3) > 5,
+        (Ellipsis, np.array([0, 2])), (slice(None, None, -1),),
+    ],
+    ids=["rows", "points", "mask", "columns", "backwards"],
+)  # fmt: skip
+def test_any_key_of_numpy_can_be_assigned_to(key: Any) -> None:
+    expected = np.arange(12.0).reshape(4, 3)
+    found = dm.array(expected)
+    found[key] = 7.0
+    expected[key] = 7.0
+    np.testing.assert_array_equal(found.numpy(), expected)

@@ -311,3 +311,11 @@ def test_a_method_of_your_own() -> None:
     study = search.run(_sphere, _box(-5, 5), method=HillClimbing(), trials=150)
     assert study.best.value is not None
     assert study.best.value < 0.05
+
+
+def test_what_proposes_nothing_is_refused_as_a_method() -> None:
+    class Mine(search.Method):
+        pass
+
+    with pytest.raises(ConfigError, match=r"got Mine, which has no `ask`; .*stop='asha'"):
+        search.run(lambda x: x, {"x": search.uniform(0, 1)}, method=Mine(), trials=2, verbose=0)
