@@ -23,6 +23,11 @@ from caldera.tensor import glorot_uniform
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
 """By the number of axes along which windows move."""
+RANGES = {
+    "filters": ("around", 4),
+    "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
+}
+"""What a search may try of a layer with so many filters."""
 
 
 def _sizes(layer: str, name: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
@@ -93,10 +98,7 @@ class Conv2D(Convolution):
 
     axes: ClassVar[int] = 2
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "filters": ("around", 4),
-        "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
-    }
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
 
     filters: int
     kernel: int | Sequence[int]
@@ -149,10 +151,7 @@ class Conv1D(Convolution):
 
     axes: ClassVar[int] = 1
 
-    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "filters": ("around", 4),
-        "activation": ("choice", ("relu", "tanh", "gelu", "silu")),
-    }
+    ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = RANGES
 
     filters: int
     kernel: int

@@ -127,6 +127,15 @@ class FunctionLoss(Loss):
             )  # fmt: skip
         return mean_by_sample(values)
 
+    def config(self) -> dict[str, Any]:
+        raise ConfigError.build(
+            "saving", expected="a loss that files can name",
+            got=f"the function {getattr(self.function, '__name__', repr(self.function))}",
+            hint="write it as a class: @nn.losses.losses.register('my_loss') before "
+            "class MyLoss(nn.losses.Loss), with per_sample; or assign another loss, such as "
+            "model.loss = 'mse', to save what was learned",
+        )  # fmt: skip
+
 
 def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
     """A loss by its name, as it is, or from a function of predictions and targets.

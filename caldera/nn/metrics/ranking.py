@@ -62,11 +62,11 @@ class AUC(ClassMetric):
         size = op.clip(op.where(op.isnan(scores), 0.0, scores), -1e300, 1e300)
         place = op.floor((size / (1.0 + op.abs(size)) + 1.0) * (self.bins / 2))
         first = np.arange(scores.shape[1]) * self.bins
-        bins = op.cast(op.clip(place, 0.0, self.bins - 1.0), "int64") + first
-        empty = op.broadcast(op.cast(0.0, "float64"), (scores.shape[1] * self.bins,))
+        bins = op.flatten(op.cast(op.clip(place, 0.0, self.bins - 1.0), "int64") + first, 0)
+        length = scores.shape[1] * self.bins
         return {
-            "positive": empty.at[op.flatten(bins, 0)].add(op.flatten(factors * actual, 0)),
-            "negative": empty.at[op.flatten(bins, 0)].add(op.flatten(factors * (1.0 - actual), 0)),
+            "positive": op.bincount(bins, length, op.flatten(factors * actual, 0)),
+            "negative": op.bincount(bins, length, op.flatten(factors * (1.0 - actual), 0)),
             "unknown": op.sum(op.cast(unknown, "float64"), axis=0),
         }
 

@@ -242,13 +242,17 @@ def test_one_hot_targets_train_as_the_numbers_of_classes_do(dtype: str) -> None:
         made().fit(X, 2 * np.eye(2)[Y])
 
 
-def test_a_function_may_be_the_loss() -> None:
+def test_a_function_may_be_the_loss(tmp_path: Path) -> None:
     target = X[:, :1] * 2.0
     by_function = made(loss=lambda prediction, y: (prediction - y) ** 2)
     by_name = made(loss="mean_squared")
     y = np.concatenate([target, -target], 1)
     found = by_function.fit(X, y, epochs=2, verbose=0)
     assert found["loss"] == by_name.fit(X, y, epochs=2, verbose=0)["loss"]
+    with pytest.raises(ConfigError, match=r"a loss that files can name, got the function <lambda>"):
+        by_function.save(tmp_path / "model.caldera")
+    by_function.loss = "mse"
+    by_function.save(tmp_path / "model.caldera")
     with pytest.raises(CalderaError, match="got one for all of them; leave out the mean"):
         made(loss=lambda prediction, y: op.mean(prediction - y)).fit(X, y)
 
