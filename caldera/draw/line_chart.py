@@ -45,6 +45,8 @@ class Line:
     """A point to draw a ring around: the best one, say."""
     thin: bool = False
     """Whether it is one of many: pale, without dots, and named only where it is under the mouse."""
+    bare: bool = False
+    """Whether its points are not values that somebody measured: a line without dots."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _line(line: Line, chart: LineChart) -> str:
         route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
         if not line.dots_only:
             parts.append(_stroke(f"M{route}", line))
-    dots = line.dots_only or len(line.points) <= _DOTS_UP_TO
+    dots = line.dots_only or (len(line.points) <= _DOTS_UP_TO and not line.bare)
     for run in runs:
         # A point between two gaps has no line: only a dot shows it.
         if dots or len(run) == 1:
