@@ -25,14 +25,15 @@ from caldera.draw.palette import (
 from caldera.draw.svg import (
     MONO,
     SANS,
+    Picture,
     element,
     number,
     path,
     picture,
+    picture_or_file,
     safe,
     text,
     text_width,
-    write_svg,
 )
 from caldera.graph.node import Node
 from caldera.graph.program import Program
@@ -60,9 +61,9 @@ _STYLE = (
 )
 
 
-def save_graph(path: str | PathLike[str], panels: Mapping[str, Program]) -> Path:
-    """Write the picture of these programs, side by side, to an .svg file; its path."""
-    return write_svg(path, graph_svg(panels), "draw")
+def draw_graph(path: str | PathLike[str] | None, panels: Mapping[str, Program]) -> Picture | Path:
+    """The picture of these programs, side by side; with a path, written to an .svg file."""
+    return picture_or_file(graph_svg(panels), path, "draw")
 
 
 def graph_svg(panels: Mapping[str, Program]) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
+from caldera.draw.thumbnail import thumbnail
 from caldera.nn.task import MULTICLASS, MULTILABEL, Task
-from caldera.optional import optional_import
 from caldera.train.tracking.run_record import (
     CalibrationRecord,
     ClassesRecord,
@@ -39,7 +37,6 @@ _MOST_SCORED = 100_000
 _MOST_COLUMNS = 100
 _ROWS, _REPEATS = 2000, 5
 """How many samples, and how often, columns are shuffled for."""
-_PICTURE_SIZE = 96
 
 
 def tested_classes(
@@ -142,7 +139,7 @@ def _mistakes(
         MistakeRecord(
             sample=first + int(each), true=int(actual[each]), predicted=int(said[each]),
             confidence=float(sure[each]), probability=float(likely[each, actual[each]]),
-            picture=picture_of(inputs[each]),
+            picture=thumbnail(inputs[each]),
         )
         for each in chosen
     ]  # fmt: skip
@@ -150,26 +147,6 @@ def _mistakes(
 
 def _most_confident(mistakes: Sequence[MistakeRecord]) -> list[MistakeRecord]:
     return sorted(mistakes, key=lambda each: -each.confidence)[:MOST_MISTAKES]
-
-
-def picture_of(sample: np.ndarray) -> str:
-    """An image of one or three channels as the base64 text of a PNG file; empty for all else.
-
-    >>> picture_of(np.zeros((1, 8, 8), "float32"))[:11], picture_of(np.zeros(5))
-    ('iVBORw0KGgo', '')
-    """
-    if sample.ndim != 3 or sample.shape[0] not in (1, 3) or min(sample.shape[1:]) < 2:
-        return ""
-    values = np.nan_to_num(sample.astype(np.float64))
-    low, high = min(values.min(), 0.0), max(values.max(), 1.0)
-    # Bytes, and what has been normalised, fill the range that they have.
-    grey = np.round(255 * (values - low) / (high - low)).astype(np.uint8)
-    pillow = optional_import("PIL.Image", "pillow", "RunFolder")
-    image = pillow.fromarray(grey[0] if len(grey) == 1 else grey.transpose(1, 2, 0))
-    image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
-    written = io.BytesIO()
-    image.save(written, "PNG")
-    return base64.b64encode(written.getvalue()).decode()
 
 
 # --- curves

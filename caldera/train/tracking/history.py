@@ -13,8 +13,11 @@ import numpy as np
 
 from caldera.amounts import table_lines
 from caldera.arguments import checked, shown
-from caldera.draw.learning_curves import learning_curves
+from caldera.draw.learning_curves import learning_curve_charts, learning_curves
+from caldera.draw.line_chart import figure_svg
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DataError
+from caldera.notebook import html_table, note
 from caldera.plain_data import to_plain
 from caldera.registry import nearest
 
@@ -171,6 +174,21 @@ class History(Mapping[str, list[Any]]):
             lines.append(f"stopped: {self.stopped}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        if not self.epochs:
+            return note(repr(self))
+        names = self.numbers()
+        rows = [
+            [row["epoch"] + 1, *(shown_number(row[name]) for name in names)] for row in self.rows
+        ]
+        table = html_table(["epoch", *names], rows, numbers=range(len(names) + 1))
+        stopped = note(f"stopped: {self.stopped}") if self.stopped else ""
+        columns = {name: self._columns[name] for name in names}
+        charts = learning_curve_charts([epoch + 1 for epoch in self.epochs], columns)
+        return (
+            f"{figure_svg(charts)}<details><summary>All epochs</summary>{table}</details>{stopped}"
+        )
+
     # --- keeping
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,8 +242,9 @@ class History(Mapping[str, list[Any]]):
         return made
 
     @checked
-    def plot(self, path: str | PathLike[str], title: str = "") -> Path:
-        """Write the learning curves to an .svg file, which every browser opens; its path.
+    def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Picture | Path:
+        """The learning curves, which a notebook shows; with a path they are written to that .svg
+        file, which every browser opens, and the path is returned.
 
         >>> import tempfile
         >>> from pathlib import Path

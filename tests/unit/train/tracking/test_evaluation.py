@@ -13,10 +13,11 @@ from PIL import Image
 
 import caldera as cd
 from caldera import nn
+from caldera.draw.thumbnail import thumbnail
 from caldera.errors import DataError
 from caldera.train.tracking import evaluation
 from caldera.train.tracking.blocks import blocks_of
-from caldera.train.tracking.evaluation import calibration, picture_of, roc
+from caldera.train.tracking.evaluation import calibration, roc
 from caldera.train.tracking.run_folder import _check_classes
 
 
@@ -52,15 +53,15 @@ def test_calibration_counts_by_certainty() -> None:
 def test_pictures_are_what_samples_look_like(channels: int) -> None:
     sample = np.zeros((channels, 4, 5), "float32")
     sample[:, 1, 2] = 1.0
-    with Image.open(io.BytesIO(base64.b64decode(picture_of(sample)))) as picture:
+    with Image.open(io.BytesIO(base64.b64decode(thumbnail(sample)))) as picture:
         assert picture.size == (5, 4)
         assert np.asarray(picture)[1, 2].max() == 255
         assert np.asarray(picture).sum() == 255 * channels
-    large = picture_of(np.random.default_rng(0).normal(size=(channels, 300, 200)))
+    large = thumbnail(np.random.default_rng(0).normal(size=(channels, 300, 200)))
     with Image.open(io.BytesIO(base64.b64decode(large))) as picture:
         assert max(picture.size) == 96
-    assert picture_of(np.full((1, 3, 3), np.nan)) != ""
-    assert picture_of(np.zeros((2, 8, 8))) == ""
+    assert thumbnail(np.full((1, 3, 3), np.nan)) != ""
+    assert thumbnail(np.zeros((2, 8, 8))) == ""
 
 
 class Fixed(nn.Layer):
