@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from caldera.arguments import checked
+from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.search.charts import write_plot
+from caldera.search.charts import plot_study, study_html
 from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
 from caldera.search.luck import Luck
@@ -182,9 +183,13 @@ class Study:
         return table_of(self.rows())
 
     @checked
-    def plot(self, path: str | PathLike[str]) -> Path:
-        """Write its pictures to an .svg file: history, learning curves, slices, front; the path."""
-        return write_plot(Overview(self), path)
+    def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
+        """History, learning curves, slices and front as one picture, which a notebook shows; with a
+        path it is written to that .svg file, and the path is returned."""
+        return plot_study(Overview(self), path)
+
+    def _repr_html_(self) -> str:
+        return study_html(Overview(self))
 
     @checked
     def page(self, path: str | PathLike[str]) -> Path:

@@ -203,7 +203,7 @@ class Run:
             found = self.validation.results(self.model)
             results |= {f"val_{name}": each for name, each in found.items()}
         results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())
-        self.history.add(self.epoch, results)
+        self.history.add(self.epoch, results, self.model.optimizer.known_rate())
         self.epoch += 1
         self.batch = 0
         self._adapt(results)
