@@ -37,13 +37,13 @@ from caldera.comm import Communicator, world
 from caldera.graph.node import Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.sharding.algorithms import process_grid
-from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.exchange import rows_to_columns
 from caldera.sharding.algorithms.product_variants import product_variants
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.algorithms.variant import Variant
 from caldera.sharding.distributions import Rows
 from caldera.sharding.layout import Layout
+from caldera.sharding.volume import Links
 
 OPERATIONS = ("product", "qr", "cholesky", "svd", "fft")
 OP_OF = {"product": "matmul", "fft": "fft"}
@@ -72,7 +72,7 @@ def variant_for(operation: str, n: int, ranks: int) -> Variant:
     layouts = [Rows().of(shape, range(ranks)) for _ in specs]
     variants = ALGORITHMS[name].variants(node, layouts, ranks)
     # Where inputs lie is free here, as it is for the peers.
-    return min(variants, key=lambda each: each.cost.seconds(Machine()))
+    return min(variants, key=lambda each: each.cost.seconds(Links()))
 
 
 def caldera_case(

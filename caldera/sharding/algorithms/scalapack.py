@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_library import loaded, mpi
 from caldera.errors import DataError
 from caldera.sharding.algorithms.process_grid import ProcessGrid
 
@@ -42,9 +44,6 @@ def library(mpi: str) -> Any | None:
 
 def library_of(comm: Communicator) -> Any | None:
     """The library that ranks of a communicator can use, or None if they are no ranks of MPI."""
-    from caldera.comm.mpi import MpiCommunicator
-    from caldera.comm.mpi_library import loaded
-
     return library(loaded().name) if isinstance(comm, MpiCommunicator) else None
 
 
@@ -77,8 +76,6 @@ class Context:
 
 def _c_handle(comm: Any) -> Any:
     """What C knows a communicator of MPI by: a pointer or a number, as its MPI has it."""
-    from caldera.comm.mpi_library import mpi
-
     kind = ctypes.c_void_p if mpi()._sizeof(comm.handle) > 4 else ctypes.c_int
     return kind(mpi()._handleof(comm.handle))
 
