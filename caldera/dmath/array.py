@@ -101,7 +101,7 @@ class Array(Expr):
         ...     (a + a.to(layout=dm.Columns())).explain().nbytes
         16384
         """
-        return explained(_with_leaves([self.node], but=self.node)[0], current().ranks)
+        return explained(_with_leaves([self.node], but=self.node)[0], current())
 
     def draw(self, path: str | PathLike[str] | None = None) -> Picture:
         """A picture of its layout, which a notebook shows; with a path it is also a file.
