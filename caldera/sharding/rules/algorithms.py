@@ -32,7 +32,8 @@ def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | La
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
     alone = None if only_together else _alone_or(before, graph, node)
-    if isinstance(alone, Lazy | Node) or (graph.ranks == 1 and not only_together):
+    by_itself = graph.ranks == 1 or not graph.may_exchange
+    if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
     together = ALGORITHMS[node.op.name].variants(node, layouts, graph.ranks)

@@ -47,7 +47,7 @@ class Spatial:
 
 def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
     alone = before(graph, node)
-    spatial = _spatial(graph, node)
+    spatial = _spatial(graph, node) if graph.may_exchange else None
     if spatial is None or isinstance(alone, Lazy | Node):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
