@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         optim,
         parallel,
         search,
+        serve,
         sklearn,
         testing,
     )
@@ -126,6 +127,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "optim": ("caldera.optim", ""),
     "parallel": ("caldera.parallel", ""),
     "search": ("caldera.search", ""),
+    "serve": ("caldera.serve", ""),
     "sklearn": ("caldera.sklearn", ""),
     "testing": ("caldera.testing", ""),
 }
@@ -217,6 +219,7 @@ __all__ = [
     "parallel",
     "search",
     "seed",
+    "serve",
     "settings",
     "sklearn",
     "tensor",
