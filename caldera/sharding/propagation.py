@@ -287,10 +287,14 @@ class Propagation:
             seconds, nbytes = seconds + taken, nbytes + sent
         for spec, where in zip(node.outputs, way.outputs, strict=True):
             if where.terms > 1:
-                moved = volume(where.layout, self.resting(where, spec), where.terms)
-                seconds += moved.seconds(spec.dtype.itemsize, self.links)
-                nbytes += moved.elements * spec.dtype.itemsize
+                taken, sent = self._summing(where, spec)
+                seconds, nbytes = seconds + taken, nbytes + sent
         return Cost(way.name, seconds, nbytes)
+
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
+        moved = volume(where.layout, self.resting(where, spec), where.terms)
+        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
 
     def _is_whole(self, node: Node) -> bool:
         return all(
