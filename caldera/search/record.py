@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -39,7 +38,7 @@ class Record:
             self._storage = self._open(folder, storage)
         self._study: int | None = None
         self._ids: dict[int, int] = {}
-        self._reported: dict[int, tuple[float, int]] = {}
+        self._reported: dict[int, float] = {}
         names = {each.study_name: each for each in self._storage.get_all_studies()}
         if _NAME in names:
             self._study = names[_NAME]._study_id
@@ -115,10 +114,10 @@ class Record:
 
     def report(self, trial: Trial, loss_or_value: float) -> None:
         """Write down the last point of a running trial's curve, if the last one is old enough."""
-        when, _ = self._reported.get(trial.number, (0.0, 0))
-        now = time.monotonic()
-        if now - when >= _REPORT_EVERY_S:
-            self._reported[trial.number] = (now, len(trial.curve))
+        moment = now()
+        last = self._reported.get(trial.number, trial.started or 0.0)
+        if moment - last >= _REPORT_EVERY_S:
+            self._reported[trial.number] = moment
             self._storage.set_trial_intermediate_value(
                 self._ids[trial.number], len(trial.curve), loss_or_value
             )
