@@ -114,9 +114,9 @@ class RankGraph(Propagation):
     def is_whole(self, node: Node) -> bool:
         """Whether every rank has all of a value."""
         value = self.value(node)
-        return value.lazy is None and value.placement.terms == 1 and self._collectives.is_everywhere(
-            value.placement.layout
-        )  # fmt: skip
+        if value.lazy is not None or value.placement.terms > 1:
+            return False
+        return self._collectives.is_everywhere(value.placement.layout)
 
     # --- deciding
 
