@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,11 @@ class CalderaSearchCV(BaseSearchCV):
       `{"hidden": search.choice([(32,), (64,)]), "learning_rate": search.log(1e-3, 1e-1)}`; those of
       a step in a pipeline as `step__name`.
     - `method`, `trials`: what proposes parameters, and how many. A grid ends by itself.
+    - `stop`: what ends candidates that are not worth going on with, such as "asha", after fits with
+      less of `resource`: a parameter of the estimator that counts, "epochs" unless told. Its value
+      in the estimator is that of a whole fit, and each fit begins anew, as in scikit-learn's
+      `HalvingRandomSearchCV`; `cv_results_["n_resources"]` says how much each fit had, and the best
+      is one of those that had all.
     - `scoring`, `n_jobs`, `refit`, `cv`, `verbose`, `pre_dispatch`, `error_score`,
       `return_train_score`: as in `GridSearchCV`. Of several scorings `refit` names the one that
       counts.
@@ -28,8 +33,8 @@ class CalderaSearchCV(BaseSearchCV):
 
     After `fit`: all that `GridSearchCV` has (`best_estimator_`, `best_params_`, `best_score_`,
     `cv_results_`, ...), and `study_`, with its table, pictures and page, which also has candidates
-    none of whose fits succeeded; it is not pickled. For searches that stop bad trials early, keep a
-    folder or use many processes there is `search.run`.
+    none of whose fits succeeded; it is not pickled. For searches that keep a folder, use many
+    processes or stop trials without beginning anew there is `search.run`.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import Ridge
@@ -46,6 +51,8 @@ class CalderaSearchCV(BaseSearchCV):
         "space": "no_validation",
         "method": "no_validation",
         "trials": "no_validation",
+        "stop": "no_validation",
+        "resource": [str],
         "random_state": ["random_state"],
     }
 
@@ -56,6 +63,8 @@ class CalderaSearchCV(BaseSearchCV):
         *,
         method: str | search.Method = "tpe",
         trials: int | None = 20,
+        stop: str | search.Method | None = None,
+        resource: str = "epochs",
         scoring: Any = None,
         n_jobs: int | None = None,
         refit: bool | str | Callable[..., int] = True,
@@ -74,18 +83,23 @@ class CalderaSearchCV(BaseSearchCV):
         self.space = space
         self.method = method
         self.trials = trials
+        self.stop = stop
+        self.resource = resource
         self.random_state = random_state
 
     def _run_search(self, evaluate_candidates: Callable[..., Mapping[str, Any]]) -> None:
         """Let the search propose, and scikit-learn evaluate; called by `fit`."""
         self._check_names()
         name = f"mean_test_{self.refit}" if isinstance(self.refit, str) else "mean_test_score"
-
+        stopper, amounts = self._amounts()
         errors: list[Exception] = []
 
-        def score(**parameters: Any) -> float:
+        def score(parameters: dict[str, Any], amount: int | None = None) -> float:
+            more = None
+            if amount is not None:
+                parameters, more = {**parameters, self.resource: amount}, {"n_resources": [amount]}
             try:
-                results = evaluate_candidates([parameters])
+                results = evaluate_candidates([parameters], more_results=more)
             except Exception as error:
                 errors.append(error)
                 raise
@@ -97,11 +111,20 @@ class CalderaSearchCV(BaseSearchCV):
                 raise errors[-1]
             return float(results[name][-1])
 
+        def scores(**parameters: Any) -> Iterator[float]:
+            """A step for each unit of what is counted, with the score of the next fit."""
+            before = 0
+            for amount in amounts:
+                found = score(parameters, amount)
+                yield from [found] * (amount - before)
+                before = amount
+
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         try:
             self.study_ = search.run(
-                score, self.space, method=self.method, trials=self.trials, seed=seed,
-                objective=search.metric("value", "max"), verbose=0,
+                scores if amounts else lambda **parameters: score(parameters), self.space,
+                method=self.method, stop=stopper, trials=self.trials, seed=seed, verbose=0,
+                epochs=amounts[-1] if amounts else None, objective=search.metric("value", "max"),
             )  # fmt: skip
         except ConfigError:
             if errors:
@@ -111,6 +134,41 @@ class CalderaSearchCV(BaseSearchCV):
         strict = isinstance(self.error_score, str)
         if errors and (strict or len(errors) == len(self.study_.trials)):
             raise errors[0]
+
+    def _amounts(self) -> tuple[search.Method | None, list[int]]:
+        """What stops, and with how much of the resource a candidate is fitted, one after the
+        other."""
+        if self.stop is None:
+            return None, []
+        stopper: search.Method = search.methods.make(self.stop)
+        whole = self.estimator.get_params().get(self.resource)
+        if not isinstance(whole, int | np.integer) or whole < 1:
+            raise ConfigError.build(
+                "CalderaSearchCV.resource",
+                expected="a parameter of the estimator that counts, with its value for a whole fit",
+                got=f"{self.resource!r}, which is {whole!r} in {type(self.estimator).__name__}",
+                hint="as in resource='n_estimators' or, in a pipeline, 'step__epochs'",
+            )  # fmt: skip
+        if self.resource in search.Space(self.space).names()[1]:
+            raise ConfigError.build(
+                "CalderaSearchCV.space", expected=f"no {self.resource!r}, since stop= goes by it",
+                got="one", hint="leave it out, or name another resource=",
+            )  # fmt: skip
+        # Where halving decides; the median rule would decide after every epoch.
+        factor, amounts = getattr(stopper, "factor", 3), [getattr(stopper, "least", 1)]
+        while amounts[-1] * factor < whole:
+            amounts.append(amounts[-1] * factor)
+        return stopper, [*(each for each in amounts if each < whole), int(whole)]
+
+    @staticmethod
+    def _select_best_index(refit: Any, refit_metric: str, results: Mapping[str, Any]) -> int:
+        if callable(refit) or "n_resources" not in results:
+            found: int = BaseSearchCV._select_best_index(refit, refit_metric, results)
+            return found
+        # What was fitted with less than others is not compared with them.
+        amounts = np.asarray(results["n_resources"])
+        ranks = np.asarray(results[f"rank_test_{refit_metric}"], dtype=float)
+        return int(np.where(amounts == amounts.max(), ranks, np.inf).argmin())
 
     def _check_names(self) -> None:
         known = self.estimator.get_params()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.datasets import load_iris
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
@@ -84,3 +85,53 @@ def test_one_bad_candidate_is_a_failed_trial_and_only_bad_ones_an_error() -> Non
         fitted([1.0, -1.0], error_score="raise")
     with pytest.raises(ConfigError, match=r"space: expected parameters .* got 'beta'"):
         CalderaSearchCV(Ridge(), {"beta": search.choice([1])}, trials=1).fit(*line())
+
+
+class Counting(BaseEstimator, RegressorMixin):
+    """Scores as well as its shift allows, the better the more rounds it had."""
+
+    fitted: ClassVar[list[tuple[float, int]]] = []
+
+    def __init__(self, shift: float = 0.0, rounds: int = 8) -> None:
+        self.shift, self.rounds = shift, rounds
+
+    def fit(self, X: Any, y: Any) -> Counting:
+        self.fitted.append((self.shift, self.rounds))
+        return self
+
+    def score(self, X: Any, y: Any) -> float:
+        # The last rounds are no help to anybody: what had them is the best all the same.
+        return 1.0 - self.shift - (0.1 if self.rounds == 8 else 0.0)
+
+
+def test_bad_candidates_are_stopped_after_fits_with_less() -> None:
+    Counting.fitted.clear()
+    space = {"shift": search.choice([0.0, 0.1, 0.2, 0.3, 0.4])}
+    found = CalderaSearchCV(
+        Counting(), space, method="grid", stop=search.ASHA(least=1), resource="rounds", cv=2
+    ).fit(*line())
+    assert found.study_.counts() == {
+        "done": 1, "stopped": 4, "failed": 0, "running": 0, "waiting": 0
+    }  # fmt: skip
+    # The first went through all fits, on two folds each; then it is fitted to all samples.
+    assert Counting.fitted[:6] == [(0.0, amount) for amount in (1, 1, 3, 3, 8, 8)]
+    assert set(Counting.fitted[6:-1]) == {(shift, 1) for shift in (0.1, 0.2, 0.3, 0.4)}
+    assert list(found.cv_results_["n_resources"]) == [1, 3, 8, 1, 1, 1, 1]
+    assert found.best_params_ == {"shift": 0.0, "rounds": 8}
+    assert found.best_score_ == pytest.approx(0.9)
+    assert [len(trial.curve) for trial in found.study_.trials] == [8, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"resource": "epochs"}, "'epochs', which is None in Counting"),
+        ({"resource": "shift"}, "'shift', which is 0.0"),
+        ({"resource": "rounds", "space": {"rounds": search.choice([1])}}, "no 'rounds'"),
+        ({"resource": "rounds", "stop": "assha"}, "asha"),
+    ],
+)
+def test_what_candidates_cannot_be_stopped_by_says_so(settings: dict[str, Any], said: str) -> None:
+    given = {"space": {"shift": search.choice([0.0, 0.1])}, "stop": "asha", **settings}
+    with pytest.raises(ConfigError, match=said):
+        CalderaSearchCV(Counting(), **given, trials=1).fit(*line())
