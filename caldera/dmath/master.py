@@ -129,11 +129,12 @@ class Master(Session):
         freed = tuple(self._take_forgotten())
         parts: dict[Any, np.ndarray] = {}
         for rank in range(self.ranks):
-            pieces = layout.pieces(rank)
-            if pieces not in parts:
+            # Parts without any element have no pieces, but each its shape.
+            own = layout.pieces(rank), layout.local_shape(rank)
+            if own not in parts:
                 # Ranks that have the same come one after the other.
-                parts = {pieces: np.asarray(layout.part_of(array, rank), order="C")}
-            part = parts[pieces]
+                parts = {own: np.asarray(layout.part_of(array, rank), order="C")}
+            part = parts[own]
             self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
             self._send(rank, part)
 

@@ -15,7 +15,7 @@ from caldera.graph.node import Node
 from caldera.kernels.reference.linalg import named
 from caldera.sharding import ops
 from caldera.sharding.algorithms import lu
-from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, SORT, TOP_K
+from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
 from caldera.sharding.algorithms.cholesky import cholesky
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.matrix import (
@@ -252,6 +252,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "sort": SORT,
     "top_k": TOP_K,
     "cumsum": CUMSUM,
+    ops.ordered_sum.name: ORDERED_SUM,
     "cholesky": Algorithm(_matrices(_in_place, _grid_cost, "blocked Cholesky"), _run_cholesky),
     "solve": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_solve),
     "inverse": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_inverse),
