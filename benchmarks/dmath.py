@@ -18,6 +18,7 @@ says. `--variants` times each algorithm for a product that there is.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 from collections.abc import Callable
 from functools import partial
@@ -316,7 +317,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="for the rounds of one library")
     parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
     parser.add_argument("--variants", type=int, default=0, help="all algorithms for this size")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which it ends")
     chosen = parser.parse_args()
+    # A peer that hangs says where.
+    faulthandler.dump_traceback_later(chosen.limit, exit=True)
     comm = world()
     alone, together = blas(2048 if comm.size > 4 else 1024, comm)
     if comm.rank == 0:

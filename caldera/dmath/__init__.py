@@ -7,7 +7,8 @@ from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
 from caldera.dmath.files import load, save
-from caldera.dmath.linalg import svd, svd_bound
+from caldera.dmath.hand_over import from_dask, from_pandas
+from caldera.dmath.linalg import add_row_col_sum, svd, svd_bound
 from caldera.dmath.session import Session
 from caldera.op import (
     cholesky,
@@ -60,6 +61,7 @@ __all__ = [
     "Replicated",
     "Rows",
     "Session",
+    "add_row_col_sum",
     "arange",
     "array",
     "cholesky",
@@ -75,6 +77,8 @@ __all__ = [
     "fft",
     "fft2",
     "fftn",
+    "from_dask",
+    "from_pandas",
     "full",
     "ifft",
     "ifft2",

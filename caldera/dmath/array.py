@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.dmath.blocks import Box, blocks_of, to_dask, to_pandas
 from caldera.dmath.connect import current
 from caldera.dmath.explain import Explanation, explained
 from caldera.dmath.handle import Handle
@@ -150,6 +151,28 @@ class Array(Expr):
 
     def __repr__(self) -> str:
         return f"Array(shape={self.shape}, dtype={self.dtype.name})"
+
+    def blocks(self) -> Iterator[tuple[Box, np.ndarray]]:
+        """Its blocks, one after the other: where each lies, as slices, and its elements. No more
+        than one of them is here at a time.
+
+        >>> import numpy as np
+        >>> from caldera import dmath as dm
+        >>> with dm.connect(threads=2):
+        ...     a = dm.array(np.arange(6.0).reshape(3, 2), layout=dm.Rows())
+        ...     [(box[0], float(block.sum())) for box, block in a.blocks()]
+        [(slice(0, 2, None), 6.0), (slice(2, 3, None), 9.0)]
+        """
+        return blocks_of(self.eval())
+
+    def to_dask(self) -> Any:
+        """An array of Dask, whose chunks are the blocks of this one; each is brought here when Dask
+        computes something with it."""
+        return to_dask(self.eval())
+
+    def to_pandas(self, columns: Sequence[Any] | None = None, index: Any = None) -> Any:
+        """A matrix as a frame of pandas, a vector as a series: all of it, here."""
+        return to_pandas(self, columns, index)
 
     # --- assignment
 

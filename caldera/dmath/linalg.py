@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.arguments import refusal
+from caldera.config import settings
 from caldera.dmath.array import Array
 from caldera.errors import ShapeError
 from caldera.lazy import Expr, lift
-from caldera.sharding.ops import largest_singular
+from caldera.sharding.ops import largest_singular, ordered_sum, place
 from caldera.tensor.dtype import part_of
 
 MOST_STEPS = 60
@@ -51,6 +54,44 @@ def svd_bound(a: Any, k: int, *, tolerance: float | None = None, seed: int = 0) 
     True
     """
     return _largest(a, k, tolerance, seed)[3]
+
+
+def add_row_col_sum(
+    vector: Any,
+    matrix: Any,
+    axis: int = 0,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    deterministic: bool | None = None,
+) -> Array:
+    """beta * vector + alpha * the sum of the rows of a matrix, or of its columns with axis=1: the
+    AddRowColSumMatrix of dMath, as bias gradients need it.
+
+    The fast form has each rank add up what it has, and then their sums; with `deterministic` all is
+    added up in one order, which gives the same bits on any number of ranks and in any layout, and
+    takes a move of the matrix where its lines are shared out. If nothing is said, it is as
+    `cd.settings.deterministic` says.
+
+    >>> import numpy as np
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     a = dm.array(np.arange(6.0).reshape(3, 2), layout=dm.Rows())
+    ...     dm.add_row_col_sum(np.ones(2), a, alpha=0.5, deterministic=True).numpy()
+    array([4. , 5.5])
+    """
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(factor, Real):
+            raise refusal("dm.add_row_col_sum", name, "a number", factor)
+    given, start = lift(matrix), lift(vector)
+    if len(given.shape) != 2 or axis not in (0, 1) or start.shape != (given.shape[1 - axis],):
+        raise ShapeError.build(
+            "dm.add_row_col_sum", expected="a matrix, axis 0 or 1, and a vector of its other size",
+            got=f"shape {given.shape}, axis {axis} and a vector of shape {start.shape}",
+        )  # fmt: skip
+    in_order = settings.deterministic if deterministic is None else deterministic
+    total = ordered_sum(given, axis=axis) if in_order else op.sum(Expr(given), axis).node
+    return Array(place((Expr(start) * beta + Expr(total) * alpha).node, None))
 
 
 def _largest(a: Any, k: int, tolerance: float | None, seed: int) -> tuple[Expr, ...]:

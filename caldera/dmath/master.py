@@ -41,7 +41,7 @@ from caldera.dmath.messages import (
     varints,
 )
 from caldera.dmath.rank import Definition
-from caldera.dmath.session import Session
+from caldera.dmath.session import PartOf, Session
 from caldera.dmath.teams import Team
 from caldera.errors import CalderaError, CommError
 from caldera.sharding.layout import Layout
@@ -121,19 +121,20 @@ class Master(Session):
                 self._interrupt()
             raise
 
-    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
+    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None:
         with self._exchange():
-            self._put_parts(number, array, layout)
+            self._put_all(number, layout, part_of)
 
-    def _put_parts(self, number: int, array: np.ndarray, layout: Layout) -> None:
+    def _put_all(self, number: int, layout: Layout, part_of: PartOf) -> None:
         freed = tuple(self._take_forgotten())
         parts: dict[Any, np.ndarray] = {}
         for rank in range(self.ranks):
-            pieces = layout.pieces(rank)
-            if pieces not in parts:
+            # Parts without any element have no pieces, but each its shape.
+            own = layout.pieces(rank), layout.local_shape(rank)
+            if own not in parts:
                 # Ranks that have the same come one after the other.
-                parts = {pieces: np.asarray(layout.part_of(array, rank), order="C")}
-            part = parts[pieces]
+                parts = {own: np.asarray(part_of(rank), order="C")}
+            part = parts[own]
             self._order(rank, PUT + encode((number, part.shape, part.dtype.name, freed)))
             self._send(rank, part)
 

@@ -8,7 +8,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from caldera.sharding.layout import Layout, check_shape, index_of
 from caldera.sharding.volume import Links
 from caldera.tensor.dtype import canonical
 
+PartOf = Callable[[int], np.ndarray]
 WORTH_MEASURING = 1 << 20
 """Bytes of arrays from which on it matters which way is taken."""
 MOST_PROGRAMS = 512
@@ -87,12 +88,16 @@ class Session(ABC):
 
     def put(self, array: np.ndarray, layout: Layout) -> Handle:
         """An array whose parts are on ranks, from one that is here."""
-        self.check_open()
         check_shape("put", layout.shape, array.shape)
         spec = Spec(array.shape, canonical(array.dtype))
+        return self.put_parts(spec, layout, lambda rank: layout.part_of(array, rank))
+
+    def put_parts(self, spec: Spec, layout: Layout, part_of: PartOf) -> Handle:
+        """An array whose parts are on ranks; `part_of` gives that of one after the other."""
+        self.check_open()
         with self._lock:
             handle = Handle(self, self._take_numbers(1), spec, layout)
-            self._put(handle.number, array, layout)
+            self._put(handle.number, layout, part_of)
         return handle
 
     def run(
@@ -229,7 +234,7 @@ class Session(ABC):
     # --- how ranks are told
 
     @abstractmethod
-    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None: ...
+    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None: ...
 
     @abstractmethod
     def _define(self, number: int, definition: Definition) -> None: ...
@@ -318,8 +323,8 @@ class SpmdSession(Session):
     def agree(self, text: str) -> str:
         return str(self._here.communicator.bcast_object(text))
 
-    def _put(self, number: int, array: np.ndarray, layout: Layout) -> None:
-        self._here.put(number, layout.part_of(array, self._here.communicator.rank))
+    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None:
+        self._here.put(number, part_of(self._here.communicator.rank))
 
     def _define(self, number: int, definition: Definition) -> None:
         self._here.define(number, definition)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import Nodes, item, op, refuse_shape
+from caldera.graph.ops.base import broadcast_to
 from caldera.graph.ops.collective import TOKEN, Number, next_number
 from caldera.graph.ops.elementwise import mul
 from caldera.graph.ops.leaf import constant
+from caldera.graph.ops.movement import reshape
 from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.tensor.dtype import DType, float64, is_complex, part_of
 
@@ -125,6 +127,20 @@ def largest_singular(
     part = part_of(a.dtype)
     m, n = a.shape
     return Spec((m, k), a.dtype), Spec((k,), part), Spec((k, n), a.dtype), Spec((k,), float64)
+
+
+@op("ordered_sum", kind="distributed")
+def ordered_sum(x: Spec, *, axis: int) -> Spec:
+    """The sum of a matrix along an axis, in an order that nothing but its length decides."""
+    if x.rank != 2 or axis not in (0, 1):
+        refuse_shape("a matrix, and axis 0 or 1")
+    return Spec((x.shape[1 - axis],), x.dtype)
+
+
+@ordered_sum.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
+    lines = reshape(g, (1, x.shape[1]) if axis == 0 else (x.shape[0], 1))
+    return (broadcast_to(lines, x.shape),)
 
 
 @op("halo", kind="distributed")

@@ -28,7 +28,7 @@ class Links:
     latency: float = 2e-5
     bandwidth: float = 4e9
     collective: float = 4e9
-    flops: float = 1e10
+    flops: float = 3e10
     copying: float = 1e10
 
 

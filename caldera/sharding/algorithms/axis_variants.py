@@ -18,6 +18,7 @@ from caldera.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.sharding.algorithms.sorting import cumulative_sum, sort, top_k
 from caldera.sharding.algorithms.variant import Algorithm, Options, Variant, contiguous, cuts_of
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.tensor.dtype import HALVES
 from caldera.tensor.shape import Shape, size
 
 Layouts = Sequence[Layout]
@@ -153,7 +154,42 @@ def _run_cumsum(
     return [np.ascontiguousarray(np.moveaxis(found, 0, axis))]
 
 
+# --- sums in one order
+
+
+def _ordered_sum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    """Everybody gets whole lines: then nothing depends on how many ranks there are."""
+    x, other = node.inputs[0], 1 - node.attrs["axis"]
+    cuts = _kept_cuts(given[0], other, ranks)
+    cost = Cost(flops=x.spec.size // ranks)
+    inputs, outputs = axis_layout(x.shape, other, cuts), axis_layout(node.shape, 0, cuts)
+    return [Variant("whole lines", (inputs,), (outputs,), cost, (node.attrs["axis"],))]
+
+
+def _run_ordered_sum(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return [tree_sum_of_rows(parts[0] if options[0] == 0 else parts[0].T)]
+
+
+def tree_sum_of_rows(x: np.ndarray) -> np.ndarray:
+    """The rows added up in pairs, the sums in pairs, and so on: each column for itself.
+
+    >>> tree_sum_of_rows(np.arange(10.0).reshape(5, 2))
+    array([20., 25.])
+    """
+    wide = np.float32 if x.dtype in HALVES else x.dtype
+    total = x.astype(wide)
+    while len(total) > 1:
+        half, odd = divmod(len(total), 2)
+        sums = total[:half] + total[half : 2 * half]
+        total = np.concatenate((sums, total[-1:])) if odd else sums
+    whole: np.ndarray = total[0] if len(total) else np.zeros(x.shape[1], wide)
+    return whole.astype(x.dtype)
+
+
 FFT = Algorithm(_fft_variants, _run_fft)
 SORT = Algorithm(_sort_variants, _run_sort)
 TOP_K = Algorithm(_top_k_variants, _run_top_k)
 CUMSUM = Algorithm(_cumsum_variants, _run_cumsum)
+ORDERED_SUM = Algorithm(_ordered_sum_variants, _run_ordered_sum)

@@ -11,8 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.errors import DataError
-from caldera.sharding.algorithms.lapack import ROWS_AT_A_TIME, solve_triangular
+from caldera.sharding.algorithms.lapack import solve_right, subtract_product
 from caldera.sharding.algorithms.process_grid import ProcessGrid, cyclic_indices, gather_rows
+
+ROWS_AT_A_TIME = 256
+"""Of what is left: the more rows, the more is computed above the diagonal for nothing."""
 
 
 def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndarray:
@@ -35,9 +38,8 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
             grid.along_column.Bcast(diagonal, owner_row)
             if failed < 0 and np.isnan(diagonal[0, 0]):
                 failed = end
-            # X Lᴴ = A, read by columns: L Xᴴ = Aᴴ.
-            panel[:] = solve_triangular(diagonal, a[below:, here].conj().T, lower=True).conj().T
-            a[below:, here] = panel
+            solve_right(a[below:, here], diagonal, lower=True, adjoint=True)
+            panel[:] = a[below:, here]
         grid.along_row.Bcast(panel, owner_column)
         across = _rows_that_are_columns(panel, rows[below:], n, end, block, grid)
         top = across.conj().T
@@ -46,7 +48,7 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
             last = min(first + ROWS_AT_A_TIME, len(rows))
             until = np.searchsorted(columns, rows[last - 1], side="right")
             left = panel[first - below : last - below]
-            a[first:last, right:until] -= left @ top[:, : until - right]
+            subtract_product(a[first:last, right:until], left, top[:, : until - right])
     _check(failed, grid)
     a[rows[:, None] < columns] = 0
     return a

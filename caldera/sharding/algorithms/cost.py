@@ -9,17 +9,18 @@ from caldera.sharding.volume import Links
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the rank that has most to do: bytes and messages that it sends, operations, and the bytes
-    it needs beside what it is given and what it makes.
+    """Of the rank that has most to do: bytes and messages that it sends, operations, the bytes it
+    needs beside what it is given and what it makes, and seconds for what is none of these.
 
     >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10)
-    Cost(bytes=12, messages=1, flops=10, workspace=0)
+    Cost(bytes=12, messages=1, flops=10, workspace=0, overhead=0.0)
     """
 
     bytes: int = 0
     messages: int = 0
     flops: int = 0
     workspace: int = 0
+    overhead: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -27,10 +28,10 @@ class Cost:
             self.messages + other.messages,
             self.flops + other.flops,
             max(self.workspace, other.workspace),
+            self.overhead + other.overhead,
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
-        return (
-            self.bytes / links.collective + self.messages * links.latency + self.flops / links.flops
-        )
+        sending = self.bytes / links.collective + self.messages * links.latency
+        return sending + self.flops / links.flops + self.overhead

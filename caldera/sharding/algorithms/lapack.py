@@ -1,71 +1,148 @@
-"""BLAS and LAPACK of one process: what NumPy has no name for, by SciPy, which is loaded when it is
-first used."""
+"""BLAS and LAPACK of one process: what NumPy has no name for, by those that SciPy brings along.
+
+NumPy and SciPy copy what does not lie in one piece. BLAS itself takes rows with any distance
+between them, so a part of a matrix is worked on where it is: SciPy has the addresses of routines.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-ROWS_AT_A_TIME = 512
-"""Of a difference that is formed in place: it needs memory for that many rows."""
+KINDS = {"f": "s", "d": "d", "F": "c", "D": "z"}
+"""How BLAS calls a dtype."""
 
 
 @cache
-def _linalg() -> Any:
-    import scipy.linalg  # type: ignore[import-untyped]
+def _routine(name: str) -> Any:
+    """A routine of BLAS; all its arguments are addresses."""
+    from scipy.linalg import cython_blas  # type: ignore[import-untyped]
 
-    return scipy.linalg
+    capsule = cython_blas.__pyx_capi__[name]
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    address_of = ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    # Without argument types: what is passed are addresses, which ctypes has a kind for.
+    return ctypes.CFUNCTYPE(None)(address_of(capsule, name_of(capsule)))
 
 
-@cache
-def _gemm(dtype: np.dtype) -> Any:
-    return _linalg().blas.get_blas_funcs("gemm", dtype=dtype)
+def _int(value: int) -> Any:
+    return ctypes.byref(ctypes.c_int(value))
+
+
+def _scalar(value: float, dtype: np.dtype) -> Any:
+    return np.array(value, dtype).ctypes.data_as(ctypes.c_void_p)
+
+
+def _at(x: np.ndarray) -> Any:
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+def _rows_apart(x: np.ndarray) -> int | None:
+    """How many elements lie between the beginnings of two rows; None if a row is no stretch."""
+    if x.shape[1] > 1 and x.strides[1] != x.itemsize:
+        return None
+    if x.shape[0] == 1:
+        return max(x.shape[1], 1)
+    apart, rest = divmod(x.strides[0], x.itemsize)
+    return None if rest or apart < max(x.shape[1], 1) else apart
+
+
+def _operand(x: np.ndarray) -> tuple[np.ndarray, int, bytes]:
+    """A matrix as BLAS reads it, whose columns are our rows: it sees the transpose of x."""
+    apart = _rows_apart(x)
+    if apart is not None:
+        return x, apart, b"N"
+    apart = _rows_apart(x.T)
+    if apart is not None:
+        return x, apart, b"T"
+    x = np.ascontiguousarray(x)
+    return x, max(x.shape[1], 1), b"N"
 
 
 def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float = 1.0) -> None:
-    """c += scale * a @ b, without a temporary of c's size where c's rows lie in one piece."""
+    """c += scale * a @ b, in place; c may be a part of a larger array, if its rows are stretches.
+
+    >>> c = np.zeros((3, 3))
+    >>> accumulate_product(c[:2, 1:], np.ones((2, 4)), np.ones((4, 2)))
+    >>> c[0].tolist()
+    [0.0, 4.0, 4.0]
+    """
     if 0 in (*a.shape, *b.shape):
         return
-    if c.dtype.char not in "fdFD" or not c.flags.c_contiguous:
+    apart = _rows_apart(c)
+    kind = KINDS.get(c.dtype.char)
+    if kind is None or apart is None or a.dtype != c.dtype or b.dtype != c.dtype:
         c += (a @ b) * c.dtype.type(scale)
         return
-    # BLAS has columns where NumPy has rows: it is given the transposes of everything.
-    (left, transpose_left), (right, transpose_right) = _columns_first(b.T), _columns_first(a.T)
-    made = _gemm(c.dtype)(
-        scale, left, right, 1.0, c.T, transpose_left, transpose_right, overwrite_c=1
-    )
-    if not np.shares_memory(made, c):  # pragma: no cover
-        np.copyto(c, made.T)
+    (left, left_apart, turn_left), (right, right_apart, turn_right) = _operand(b), _operand(a)
+    (m, k), n = a.shape, b.shape[1]
+    _routine(f"{kind}gemm")(
+        turn_left, turn_right, _int(n), _int(m), _int(k), _scalar(scale, c.dtype),
+        _at(left), _int(left_apart), _at(right), _int(right_apart),
+        _scalar(1.0, c.dtype), _at(c), _int(apart),
+    )  # fmt: skip
 
 
 def subtract_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    """c -= a @ b, some rows at a time: c may be a part of a larger array."""
-    for begin in range(0, len(c), ROWS_AT_A_TIME):
-        c[begin : begin + ROWS_AT_A_TIME] -= a[begin : begin + ROWS_AT_A_TIME] @ b
-
-
-def _columns_first(x: np.ndarray) -> tuple[np.ndarray, int]:
-    if x.flags.f_contiguous:
-        return x, 0
-    return (x.T, 1) if x.flags.c_contiguous else (np.asfortranarray(x), 0)
+    """c -= a @ b, in place; c may be a part of a larger array."""
+    accumulate_product(c, a, b, -1.0)
 
 
 def solve_triangular(
     a: np.ndarray, b: np.ndarray, *, lower: bool, adjoint: bool = False, unit: bool = False
 ) -> np.ndarray:
-    """The x of a x = b, or of aᴴ x = b, for a triangle of `a`."""
-    if b.size == 0:
-        return b.copy()
-    found: np.ndarray = _linalg().solve_triangular(
-        a, b, lower=lower, trans="C" if adjoint else "N", unit_diagonal=unit, check_finite=False
-    )
-    return np.ascontiguousarray(found)
+    """The x of a x = b, or of aᴴ x = b, for a triangle of `a`.
+
+    >>> solve_triangular(np.array([[2.0, 9.0], [1.0, 4.0]]), np.ones((2, 1)), lower=True).ravel()
+    array([0.5  , 0.125])
+    """
+    dtype = np.result_type(a, b)
+    x = np.array(b, dtype, order="C")
+    if x.size == 0:
+        return x
+    if adjoint:
+        a, lower = a.conj().T, not lower
+    triangle, apart, turn = _operand(a.astype(dtype, copy=False))
+    # The transpose of a x = b, which BLAS sees: its rows from the right.
+    seen_lower = lower if turn == b"T" else not lower
+    _routine(f"{KINDS[dtype.char]}trsm")(
+        b"R", b"L" if seen_lower else b"U", turn, b"U" if unit else b"N",
+        _int(x.shape[1]), _int(x.shape[0]), _scalar(1.0, dtype), _at(triangle), _int(apart),
+        _at(x), _int(x.shape[1]),
+    )  # fmt: skip
+    return x
+
+
+def solve_right(x: np.ndarray, a: np.ndarray, *, lower: bool, adjoint: bool = False) -> None:
+    """x becomes x a⁻¹, or x a⁻ᴴ, for a triangle of `a`, in place; both have rows that are stretches
+    and one dtype.
+
+    >>> x = np.ones((1, 2))
+    >>> solve_right(x, np.array([[2.0, 1.0], [9.0, 4.0]]), lower=False)
+    >>> x
+    array([[0.5  , 0.125]])
+    """
+    if x.size == 0:
+        return
+    apart, between = _rows_apart(x), _rows_apart(a)
+    assert apart is not None
+    assert between is not None
+    _routine(f"{KINDS[x.dtype.char]}trsm")(
+        b"L", b"U" if lower else b"L", b"C" if adjoint else b"N", b"N",
+        _int(x.shape[1]), _int(x.shape[0]), _scalar(1.0, x.dtype), _at(a), _int(between),
+        _at(x), _int(apart),
+    )  # fmt: skip
 
 
 def lu_factor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L and U in one array, and for each row the one it was exchanged with."""
-    (getrf,) = _linalg().lapack.get_lapack_funcs(("getrf",), (a,))
+    from scipy.linalg import lapack
+
+    (getrf,) = lapack.get_lapack_funcs(("getrf",), (a,))
     factors, exchanged, _ = getrf(a)
     return np.ascontiguousarray(factors), exchanged

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.sharding.algorithms.lapack import solve_triangular, subtract_product
+from caldera.sharding.algorithms.lapack import (
+    solve_right,
+    solve_triangular,
+    subtract_product,
+)
 from caldera.sharding.algorithms.lu import Cyclic, diagonal_of
 from caldera.sharding.algorithms.process_grid import ProcessGrid, sum_over
 from caldera.sharding.algorithms.tsqr import tsqr
@@ -74,7 +78,8 @@ def _step(a: np.ndarray, begin: int, end: int, where: Cyclic) -> Reflectors:
         grid.along_column.Bcast(factors, owner_row)
         grid.along_column.Bcast(sign, owner_row)
         upper = np.triu(factors)
-        y[:] = solve_triangular(upper.T, q.T, lower=True).T
+        y[:] = q
+        solve_right(y, upper, lower=False)
         lower = np.tril(factors, -1) + np.eye(len(t), dtype=t.dtype)
         t[:] = -solve_triangular(lower, (upper * sign.conj()).conj().T, lower=True).conj().T
         if is_top:

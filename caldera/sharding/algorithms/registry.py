@@ -15,7 +15,7 @@ from caldera.graph.node import Node
 from caldera.kernels.reference.linalg import named
 from caldera.sharding import ops
 from caldera.sharding.algorithms import lu
-from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, SORT, TOP_K
+from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
 from caldera.sharding.algorithms.cholesky import cholesky
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.matrix import (
@@ -44,6 +44,9 @@ Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
 TOGETHER, ALIKE = "together", "alike"
+PANELS = {"cholesky": (13, 2e-4), "qr": (75, 1.2e-3), "solve": (14, 3e-4)}
+"""What a panel takes beside the operations that are counted: as many for each of its elements and
+columns, for they are much slower than those of products, and seconds for what calls them."""
 LOCAL_BYTES = 16 << 20
 """What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
@@ -71,15 +74,20 @@ def _cyclic(node: Node, ranks: int) -> list[Layout]:
 
 
 def _grid_cost(node: Node, ranks: int) -> Cost:
-    """Panels of half a matrix along rows and columns of the grid, for each input."""
+    """Panels of half a matrix along rows and columns of the grid, for each input; and what the
+    panels themselves take, which one column of the grid has to do while the others wait."""
     rows, columns = factorisation_grid(ranks)
     elements = sum(each.spec.size for each in node.inputs)
-    n, itemsize = node.inputs[0].shape[0], node.inputs[0].dtype.itemsize
+    (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
+    block = block_size(min(m, n), ranks)
+    steps = -(-min(m, n) // block)
+    slower, overhead = PANELS.get(node.op.name, PANELS["solve"])
+    panels = Cost(flops=slower * m * min(m, n) * block // rows, overhead=steps * overhead)
+    work = Cost(flops=node.op.count_flops(node) // ranks)
     if ranks == 1:
-        return Cost(flops=node.op.count_flops(node))
+        return work + panels
     sent = elements * itemsize * (rows + columns) // (2 * rows * columns)
-    steps = -(-n // block_size(n, ranks))
-    return Cost(sent, 4 * steps, node.op.count_flops(node) // ranks)
+    return work + panels + Cost(sent, 4 * steps)
 
 
 # --- one function for each op
@@ -244,6 +252,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "sort": SORT,
     "top_k": TOP_K,
     "cumsum": CUMSUM,
+    ops.ordered_sum.name: ORDERED_SUM,
     "cholesky": Algorithm(_matrices(_in_place, _grid_cost, "blocked Cholesky"), _run_cholesky),
     "solve": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_solve),
     "inverse": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_inverse),
