@@ -294,6 +294,7 @@ PARALLEL: dict[str, Given] = {
             "Ensemble",
             "Gossip",
             "Hogwild",
+            "Layouts",
             "LocalSGD",
             "ParameterServer",
             "PipelineParallel",
