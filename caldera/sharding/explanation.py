@@ -37,8 +37,7 @@ def moves_table(moves: Sequence[Move]) -> list[str]:
             f"{shortened(summary(move.target), 22):22}  {bytes_text(move.nbytes):>10}  "
             f"{move.seconds:.1e}"
         )
-    nbytes, seconds = sum(move.nbytes for move in moves), sum(move.seconds for move in moves)
-    return [*lines, f"in all {bytes_text(nbytes)}, {seconds:.1e} s"]
+    return lines
 
 
 def shortened(text: str, width: int) -> str:

@@ -49,13 +49,25 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """A way to compute an op: seconds, and bytes that move between ranks, both with what it takes
+    to bring its inputs there and to add up its terms."""
+
+    name: str
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Choice:
-    """How an op is computed, and what the ways that it was chosen among would take."""
+    """How an op is computed, and the ways that it was chosen among. `seconds` and `nbytes` are
+    those of computing alone: what moves before and after is among the moves."""
 
     what: str
-    chosen: str
+    chosen: Cost
+    others: tuple[Cost, ...]
     seconds: float
-    others: tuple[tuple[str, float], ...]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -152,15 +164,19 @@ class Propagation:
 
     def seconds(self, node: Node, layout: Layout) -> float:
         """What it takes to have a value in a layout."""
+        return self._moving(node, layout)[0]
+
+    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+        """Seconds, and bytes that move, to have a value in a layout."""
         if (node, layout) in self._placed:
-            return 0.0
+            return 0.0, 0
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            return value.lazy.seconds(near)
-        where = value.placement
+            return value.lazy.seconds(near), 0
+        where, itemsize = value.placement, node.dtype.itemsize
         moved = volume(where.layout, layout, where.terms)
-        return moved.seconds(node.dtype.itemsize, self.links)
+        return moved.seconds(itemsize, self.links), moved.elements * itemsize
 
     def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
         """This rank's part of a value in a layout, brought there if it has to be."""
@@ -245,11 +261,11 @@ class Propagation:
     def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
         """The node in the cheapest way."""
         costs = [self._cost(node, way) for way in ways]
-        best = min(range(len(ways)), key=costs.__getitem__)
+        best = min(range(len(ways)), key=lambda each: costs[each].seconds)
         way = ways[best]
-        if len(ways) > 1:
-            others = tuple((w.name, c) for w, c in zip(ways, costs, strict=True) if w is not way)
-            self.choices.append(Choice(describe(node, 1), way.name, costs[best], others))
+        others = (*costs[:best], *costs[best + 1 :])
+        choice = Choice(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
+        self.choices.append(choice)
         parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
         made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
         values = []
@@ -264,15 +280,21 @@ class Propagation:
     def _takes_part(self, way: Way) -> bool:
         return any(self.rank in placement.layout.ranks for placement in way.outputs)
 
-    def _cost(self, node: Node, way: Way) -> float:
-        total = way.seconds
+    def _cost(self, node: Node, way: Way) -> Cost:
+        seconds, nbytes = way.seconds, way.nbytes
         for given, layout in zip(node.inputs, way.inputs, strict=True):
-            total += self.seconds(given, layout)
+            taken, sent = self._moving(given, layout)
+            seconds, nbytes = seconds + taken, nbytes + sent
         for spec, where in zip(node.outputs, way.outputs, strict=True):
             if where.terms > 1:
-                moved = volume(where.layout, self.resting(where, spec), where.terms)
-                total += moved.seconds(spec.dtype.itemsize, self.links)
-        return total
+                taken, sent = self._summing(where, spec)
+                seconds, nbytes = seconds + taken, nbytes + sent
+        return Cost(way.name, seconds, nbytes)
+
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
+        moved = volume(where.layout, self.resting(where, spec), where.terms)
+        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
 
     def _is_whole(self, node: Node) -> bool:
         return all(

@@ -60,7 +60,7 @@ class RankGraph(Propagation):
     ) -> None:
         super().__init__(ranks, rank, {}, Links())
         self.axis = axis
-        self._moving = CollectiveMoves(rank, ranks, axis, self.links, direct=direct)
+        self._collectives = CollectiveMoves(rank, ranks, axis, self.links, direct=direct)
         self._weights = set(parts)
         self._everyone = tuple(range(ranks))
         for leaf, (own, layout) in parts.items():
@@ -106,7 +106,7 @@ class RankGraph(Propagation):
         """What this rank adds to a number, such that all ranks together have it once."""
         self.settle([number])
         value = self.value(number)
-        if value.node is not None and self._moving.is_sum(value.placement):
+        if value.node is not None and self._collectives.is_sum(value.placement):
             return value.node
         node: Node = mul(self.whole(number), constant(1 / self.ranks, number.dtype))
         return node
@@ -114,9 +114,9 @@ class RankGraph(Propagation):
     def is_whole(self, node: Node) -> bool:
         """Whether every rank has all of a value."""
         value = self.value(node)
-        return value.lazy is None and value.placement.terms == 1 and self._moving.is_everywhere(
-            value.placement.layout
-        )  # fmt: skip
+        if value.lazy is not None or value.placement.terms > 1:
+            return False
+        return self._collectives.is_everywhere(value.placement.layout)
 
     # --- deciding
 
@@ -172,7 +172,7 @@ class RankGraph(Propagation):
 
     def _is_pending(self, node: Node) -> bool:
         value = self.value(node)
-        return value.lazy is None and self._moving.is_sum(value.placement) and not self._known(
+        return value.lazy is None and self._collectives.is_sum(value.placement) and not self._known(
             node, value.placement.layout
         )  # fmt: skip
 
@@ -215,22 +215,20 @@ class RankGraph(Propagation):
 
     # --- what it takes
 
-    def seconds(self, node: Node, layout: Layout) -> float:
+    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
         value = self.value(node)
         if value.lazy is not None or self._known(node, layout):
-            return super().seconds(node, layout)
+            return super()._moving(node, layout)
         if node in self._weights and value.placement.layout != layout:
-            return STAYS
-        return self._moving.seconds(value.placement, layout, node.spec)
+            return STAYS, 0
+        return self._between(value.placement, layout, node.spec)
 
-    def _cost(self, node: Node, way: Way) -> float:
-        total = way.seconds
-        for given, layout in zip(node.inputs, way.inputs, strict=True):
-            total += self.seconds(given, layout)
-        for spec, where in zip(node.outputs, way.outputs, strict=True):
-            if where.terms > 1:
-                total += self._moving.seconds(where, self.resting(where, spec), spec)
-        return total
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        return self._between(where, self.resting(where, spec), spec)
+
+    def _between(self, where: Placement, layout: Layout, spec: Spec) -> tuple[float, int]:
+        moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
+        return self._collectives.seconds(where, layout, spec), moved
 
     # --- moving
 
@@ -244,7 +242,7 @@ class RankGraph(Propagation):
         ):
             # Who has all of it has every part.
             whole = self._placed[node, everywhere]
-            self._placed[node, layout] = self._moving.cut(whole, layout)
+            self._placed[node, layout] = self._collectives.cut(whole, layout)
         return super().placed(node, layout, dtype)
 
     def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
@@ -263,9 +261,9 @@ class RankGraph(Propagation):
             return super()._sent(node, part, where, layout, dtype)
         moved = part
         if where.layout != layout or where.terms > 1:
-            if not self._moving.is_free(where):
+            if not self._collectives.is_free(where):
                 self._note(node, where, layout)
-            moved = self._moving.written(part, where, layout)
+            moved = self._collectives.written(part, where, layout)
         return moved if dtype == node.dtype else cast(moved, dtype)
 
     def _note(self, node: Node, where: Placement, layout: Layout) -> None:
@@ -273,7 +271,7 @@ class RankGraph(Propagation):
         self.moves.append(
             Move(
                 describe(node, 1), where.layout, layout, moved.elements * node.dtype.itemsize,
-                where.terms, self._moving.seconds(where, layout, node.spec),
+                where.terms, self._collectives.seconds(where, layout, node.spec),
             )
         )  # fmt: skip
 

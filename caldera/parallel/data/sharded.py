@@ -72,6 +72,8 @@ class Sharded(DataParallel):
     True
     """
 
+    replicas_are_equal = False
+
     def __init__(
         self,
         stage: int = 1,

@@ -50,6 +50,8 @@ class StepExplanation:
         for name, layout in self.parameters.items():
             lines.append(f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}")
         lines += ["", *moves_table(self.moves), ""]
+        moved = sum(move.nbytes for move in self.moves)
+        lines.append(f"forwards in all: {bytes_text(moved)}")
         return "\n".join([*lines, f"gradients summed over all ranks: {bytes_text(self.summed)}"])
 
     __repr__ = __str__

@@ -63,6 +63,8 @@ class Hybrid(DataParallel):
     True
     """
 
+    replicas_are_equal = False
+
     def __init__(
         self,
         axes: Mapping[str, int],
