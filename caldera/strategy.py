@@ -150,6 +150,10 @@ class GraphStrategy(ABC):
         begin = part.first - share.first
         return value[begin : begin + len(part)]
 
+    def layer_output(self, layer: Layer, result: Any) -> Any:
+        """What stands for what a layer of the network gives: the same, or where ranks have it."""
+        return result
+
     @abstractmethod
     def sum_over_ranks(self, values: Sequence[Expr]) -> list[Expr]:
         """The sums over ranks of values that each computes from its own samples."""

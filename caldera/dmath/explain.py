@@ -9,7 +9,8 @@ from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session
 from caldera.graph.body import topological
 from caldera.graph.node import Node
-from caldera.sharding.layout import CartesianLayout, Layout
+from caldera.sharding.explanation import moves_table, shortened, summary
+from caldera.sharding.layout import Layout
 from caldera.sharding.propagation import Choice, Move, distribute
 
 SHOWN = 4
@@ -36,18 +37,11 @@ class Explanation:
         return sum(move.seconds for move in self.moves) + sum(c.seconds for c in self.choices)
 
     def __str__(self) -> str:
-        lines = [f"{'what moves':44}  {'from':22}  {'to':22}  {'bytes':>10}  seconds"]
-        for move in self.moves:
-            terms = f"{move.terms} terms, " if move.terms > 1 else ""
-            lines.append(
-                f"{_short(move.what, 44):44}  {_short(terms + summary(move.source), 22):22}  "
-                f"{_short(summary(move.target), 22):22}  {bytes_text(move.nbytes):>10}  "
-                f"{move.seconds:.1e}"
-            )
+        lines = moves_table(self.moves)
         lines += ["", f"{'what is computed':44}  {'how':46}  {'bytes':>10}  seconds"]
         for choice in self.choices:
             lines.append(
-                f"{_short(choice.what, 44):44}  {_short(choice.chosen.name, 46):46}  "
+                f"{shortened(choice.what, 44):44}  {shortened(choice.chosen.name, 46):46}  "
                 f"{bytes_text(choice.nbytes):>10}  {choice.seconds:.1e}"
             )
             lines += _beaten(choice)
@@ -70,38 +64,17 @@ def explained(node: Node, session: Session) -> Explanation:
     return Explanation(found.moves, found.choices, found.layouts[0])
 
 
-def summary(layout: Layout) -> str:
-    """A layout in a few words.
-
-    >>> from caldera.dmath.explain import summary
-    >>> from caldera.sharding.distributions import Grid, Replicated, Rows
-    >>> shape = (8, 8)
-    >>> [summary(each.of(shape, range(4))) for each in (Rows(), Grid(2, 2), Replicated())]
-    ['axis 0 over 4', 'axis 0 over 2, axis 1 over 2', 'whole on 4']
-    """
-    if not isinstance(layout, CartesianLayout):
-        return f"blocks on {len(layout.ranks)}"
-    splits = [(axis, split.parts) for axis, split in enumerate(layout.splits) if split is not None]
-    if not splits:
-        return f"whole on {len(layout.ranks)}"
-    words = ", ".join(f"axis {axis} over {parts}" for axis, parts in splits)
-    return words if layout.replicas == 1 else f"{words}, {layout.replicas} copies"
-
-
 def _beaten(choice: Choice) -> list[str]:
     """The way that was taken and those it was chosen among, each with all that moves for it."""
     if not choice.others:
         return []
     ranked = sorted(choice.others, key=lambda each: each.seconds)
     found = [
-        f"{word:>14} {_short(each.name, 30):30}  {bytes_text(each.nbytes):>10}  {each.seconds:.1e}"
+        f"{word:>14} {shortened(each.name, 30):30}  {bytes_text(each.nbytes):>10}  "
+        f"{each.seconds:.1e}"
         for word, each in zip(
             ("with its moves", *["before"] * SHOWN), (choice.chosen, *ranked[:SHOWN]), strict=False
         )
     ]
     rest = len(ranked) - SHOWN
     return found if rest <= 0 else [*found, f"{'':14} and {rest} more"]
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -191,6 +191,8 @@ class Layer(ABC):
                 self._built = True
             position = len(now.calls)
             result = self.forward(*given, **given_by_name)
+            if now.layer_output is not None:
+                result = now.layer_output(self, result)
         seen = (*given, *given_by_name.values())
         inner = tuple(value for value in seen if isinstance(value, Expr))
         inside = len(now.calls) - position

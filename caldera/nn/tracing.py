@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -60,6 +60,7 @@ class Context:
     first sample within the whole batch over all ranks, so that masks do not depend on how it is
     split; `several_ranks` says that others have samples of the batch too. Without `allocate`,
     parameters have shapes but neither memory nor values: enough to count them, not to run.
+    `layer_output` is given what each layer gives, and says what stands for it.
 
     >>> from caldera import nn
     >>> nn.Context(training=True).updates
@@ -73,6 +74,7 @@ class Context:
     first: Expr | int = 0
     several_ranks: bool = False
     allocate: bool = True
+    layer_output: Callable[[Layer, Any], Any] | None = None
     calls: list[LayerCall] = field(default_factory=list)
     losses: list[Added] = field(default_factory=list)
     """What layers added to the loss; see `Layer.add_loss`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import op
@@ -25,27 +25,33 @@ from caldera.lazy import Expr, Variable, lift
 @dataclass(frozen=True)
 class Sharding:
     """Which variables are parts of others, the axis along which ranks have the other parts, and
-    which gradients are those of parts (None: all of them)."""
+    of which part the gradients are (None: all are those of some part). `copies` has how many ranks
+    have the same part of a variable, where that is more than one."""
 
     wholes: Mapping[Variable, Variable]
     axis: str = "data"
-    gradients: Mapping[Node, bool] | None = None
+    gradients: Mapping[Node, Variable | None] | None = None
+    copies: Mapping[Variable, int] = field(default_factory=dict)
 
-    def is_part(self, node: Node) -> bool:
-        """Whether a value was computed from parts, by what it was computed from."""
+    def ranks_alike(self, node: Node) -> int:
+        """How many ranks have the same part of a value, by what it was computed from; 0, if each
+        has all of it."""
         variable = _variable.get()
-        if variable is not None or self.gradients is None:
-            return variable is None or variable in self.wholes
+        if variable is not None:
+            return self.copies.get(variable, 1) if variable in self.wholes else 0
+        if self.gradients is None:
+            return 1
         pending, seen = [node], {node}
         while pending:
             found = pending.pop()
             if found in self.gradients:
-                if self.gradients[found]:
-                    return True
+                part = self.gradients[found]
+                if part is not None:
+                    return self.copies.get(part, 1)
             elif found.op is not all_sum:
                 pending += [given for given in found.inputs if given not in seen]
                 seen.update(found.inputs)
-        return False
+        return 0
 
 
 _sharding: ContextVar[Sharding | None] = ContextVar("caldera_optim_sharding", default=None)
@@ -82,10 +88,10 @@ def updating(variable: Variable) -> Iterator[None]:
         _variable.reset(token)
 
 
-def _axis_of(x: Any) -> str | None:
-    """The axis along which other ranks have other parts of a value; None if this one has all."""
+def _alike(x: Any) -> int:
+    """How many ranks have the same part of a value; 0 if this one has all of it."""
     now = _sharding.get()
-    return now.axis if now is not None and now.is_part(lift(x)) else None
+    return 0 if now is None else now.ranks_alike(lift(x))
 
 
 def total(x: Any) -> Expr:
@@ -96,8 +102,11 @@ def total(x: Any) -> Expr:
     >>> float(optim.total(cd.tensor([1.0, 2.0])))
     3.0
     """
-    axis = _axis_of(x)
-    return op.sum(x) if axis is None else op.all_sum(op.sum(x), axis)
+    now, alike = _sharding.get(), _alike(x)
+    if now is None or not alike:
+        return op.sum(x)
+    found = op.all_sum(op.sum(x), now.axis)
+    return found if alike == 1 else found / alike
 
 
 def length(x: Any) -> Expr:
@@ -108,7 +117,7 @@ def length(x: Any) -> Expr:
     >>> float(optim.length(cd.tensor([3.0, 4.0])))
     5.0
     """
-    return op.norm(x) if _axis_of(x) is None else op.sqrt(total(op.square(x)))
+    return op.sqrt(total(op.square(x))) if _alike(x) else op.norm(x)
 
 
 def whole_of(variable: Variable) -> Variable:

@@ -14,6 +14,7 @@ Without `parallel=`, a program that was started by `mpiexec`, `srun` or `caldera
 | `Sharded(2)` | the same | and 1/n of the gradients | 2 S (n-1)/n |
 | `Sharded(3)` | the same | and 1/n of the parameters | 3 S (n-1)/n |
 | `TensorParallel()` | the same | 1/n of the layers that are split | activations, each way |
+| `Layouts({...})` | the same | its parts of each layer | what layouts make of it |
 | `Hybrid({"data": d, "model": n})` | the same | the same | that, and gradients |
 | `Hybrid(..., samples="all")` | the same | the same | the same, and features of samples |
 | `PipelineParallel()` | the same | its stage's layers | activations, each way |
@@ -70,6 +71,7 @@ from caldera.parallel.averaging.local_sgd import LocalSGD
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sharded import Sharded
 from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
+from caldera.parallel.tensor.layouts import Layouts
 from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ __all__ = [
     "Gossip",
     "Hogwild",
     "Hybrid",
+    "Layouts",
     "LocalSGD",
     "ParameterServer",
     "PipelineParallel",

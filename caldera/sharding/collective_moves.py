@@ -20,6 +20,7 @@ from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.sharding.ops import redistribute
 from caldera.sharding.rules.registry import Placement
 from caldera.sharding.rules.stretches import part as part_of
+from caldera.sharding.rules.stretches import take
 from caldera.sharding.volume import Links, volume
 from caldera.tensor.shape import Shape
 
@@ -55,12 +56,7 @@ class CollectiveMoves:
         return where.terms == 1 and self.is_everywhere(where.layout)
 
     def _is_along_one_axis(self, layout: Layout) -> bool:
-        return (
-            isinstance(layout, CartesianLayout)
-            and layout.ranks == tuple(range(self.ranks))
-            and len(layout.split_axes) == 1
-            and layout.replicas == 1
-        )
+        return is_plain(layout, self.ranks) and not self.is_everywhere(layout)
 
     def _stretches(self, layout: Layout) -> tuple[int, AxisSplit] | None:
         """The axis of which each rank has one stretch, in the order of ranks, and these."""
@@ -98,8 +94,11 @@ class CollectiveMoves:
         """This rank's part of a value that it has all of."""
         if self.is_everywhere(layout):
             return whole
-        if isinstance(layout, CartesianLayout):
+        if isinstance(layout, CartesianLayout) and self.rank in layout.ranks:
             return part_of(whole, layout, self.rank)
+        if isinstance(layout, CartesianLayout):
+            # Nothing, but of this value: gradients go the same way on all ranks.
+            return take(whole, [[] for _ in whole.shape])
         everywhere = Placement(replicated(layout.shape, range(self.ranks)))
         return self._redistributed(whole, everywhere, layout)
 
@@ -134,6 +133,14 @@ class CollectiveMoves:
             terms=where.terms, reduce=where.reduce, axis=self.axis, number=next_number(),
         )  # fmt: skip
         return item(sent, 0)
+
+
+def is_plain(layout: Layout, ranks: int) -> bool:
+    """Whether all ranks share out one axis, in their order, or each has everything."""
+    if not isinstance(layout, CartesianLayout) or len(layout.ranks) != ranks:
+        return False
+    in_order = layout.ranks == tuple(range(ranks)) and layout.replicas == 1
+    return not layout.split_axes or (in_order and len(layout.split_axes) == 1)
 
 
 def in_stretches(shape: Shape, axis: int, sizes: Sequence[int]) -> CartesianLayout:

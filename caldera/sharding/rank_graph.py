@@ -139,7 +139,10 @@ class RankGraph(Propagation):
             return [Value(Placement(layout), self.whole(node.inputs[0]))]
         if node.op.name in LEAVES:
             return self._everywhere(node)
-        if self._is_of_wholes(node) and node.op.name != "place":
+        if node.op.name == "place" and node.attrs["layout"] is not None:
+            layout = node.attrs["layout"]
+            return [Value(Placement(layout), self.placed(node.inputs[0], layout))]
+        if self._is_of_wholes(node):
             return self._without_rule(node)
         return self._scaled(node) or super()._settled(node)
 
@@ -199,6 +202,13 @@ class RankGraph(Propagation):
         possible = [way for way in ways if _has_gradient(way)]
         return super()._computed(node, possible) if possible else self._without_rule(node)
 
+    def suited(self, node: Node) -> CartesianLayout | None:
+        # All ranks take part in everything, so that gradients go the same way on all of them.
+        layout = super().suited(node)
+        if layout is None or len(layout.ranks) == self.ranks:
+            return layout
+        return self.default(node.spec)
+
     def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
         assert isinstance(where.layout, CartesianLayout)
         return where.layout
@@ -237,8 +247,12 @@ class RankGraph(Propagation):
 
     def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
         value = self.value(node)
-        if value.lazy is not None:
+        if value.lazy is not None and len(layout.ranks) == self.ranks:
             return super()._moved(node, layout, dtype)
+        if value.lazy is not None:
+            everywhere = replicated(node.shape, self._everyone)
+            made = value.lazy.make(everywhere)
+            return self._sent(node, made, Placement(everywhere), layout, dtype)
         assert value.node is not None
         return self._sent(node, value.node, value.placement, layout, dtype)
 

@@ -139,6 +139,7 @@ class StepGraph:
         with seeded(model.seed, AFTER_PARAMETERS, random), trace(
             training=training, dtype=model.dtype, device=model.device, random=random,
             first=self._values.share.first, several_ranks=self._strategy.shares_batches,
+            layer_output=self._strategy.layer_output,
         ) as traced:  # fmt: skip
             result = model(*inputs)
         return named_outputs(result), traced

@@ -296,6 +296,7 @@ PARALLEL: dict[str, Given] = {
             "Ensemble",
             "Gossip",
             "Hogwild",
+            "Layouts",
             "LocalSGD",
             "ParameterServer",
             "PipelineParallel",

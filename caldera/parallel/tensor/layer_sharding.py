@@ -144,14 +144,21 @@ def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
 
 
 def layouts_of(
-    chosen: Sequence[Candidate], outputs: Sequence[Expr], rank: int, ranks: int
+    chosen: Sequence[Candidate],
+    outputs: Sequence[Expr],
+    rank: int,
+    ranks: int,
+    known: Mapping[Variable, Layout] | None = None,
 ) -> dict[Variable, CartesianLayout]:
-    """How each variable of these layers is split, where `outputs` is what the model computes.
+    """How each variable of these layers is split, where `outputs` is what the model computes, and
+    `known` are the layouts of others.
 
     A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
     and the layer before; any other one is given all of its input, and gives parts of its output.
     """
     graph = _Choosing(rank, ranks, chosen)
+    for variable, layout in (known or {}).items():
+        graph.split_now(variable.node, stand_in(variable, layout, rank).node, layout)
     graph.written([each.node for each in outputs])
     return graph.found
 

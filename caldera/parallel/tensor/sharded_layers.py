@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from caldera.comm import Communicator
 from caldera.errors import ConfigError
@@ -14,8 +14,12 @@ from caldera.optim.sharding import Sharding
 from caldera.parallel.distributed_variable import ParameterShards
 from caldera.parallel.layout import AXIS
 from caldera.parallel.tensor.layer_sharding import WAYS, chosen_layers, layouts_of
+from caldera.sharding.collective_moves import CollectiveMoves
 from caldera.sharding.layout import Layout
+from caldera.sharding.ops import copies
 from caldera.sharding.rank_graph import RankGraph
+from caldera.sharding.rules.registry import Placement
+from caldera.sharding.volume import Links
 
 
 class ShardedLayers:
@@ -25,6 +29,7 @@ class ShardedLayers:
     has at least `least` elements. Until `choose` has been called nothing is split.
 
     - `shards`: the parameters that are split.
+    - `direct`: whether parts may go from rank to rank, which needs kernels of the host.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class ShardedLayers:
         self.least = least
         self.rank, self.ranks = along.rank, along.size
         self._along = along
+        self.direct = False
         self.clear()
 
     def clear(self) -> None:
@@ -58,7 +64,11 @@ class ShardedLayers:
         chosen = chosen_layers(
             model, self.ranks, self.wanted, least=self.least, dense_only=dense_only
         )
-        for whole, layout in layouts_of(chosen, outputs, self.rank, self.ranks).items():
+        self.use(layouts_of(chosen, outputs, self.rank, self.ranks), optimizer)
+
+    def use(self, layouts: Mapping[Variable, Layout], optimizer: Optimizer) -> None:
+        """Have parameters in these layouts, and what the optimizer keeps for them."""
+        for whole, layout in layouts.items():
             self.shards.add(whole, layout, optimizer)
 
     def part(self, variable: Variable) -> Variable:
@@ -72,10 +82,28 @@ class ShardedLayers:
             for whole, (part, layout) in self.shards.leaves().items()
             if isinstance(layout, Layout)
         }
-        return RankGraph(self.rank, self.ranks, parts, AXIS)
+        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct)
 
     def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
-        """Which variables are parts, and which of their gradients are those of parts."""
+        """Which variables are parts, and of which of them the gradients are."""
         wholes = self.shards.wholes
         pairs = zip(variables, gradients, strict=True)
-        return Sharding(wholes, AXIS, {each: variable in wholes for variable, each in pairs})
+        parts = {each: variable if variable in wholes else None for variable, each in pairs}
+        return Sharding(wholes, AXIS, parts, {part: n for part, n in self._copies() if n > 1})
+
+    def over_copies(self, part: Variable, gradient: Expr) -> Expr:
+        """The sum of the terms that ranks have which have the same part of a parameter."""
+        layout = self._layout(part)
+        alike = copies(layout)
+        if alike == 1:
+            return gradient
+        moves = CollectiveMoves(self.rank, self.ranks, AXIS, Links(), direct=True)
+        return Expr(moves.written(gradient.node, Placement(layout, alike), layout))
+
+    def _copies(self) -> Iterator[tuple[Variable, int]]:
+        return ((part, copies(self._layout(part))) for part in self.shards.wholes)
+
+    def _layout(self, part: Variable) -> Layout:
+        _, layout = self.shards.leaves()[self.shards.wholes[part].node]
+        assert isinstance(layout, Layout)
+        return layout

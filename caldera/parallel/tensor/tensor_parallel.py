@@ -18,6 +18,7 @@ from caldera.parallel.layout import AXIS
 from caldera.parallel.options import check_same_options
 from caldera.parallel.tensor.layer_sharding import LEAST
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
+from caldera.sharding.propagation import Move
 from caldera.sharding.rank_graph import RankGraph
 from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
 
@@ -150,6 +151,9 @@ class Hybrid(DataParallel):
                 summed |= bucketed_sums(
                     found, chosen, self.bucket_bytes, axis, now=not self.overlap
                 )
+        for index in order:
+            if variables[index] in parts:
+                summed[index] = self._layers.over_copies(variables[index], summed[index])
         nodes = [summed[index].node for index in range(len(variables))]
         return _RewrittenGradients(
             [variables[index] for index in order],
@@ -157,6 +161,10 @@ class Hybrid(DataParallel):
             self._layers.sharding(variables, nodes),
             graph=graph,
         )
+
+    def moves_of(self, found: Gradients) -> Sequence[Move]:
+        """What moves between ranks for a loss, of which these are the gradients."""
+        return found.graph.moves if isinstance(found, _RewrittenGradients) else ()
 
     def program(self, parts: Sequence[StepProgram]) -> list[Expr]:
         (part,) = parts

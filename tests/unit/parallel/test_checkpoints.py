@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 
 import caldera as cd
+from caldera import dmath as dm
 from caldera import optim
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.parallel import DataParallel, Hybrid, PipelineParallel, Sharded, TensorParallel
+from caldera.parallel import (
+    DataParallel,
+    Hybrid,
+    Layouts,
+    PipelineParallel,
+    Sharded,
+    TensorParallel,
+)
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
@@ -48,6 +56,9 @@ STRATEGIES = {
         model=2, least=1, communicator=comm, micro_batches=1
     ),
     "layers": lambda comm: TensorParallel(least=1, communicator=comm),
+    "layouts": lambda comm: Layouts(
+        {1: "columns", 2: "rows", -1: dm.Blocks(rows=1)}, communicator=comm
+    ),
     "hybrid": lambda comm: Hybrid(
         {"data": 2, "model": -1}, least=1, samples="all", communicator=comm
     ),
@@ -84,6 +95,8 @@ def _run(ranks: int, strategy: str, folder: Path, **how: Any) -> Trained:
         ("stages of two", 4, "pipeline", 3),
         ("hybrid", 4, "layers", 2),
         ("layers", 2, "stage 1", 3),
+        ("layouts", 3, "data", 2),
+        ("hybrid", 4, "layouts", 2),
     ],
 )
 def test_a_run_goes_on_on_another_number_of_ranks(

@@ -1,0 +1,306 @@
+"""From what a user writes for layers to the layouts of their parameters and of what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caldera import nn
+from caldera.errors import CalderaError, ConfigError
+from caldera.lazy import Variable
+from caldera.nn.layer import Layer
+from caldera.nn.tracing import LayerCall
+from caldera.parallel.tensor.layer_sharding import Candidate, candidates
+from caldera.sharding.distributions import Axis, Distribution, Replicated, as_layout
+from caldera.sharding.layout import CartesianLayout, Layout
+from caldera.sharding.ops import copies
+from caldera.tensor.shape import Shape, size
+
+WORDS = ("rows", "columns", "inputs", "replicated", "auto")
+"""By samples, by the features that a layer gives, by those it takes, whole, or as it suits."""
+OUTPUT = "output"
+"""The name of what a layer gives, beside those of its parameters."""
+OUTPUT_AXES: dict[type[Layer], dict[str, int]] = {
+    nn.Dense: {"weight": 1, "bias": 0},
+    nn.Conv1D: {"weight": 0, "bias": 0},
+    nn.Conv2D: {"weight": 0, "bias": 0},
+    nn.BatchNorm: {"weight": 0, "bias": 0},
+    nn.Embedding: {"weight": 1},
+}
+"""The axes of parameters that belong to the features that a layer gives."""
+
+Wanted = str | Distribution | Mapping[str, Any]
+Key = str | int | type[Layer]
+
+
+@dataclass
+class ChosenLayouts:
+    """`parameters` in layouts of their own, `outputs` of layers, and what is `left` to be chosen
+    when it is known what the layers before give."""
+
+    parameters: dict[Variable, Layout] = field(default_factory=dict)
+    outputs: dict[Layer, Distribution] = field(default_factory=dict)
+    left: list[Candidate] = field(default_factory=list)
+
+
+# --- what is given
+
+
+def check_layouts(where: str, given: Any) -> None:
+    """Refuse what is no layout for a layer, before there is a model to look at."""
+    if given == "auto" and isinstance(given, str):
+        return
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError.build(
+            where, expected='layouts by layers, or "auto"', got=repr(given),
+            hint='as in {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; see model.summary()',
+        )  # fmt: skip
+    for key, value in given.items():
+        is_layer = isinstance(key, type) and issubclass(key, Layer)
+        if not is_layer and (isinstance(key, bool) or not isinstance(key, str | int)):
+            raise ConfigError.build(
+                where, expected="a layer's name, its number or a class of layers as a key",
+                got=repr(key),
+            )  # fmt: skip
+        _check_value(f"{where}[{_text(key)}]", value)
+
+
+def _check_value(where: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if not isinstance(each, Distribution) and each not in ("rows", "columns", "replicated"):
+                raise ConfigError.build(
+                    f"{where}[{name!r}]",
+                    expected='a layout such as dm.Rows(), "rows", "columns" or "replicated"',
+                    got=repr(each),
+                )  # fmt: skip
+    elif not isinstance(value, Distribution) and not (isinstance(value, str) and value in WORDS):
+        raise ConfigError.build(
+            where, expected="one of " + ", ".join(WORDS) + ", a layout such as dm.Rows(), or "
+            "layouts by the names of parameters", got=repr(value),
+        )  # fmt: skip
+
+
+def _text(key: Key) -> str:
+    return key.__name__ if isinstance(key, type) else repr(key)
+
+
+def described(given: Any) -> Any:
+    """What is given in words, that ranks can compare."""
+    return given if isinstance(given, str) else {_text(key): repr(v) for key, v in given.items()}
+
+
+# --- which layers are meant
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What is wanted for a layer, where that is written, and whether the layer itself is meant or
+    one that it is in."""
+
+    where: str
+    value: Wanted
+    itself: bool
+
+
+def layers_meant(where: str, model: Layer, given: Mapping[Key, Wanted]) -> dict[Layer, Meant]:
+    """What is wanted for each layer: a name or a number comes before a class, and a layer's own
+    before that of the one it is in."""
+    found: dict[Layer, Meant] = {}
+    for key, value in sorted(given.items(), key=lambda each: not isinstance(each[0], type)):
+        here = f"{where}[{_text(key)}]"
+        meant = _meant(here, model, key)
+        for layer in meant if isinstance(value, Mapping) else _inside(meant):
+            itself = layer in meant and not isinstance(key, type)
+            if layer in meant or layer not in found:
+                found[layer] = Meant(here, value, itself)
+    return found
+
+
+def _inside(meant: Sequence[Layer]) -> Iterator[Layer]:
+    for layer in meant:
+        inner = [each for each in layer.walk() if not list(each.children())]
+        yield from (each for each in inner if each not in meant)
+        yield layer
+
+
+def _meant(where: str, model: Layer, key: Key) -> list[Layer]:
+    known = [layer for layer in model.walk() if layer is not model]
+    if isinstance(key, type):
+        found = [layer for layer in known if isinstance(layer, key)]
+        expected = "a class of which the model has layers"
+    elif isinstance(key, str):
+        found = [layer for layer in known if key in (layer.path, layer.name)]
+        expected = "one of " + ", ".join(layer.path for layer in known)
+    else:
+        own = [layer for _, layer in model.children()]
+        found = own[key:][:1] if -len(own) <= key < len(own) else []
+        expected = f"a number from 0 to {len(own) - 1}, of the layers of the model"
+    if not found or (len(found) > 1 and not isinstance(key, type)):
+        raise ConfigError.build(
+            where, expected=expected, got=_text(key), hint="model.summary() shows the layers"
+        )
+    return found
+
+
+# --- layouts
+
+
+def chosen_layouts(
+    where: str,
+    model: Layer,
+    given: str | Mapping[Key, Wanted],
+    calls: Sequence[LayerCall],
+    ranks: int,
+) -> ChosenLayouts:
+    """The layouts of a model's parameters and of what its layers give, on so many ranks; `calls`
+    are those of a trace of a whole batch."""
+    found = ChosenLayouts()
+    open_ = {each.layer: each for each in candidates(model, ranks) if each.ways}
+    shapes = _output_shapes(calls)
+    if isinstance(given, str):
+        inputs = {call.layer: call.inputs[0].shape for call in reversed(calls) if call.inputs}
+        found.left = [
+            each for layer, each in open_.items()
+            if not isinstance(layer, nn.Conv1D | nn.Conv2D) and layer in inputs
+            and _is_worth_parts(each, inputs[layer], shapes[layer][0])
+        ]  # fmt: skip
+        return found
+    for layer, meant in layers_meant(where, model, given).items():
+        if meant.value == "auto":
+            found.left += [open_[layer]] if layer in open_ else []
+            continue
+        layouts = _of_layer(layer, meant, shapes.get(layer, ()), ranks, found.outputs)
+        if not layer.frozen:
+            for variable, layout in layouts.items():
+                found.parameters.setdefault(variable, layout)
+    return found
+
+
+def _is_worth_parts(each: Candidate, given: Shape, made: Shape) -> bool:
+    """Whether a layer's parameters are more to send than the features it takes and gives."""
+    return each.weight.size > size(given) + size(made)
+
+
+def _output_shapes(calls: Sequence[LayerCall]) -> dict[Layer, list[Shape]]:
+    found: dict[Layer, list[Shape]] = {}
+    for call in calls:
+        found.setdefault(call.layer, []).extend(each.shape for each in call.outputs)
+    return found
+
+
+def _of_layer(
+    layer: Layer,
+    meant: Meant,
+    shapes: Sequence[Shape],
+    ranks: int,
+    outputs: dict[Layer, Distribution],
+) -> dict[Variable, Layout]:
+    where, value = meant.where, meant.value
+    if isinstance(value, Mapping):
+        return _by_name(where, layer, value, ranks, outputs)
+    if value == "inputs":
+        return _by_inputs(meant, layer, ranks)
+    distribution = _distribution(layer, value, len(shapes[0]) if shapes else 2)
+    outputs[layer] = distribution
+    found: dict[Variable, Layout] = {}
+    for shape in shapes:
+        layout = layout_on(where, distribution, shape, ranks)
+        for variable, own in _following(layer, layout, ranks).items():
+            found.setdefault(variable, own)
+    return found
+
+
+def _by_name(
+    where: str,
+    layer: Layer,
+    value: Mapping[str, Any],
+    ranks: int,
+    outputs: dict[Layer, Distribution],
+) -> dict[Variable, Layout]:
+    trained = {each.symbol for each in layer.parameters()}
+    own = {name: each for name, each in layer.variables().items() if each.symbol in trained}
+    found: dict[Variable, Layout] = {}
+    for name, each in value.items():
+        if name == OUTPUT:
+            outputs[layer] = _distribution(layer, each, 2)
+        elif name in own:
+            given = _distribution(layer, each, 2)
+            found[own[name]] = layout_on(f"{where}[{name!r}]", given, own[name].shape, ranks)
+        else:
+            raise ConfigError.build(
+                f"{where}[{name!r}]", expected="one of " + ", ".join([*own, OUTPUT]),
+                got=repr(name), hint=f"these are the parameters of {layer.path}, and what it gives",
+            )  # fmt: skip
+    return found
+
+
+def _by_inputs(meant: Meant, layer: Layer, ranks: int) -> dict[Variable, Layout]:
+    for each in candidates(layer, ranks):
+        if each.layer is layer and "inputs" in each.ways:
+            return dict(each.ways["inputs"])
+    if list(layer.children()) or layer.frozen or not meant.itself:
+        return {}
+    raise ConfigError.build(
+        meant.where,
+        expected="a dense layer or a convolution with a feature for each rank",
+        got=f'"inputs" for {type(layer).__name__} {layer.path}',
+    )
+
+
+def _distribution(layer: Layer, value: Any, axes: int) -> Distribution:
+    if isinstance(value, Distribution):
+        return value
+    if value == "replicated":
+        return Replicated()
+    return Axis(0) if value == "rows" else Axis(_features(layer, axes))
+
+
+def _features(layer: Layer, axes: int) -> int:
+    """The axis of what a layer gives along which its features lie."""
+    by_channels = axes > 3 or isinstance(layer, nn.Conv1D | nn.Conv2D)
+    return 1 if by_channels and not isinstance(layer, nn.Dense | nn.Embedding) else -1
+
+
+def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> Layout:
+    """A layout for a value of this shape, on some of so many ranks."""
+    try:
+        layout = as_layout(given, shape, range(ranks))
+        copies(layout)
+    except CalderaError as error:
+        raise ConfigError.build(
+            where, expected=f"a layout for a value of shape {shape} on {ranks} ranks",
+            got=repr(given), hint=str(error),
+        ) from None  # fmt: skip
+    if max(layout.ranks) >= ranks:
+        raise ConfigError.build(
+            where, expected=f"a layout on ranks 0 to {ranks - 1}",
+            got=f"{given!r}, on {', '.join(map(str, layout.ranks))}",
+        )  # fmt: skip
+    return layout
+
+
+def _following(layer: Layer, layout: Layout, ranks: int) -> dict[Variable, Layout]:
+    """Parameters that belong to features, as those are shared out."""
+    if not isinstance(layout, CartesianLayout) or not layout.shape:
+        return {}
+    if len(layout.ranks) < ranks:
+        return {}
+    axis = _features(layer, len(layout.shape)) % len(layout.shape)
+    in_groups = isinstance(layer, nn.Conv1D | nn.Conv2D) and layer.groups != 1
+    if layout.splits[axis] is None or in_groups:
+        return {}
+    own = layer.variables()
+    if isinstance(layer, nn.MultiHeadAttention):
+        ways = [each.ways for each in candidates(layer, ranks)]
+        return dict(ways[0].get("heads", {})) if ways else {}
+    features = layout.without([each for each in range(len(layout.shape)) if each != axis])
+    found: dict[Variable, Layout] = {}
+    axes = next((each for kind, each in OUTPUT_AXES.items() if isinstance(layer, kind)), {})
+    for name, along in axes.items():
+        if name in own and own[name].shape[along] == features.shape[0]:
+            shape = own[name].shape
+            splits = [features.splits[0] if each == along else None for each in range(len(shape))]
+            found[own[name]] = CartesianLayout(shape, tuple(splits), features.ranks)
+    return found

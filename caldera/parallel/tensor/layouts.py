@@ -1,0 +1,210 @@
+"""Layers in layouts of their own: what each rank has of their parameters and of what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.amounts import bytes_text
+from caldera.comm import Communicator
+from caldera.data import Share
+from caldera.errors import ConfigError
+from caldera.lazy import Expr, Variable
+from caldera.nn.layer import Layer
+from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
+from caldera.parallel.distributed_variable import OwnedVariable
+from caldera.parallel.layout import AXIS
+from caldera.parallel.options import check_same_options
+from caldera.parallel.tensor.layer_layouts import (
+    ChosenLayouts,
+    Key,
+    Wanted,
+    check_layouts,
+    chosen_layouts,
+    described,
+    layout_on,
+)
+from caldera.parallel.tensor.layer_sharding import layouts_of
+from caldera.parallel.tensor.tensor_parallel import EVERYONE, Hybrid
+from caldera.sharding.collective_moves import is_plain
+from caldera.sharding.explanation import moves_table, shortened, summary
+from caldera.sharding.layout import Layout
+from caldera.sharding.ops import place
+from caldera.sharding.propagation import Move
+from caldera.strategy import Gradients, RunSetup
+
+
+@dataclass(frozen=True)
+class StepExplanation:
+    """What a training step is made of: the layouts of `parameters` by name, the `moves` of the
+    forward pass, each of which has its like on the way back, and the bytes of gradients that are
+    `summed` over ranks. Printed, it is a table."""
+
+    parameters: Mapping[str, Layout]
+    moves: Sequence[Move]
+    summed: int
+
+    def __str__(self) -> str:
+        lines = [f"{'parameter':30}  {'shape':18}  layout"]
+        for name, layout in self.parameters.items():
+            lines.append(f"{shortened(name, 30):30}  {layout.shape!s:18}  {summary(layout)}")
+        lines += ["", *moves_table(self.moves), ""]
+        moved = sum(move.nbytes for move in self.moves)
+        lines.append(f"forwards in all: {bytes_text(moved)}")
+        return "\n".join([*lines, f"gradients summed over all ranks: {bytes_text(self.summed)}"])
+
+    __repr__ = __str__
+
+
+class Layouts(Hybrid):
+    """Each layer in a layout of its own: the parameters it has, and what it gives.
+
+    `layouts` has them by the names of layers, by their numbers in the model, or by classes of
+    layers; what is said of a layer holds for those inside it. A layout is one of `caldera.dmath`
+    (`Rows()`, `Columns()`, `Axis(1)`, `Grid(2, 2)`, `Replicated()`, `Blocks(...)`) or a word:
+
+    - "rows": what the layer gives is shared out by samples, and every rank has its parameters;
+    - "columns": by features (channels of images), and so are the parameters that belong to these;
+    - "inputs": the weight is shared out by the features that the layer takes;
+    - "replicated": every rank has everything; "auto": as the layers before it suggest.
+
+    A layout is that of what the layer gives; parameters follow it. For more, a dictionary has
+    layouts for parameters by name, and for the "output". What nobody says anything about is where
+    it has to be moved least: samples are shared out by all ranks, and parameters are everywhere.
+    With "auto" in place of all, layers with more parameters than features are in parts, as in the
+    hybrids of data-parallel convolutions and model-parallel dense layers.
+
+    The numbers are those of one process, whatever the layouts. Between epochs, and for
+    checkpoints, everything is as one process would have it.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> from caldera import dmath as dm, nn, parallel
+    >>> from caldera.comm import run_virtual_ranks
+    >>> x = np.linspace(-1, 1, 12, dtype="float32")[:, None]
+    >>> def model():
+    ...     layers = [nn.Input((1,)), nn.Dense(8, activation="tanh", name="hidden"), nn.Dense(1)]
+    ...     return cd.NeuralNetwork(layers, loss="mse", batch_size=5)
+    >>> models = [model() for _ in range(3)]
+    >>> def work(comm):
+    ...     strategy = parallel.Layouts({"hidden": dm.Columns(), -1: "rows"}, communicator=comm)
+    ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
+    >>> losses = run_virtual_ranks(3, work)
+    >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 3)
+    True
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[Key, Wanted] | str = "auto",
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        algorithm: str = "auto",
+        overlap: bool = True,
+        communicator: Communicator | None = None,
+    ) -> None:
+        check_layouts("Layouts", layouts)
+        super().__init__(
+            {AXIS: -1}, samples=EVERYONE, bucket_bytes=bucket_bytes, algorithm=algorithm,
+            overlap=overlap, communicator=communicator,
+        )  # fmt: skip
+        check_same_options(self.communicator, self, layouts=described(layouts))
+        self.layouts = layouts
+        self._chosen = ChosenLayouts()
+        self._explained: StepExplanation | None = None
+        self._states: list[Variable] = []
+
+    def __repr__(self) -> str:
+        return f"Layouts({self.layouts!r})"
+
+    def explain(self) -> StepExplanation:
+        """What moves where in a training step, after training has begun.
+
+        >>> from caldera import parallel
+        >>> parallel.Layouts().explain()
+        Traceback (most recent call last):
+        caldera.errors.ConfigError: Layouts.explain: expected a strategy that has trained, got \
+one that has not; give it to model.fit(parallel=...) first
+        """
+        if self._explained is None:
+            raise ConfigError.build(
+                "Layouts.explain", expected="a strategy that has trained", got="one that has not",
+                hint="give it to model.fit(parallel=...) first",
+            )  # fmt: skip
+        return self._explained
+
+    # --- graphs
+
+    def layer_output(self, layer: Layer, result: Any) -> Any:
+        wanted = self._chosen.outputs.get(layer)
+        if wanted is None:
+            return result
+        if isinstance(result, dict):
+            return {key: self.layer_output(layer, each) for key, each in result.items()}
+        if isinstance(result, tuple | list):
+            return type(result)(self.layer_output(layer, each) for each in result)
+        if not isinstance(result, Expr):
+            return result
+        where = f"Layouts: what {layer.path} gives"
+        return Expr(place(result.node, layout_on(where, wanted, result.shape, self._ranks)))
+
+    def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
+        found = super().gradients(loss, parameters, share)
+        leaves = self._layers.shards.leaves()
+        held = {each: leaves[each.node][1] for each in parameters if each.node in leaves}
+        self._explained = StepExplanation(
+            {each.name: layout for each, layout in held.items() if isinstance(layout, Layout)},
+            tuple(self.moves_of(found)),
+            sum(each.node.spec.nbytes for each in parameters if each not in held),
+        )
+        return found
+
+    # --- a run
+
+    def agree(self, given: Mapping[str, Any]) -> None:
+        super().agree({**given, "layouts": described(self.layouts)})
+
+    def begin(self, setup: RunSetup) -> None:
+        DataParallel.begin(self, setup)
+        self._layers.clear()
+        traced = setup.trace(setup.batch_size)
+        self._chosen = chosen = chosen_layouts(
+            "Layouts", setup.model, self.layouts, traced.calls, self._ranks
+        )
+        self._states = setup.model.states()
+        self._layers.direct = setup.device.kernels == "cpu"
+        if self._ranks == 1:
+            return
+        found: dict[Variable, Layout] = dict(chosen.parameters)
+        outputs = traced.calls[0].outputs
+        found |= layouts_of(chosen.left, outputs, self._layers.rank, self._ranks, found)
+        if not self._layers.direct:
+            _check_plain(found, self._ranks)
+        parts = {
+            each: layout
+            for each, layout in found.items()
+            if not layout.is_replicated or len(layout.ranks) < self._ranks
+        }
+        self._layers.use(parts, setup.optimizer)
+
+    def unshard(self) -> None:
+        super().unshard()
+        # What all ranks compute alike they may round differently, beside parts of different sizes.
+        for each in self._states:
+            each.assign(OwnedVariable(each, self.communicator, 0, held_by_all=True).numpy())
+
+    def end(self) -> None:
+        super().end()
+        self._chosen = ChosenLayouts()
+        self._states = []
+
+
+def _check_plain(layouts: Mapping[Variable, Layout], ranks: int) -> None:
+    for variable, layout in layouts.items():
+        if not is_plain(layout, ranks):
+            raise ConfigError.build(
+                f"Layouts: {variable.name}",
+                expected="one axis shared out over all ranks, where devices are no hosts",
+                got=summary(layout), hint='take "rows", "columns", "inputs" or "replicated"',
+            )  # fmt: skip
