@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FINE, VIOLATED, NOT_SHOWN = "fine", "violated", "not shown"
+FINE = "fine"
+VIOLATED = "violated"
+NOT_SHOWN = "not shown"
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,16 @@ class Watch:
     watching_s: float = 0.0
     """What metrics took while steps went on."""
     _start: float = field(default=0.0, repr=False)
+    _told: dict[str, list[Callable[[Watched], None]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
             metric.begin(self.watched)
+        # Only those that want to hear of it: steps can be short.
+        for what in ("step", "epoch"):
+            plain = getattr(Metric, what)
+            wanted = [each for each in self.metrics if getattr(type(each), what) is not plain]
+            self._told[what] = [getattr(each, what) for each in wanted]
         self._start = time.perf_counter()
 
     @property
@@ -63,8 +69,8 @@ class Watch:
 
     def _tell(self, what: str, now: float) -> None:
         self.watched.seconds = now - self._start - self.watching_s
-        for metric in self.metrics:
-            getattr(metric, what)(self.watched)
+        for tell in self._told[what]:
+            tell(self.watched)
         self.watching_s += time.perf_counter() - now
 
     def results(self) -> dict[str, Any]:
