@@ -16,7 +16,7 @@ from tests.cli.conftest import Caldera
 
 COMMANDS = [
     "train", "search", "eval", "report", "predict", "summary", "graph", "run", "plan", "bench",
-    "check", "info", "completion",
+    "check", "reproduce", "info", "completion",
 ]  # fmt: skip
 
 

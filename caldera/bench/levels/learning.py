@@ -14,6 +14,7 @@ from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.metrics import (
     Accuracy,
     Communication,
+    Curve,
     DatasetLatency,
     Energy,
     Memory,
@@ -76,25 +77,6 @@ def learned(
         found["metrics"]["messages sent"]["value"] = sum(messages)
     return found | {"load s": loaded, "began": began, "samples": len(samples.y),
                     "test samples": len(samples.test_y)}  # fmt: skip
-
-
-class Curve(Metric):
-    """Seconds and test accuracy after each epoch, one after the other.
-
-    >>> Curve().name
-    'curve'
-    """
-
-    name, unit = "curve", "s, accuracy"
-
-    def begin(self, watched: Any) -> None:
-        self._points: list[float] = []
-
-    def epoch(self, watched: Any) -> None:
-        self._points += [watched.seconds, watched.accuracy]
-
-    def result(self) -> list[float]:
-        return self._points
 
 
 def _metrics(case: LearningCase) -> list[Metric]:

@@ -245,6 +245,25 @@ class Accuracy(Metric):
         return Estimate(middle, middle - spread, middle + spread)
 
 
+class Curve(Metric):
+    """Seconds and test accuracy after each epoch, one after the other.
+
+    >>> Curve().name
+    'curve'
+    """
+
+    name, unit = "curve", "s, accuracy"
+
+    def begin(self, watched: Watched) -> None:
+        self.points: list[tuple[float, float]] = []
+
+    def epoch(self, watched: Watched) -> None:
+        self.points.append((watched.seconds, watched.accuracy or 0.0))
+
+    def result(self) -> Result:
+        return [number for point in self.points for number in point]
+
+
 class Equality(Metric):
     """How far results are from a reference's: the largest difference, L2, and where.
 
