@@ -29,6 +29,7 @@ HEAVY = (
     "pandas",
     "PIL",
     "rich",
+    "uvicorn",
 )
 PUBLIC_ROOMS = (
     "caldera",
@@ -44,6 +45,7 @@ PUBLIC_ROOMS = (
     "caldera.optim",
     "caldera.parallel",
     "caldera.search",
+    "caldera.serve",
     "caldera.sklearn",
     "caldera.testing",
 )

@@ -15,7 +15,7 @@ from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
 ROOMS = ("cd", "comm", "compress", "data", "dmath", "dm", "io", "nn", "onnx", "op", "optim",
-         "parallel", "sklearn", "testing")  # fmt: skip
+         "parallel", "serve", "sklearn", "testing")  # fmt: skip
 _NAME = re.compile(rf"((?:caldera|{'|'.join(ROOMS)})(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?$", re.DOTALL)
 
 

@@ -11,7 +11,7 @@ from caldera.bench.honesty.claims import LEVELS
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.workloads import WORKLOADS
 from caldera.draw.bar_chart import bar_chart
-from caldera.draw.html import Safe, section, tag
+from caldera.draw.html import Safe, scrolled, section, tag
 from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 
@@ -32,21 +32,24 @@ def page(report: Report) -> str:
     works = report.works()
     device = machine.get("card", machine["cpu"])
     levels = {level: _works_of(report, level) for level in (*LEVELS, "")}
+    index = {work: work for work in works}
+    means = report.means()
+    told = []
+    if means:
+        # What most people came for.
+        index = {"means": "Geometric means", **index}
+        told.append(section("means", "Geometric means", _list(map(mean_text, means))))
     parts = [
         tag("h1", "caldera bench"),
         tag("p", f"{device} · {machine['threads']} threads · {machine['time']}", class_="quiet"),
         _list(facts(report)),
+        *told,
     ]
     for level, members in levels.items():
         if members and level:
             number = LEVELS.index(level)
             parts.append(tag("h2", f"Level {number}: {level}", class_="level"))
         parts += [_work(report, work) for work in members]
-    index = {work: work for work in works}
-    means = report.means()
-    if means:
-        index["means"] = "Geometric means"
-        parts.append(section("means", "Geometric means", _list(map(mean_text, means))))
     parts.append(tag("footer", _EXPLAINED))
     return document("caldera bench", index, parts)
 
@@ -71,7 +74,7 @@ def _charts(report: Report, work: str) -> Iterator[Safe]:
         yield tag("div", *drawn, class_="columns")
     bars = ratio_bars(report, work)
     if bars:
-        yield tag("div", bar_chart(bars, "ratios"), class_="card")
+        yield scrolled(bar_chart(bars, "ratios"), "chart of ratios", class_="card wider")
 
 
 def _tables(report: Report, work: str) -> Iterator[Safe]:
@@ -92,8 +95,9 @@ def _table(report: Report, entries: Sequence[Entry]) -> Safe:
         text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
         cells = [tag("td", peer), tag("td", text, colspan=len(columns) - 1)]
         rows.append(tag("tr", *cells, class_="missing"))
-    head = tag("thead", tag("tr", *[tag("th", column) for column in columns]))
-    return tag("div", tag("table", head, tag("tbody", *rows)), class_="card results")
+    head = tag("thead", tag("tr", *[tag("th", column, scope="col") for column in columns]))
+    whole = tag("table", head, tag("tbody", *rows))
+    return scrolled(whole, f"times of {len(entries)} contestants", class_="card results")
 
 
 def _unbroken(text: str) -> str:

@@ -48,6 +48,8 @@ PACKAGES = (
     Package("optuna", ("optuna",), "caldera search, caldera.search",
             "pip install 'caldera[search]'"),
     Package("cmaes", ("cmaes",), "search.CMAES", "pip install 'caldera[search]'"),
+    Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve",
+            "pip install 'caldera[serve]'"),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),

@@ -217,8 +217,8 @@ def begin(model: NeuralNetwork, case: TrainingCase) -> None:
 def gradient_plan(model: NeuralNetwork, steps: Steps, count: int) -> Plan:
     """The loss on a batch of `count` samples that is fed, and its gradients."""
     graph = steps.graph(count)
-    outputs, _ = graph.network(training=True)
-    loss, _ = graph.loss(outputs, steps.objective.of(outputs))
+    outputs, traced = graph.network(training=True)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)
     wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
     return compile(wanted, device=model.device, precision=model.precision)
 

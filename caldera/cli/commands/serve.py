@@ -1,0 +1,71 @@
+"""`caldera serve`: a trained model as a web service."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from caldera import serve
+from caldera.cli.command import Command
+from caldera.cli.model_argument import class_names_of
+from caldera.cli.option_types import Count, Number
+from caldera.train.neural_network import load_model
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `serve`."""
+    parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1",
+        help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
+    )  # fmt: skip
+    parser.add_argument("--port", metavar="N", default="8000", help="0: any free (default: 8000)")
+    limits = serve.Limits()
+    parser.add_argument(
+        "--batch-size", metavar="N", default=str(limits.batch_size),
+        help=f"samples that are computed at once (default: {limits.batch_size})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-body", metavar="BYTES", default=str(limits.body),
+        help=f"largest request (default: {limits.body})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", default=f"{limits.seconds:g}",
+        help=f"for a request to come, and for its answer (default: {limits.seconds:g})",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM."""
+    limits = serve.Limits(
+        batch_size=Count(1).from_text(arguments.batch_size, "--batch-size"),
+        body=Count(1).from_text(arguments.max_body, "--max-body"),
+        seconds=Number().from_text(arguments.timeout, "--timeout"),
+    )
+    port = Count(0).from_text(arguments.port, "--port")
+    model = load_model(arguments.model)
+    name = Path(arguments.model).stem
+
+    def ready(address: str) -> None:
+        print(f"serving {name} at {address}  (Ctrl-C ends it)", flush=True)
+
+    answered = serve.run(
+        model, host=arguments.host, port=port, name=name, limits=limits,
+        class_names=class_names_of(model, arguments.model), ready=ready,
+    )  # fmt: skip
+    print(f"ended   {answered} requests answered")
+    return 0
+
+
+COMMAND = Command(
+    name="serve",
+    takes="FILE.caldera",
+    summary="A trained model as a web service, with a page to try it.",
+    examples="""
+        caldera serve out/digits.caldera
+        caldera serve out/flowers.caldera --host 0.0.0.0 --port 80
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=35,
+)

@@ -1,0 +1,25 @@
+"""A trained model as a web service: samples in, predictions out.
+
+    caldera serve model.caldera
+
+or from Python:
+
+    from caldera import serve
+
+    serve.run(model, port=8000)
+
+`run` needs `pip install 'caldera[serve]'`. `application` is the same service for any ASGI server.
+Requests that come at the same time are computed together. What comes from outside is data, never a
+path or code; each limit on its size and time is a field of `Limits`.
+"""
+
+from __future__ import annotations
+
+from caldera.arguments import guard as _guard
+from caldera.serve.application import Application, application
+from caldera.serve.limits import Limits
+from caldera.serve.server import run
+
+__all__ = ["Application", "Limits", "application", "run"]
+
+_guard(globals(), "Application")

@@ -1,0 +1,194 @@
+"""The service itself: an ASGI application, which any ASGI server can run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.errors import CalderaError, ConfigError
+from caldera.registry import nearest
+from caldera.serve import metrics
+from caldera.serve.answers import csv_answer, json_answer
+from caldera.serve.batcher import Batcher
+from caldera.serve.contract import Contract
+from caldera.serve.http import Answer, Gone, Message, Receive, Send, header, read_body
+from caldera.serve.limits import Limits
+from caldera.serve.page import page, policy
+from caldera.serve.refusal import Refusal, shown
+from caldera.serve.samples import CSV, JSON, Samples
+from caldera.train.model import Model
+
+_LARGE = 1 << 16
+"""Bytes from which a body is read in a thread, while other requests are answered."""
+_log = logging.getLogger("caldera.serve")
+Handler = Callable[[Mapping[str, Any], Receive], Awaitable[Answer]]
+
+
+class Application:
+    """A model as an ASGI application; `application` makes it.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, serve
+    >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
+    >>> serve.application(model, name="small", limits=serve.Limits(batch_size=2))
+    Application(small: /, /health, /metrics, /model, /predict)
+    """
+
+    def __init__(self, model: Model, contract: Contract, limits: Limits) -> None:
+        self.limits = limits
+        self.metrics = metrics.Metrics()
+        self.ending = False
+        """Whether the service has been told to end; each answer then closes its connection."""
+        self._contract = contract
+        self._samples = Samples(contract, limits)
+        self._batcher = Batcher(
+            lambda x: model.predict(x, batch_size=limits.batch_size), limits, self.metrics
+        )
+        self._batcher.warm_up(np.zeros((1, *contract.shape), contract.dtype))
+        self._page = page(contract)
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/": ("GET", self._show_page),
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._metrics),
+            "/model": ("GET", self._model),
+            "/predict": ("POST", self._predict),
+        }
+
+    def end(self) -> None:
+        """Tell the service to end, as a signal does: what has come is still answered."""
+        self.ending = True
+
+    def __repr__(self) -> str:
+        return f"Application({self._contract.name}: {', '.join(self._routes)})"
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Say that the service is ready when it starts, and let its thread go when it ends."""
+        while True:
+            message: Message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                self._batcher.close()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        path = scope["path"]
+        try:
+            answer = await self._route(scope, receive)
+        except Refusal as refusal:
+            answer = Answer.refused(refusal)
+        except CalderaError as error:
+            answer = Answer.refused(Refusal(422, str(error)))
+        except Gone:
+            return
+        except Exception:
+            _log.exception("%s %s", scope["method"], shown(path))
+            answer = Answer.refused(
+                Refusal.build(500, "server", got="an error of its own", hint="its log says more")
+            )
+        # What nobody has to know is counted under one name: a client must not make new ones.
+        self.metrics.requests[(path if path in self._routes else "other", answer.status)] += 1
+        await answer.send(send, close=self.ending)
+        if path == "/predict":
+            self.metrics.seconds.add(time.perf_counter() - began)
+
+    async def _route(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        path, method = scope["path"], scope["method"]
+        if path not in self._routes:
+            raise Refusal.build(
+                404, shown(path), expected=", ".join(self._routes), got="another path",
+                hint=nearest(path[:100], self._routes),
+            )  # fmt: skip
+        wanted, handler = self._routes[path]
+        if method != wanted and (method, wanted) != ("HEAD", "GET"):
+            allowed = "GET, HEAD" if wanted == "GET" else wanted
+            raise Refusal.build(
+                405, path, expected=allowed, got=shown(method), headers={"allow": allowed}
+            )
+        return await handler(scope, receive)
+
+    # --- one function for each path
+
+    async def _predict(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        wants_csv = _wants_csv(header(scope, b"accept"))
+        content_type = header(scope, b"content-type")
+        body = await read_body(scope, receive, self.limits)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                if len(body) > _LARGE or content_type.startswith("image/"):
+                    x = await asyncio.to_thread(self._samples.read, content_type, body)
+                else:
+                    x = self._samples.read(content_type, body)
+                outputs = await self._batcher.submit(x)
+        except TimeoutError:
+            raise Refusal.build(
+                504, "/predict", expected=f"an answer within {self.limits.seconds:g} s",
+                got="none so far", hint="send fewer samples, or try again later",
+            ) from None  # fmt: skip
+        if wants_csv:
+            return Answer(200, csv_answer(outputs, self._contract), f"{CSV}; charset=utf-8")
+        return Answer(200, json_answer(outputs, self._contract), JSON)
+
+    async def _model(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        return Answer(200, json.dumps(self._contract.to_plain()).encode())
+
+    async def _health(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        """Ready, or about to end: whoever shares requests out then sends no more of them here."""
+        if self.ending:
+            return Answer(503, b'{"status":"ending"}')
+        return Answer(200, b'{"status":"ready"}')
+
+    async def _metrics(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        text = self.metrics.text(self._contract.name, self._batcher.waiting)
+        return Answer(200, text.encode(), metrics.CONTENT_TYPE)
+
+    async def _show_page(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
+        headers = {"content-security-policy": policy()}
+        return Answer(200, self._page, "text/html; charset=utf-8", headers)
+
+
+def _wants_csv(accept: str) -> bool:
+    """Whether a client asks for CSV rather than JSON."""
+    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return CSV in kinds and JSON not in kinds
+
+
+def application(
+    model: Model,
+    *,
+    name: str = "",
+    limits: Limits | None = None,
+    class_names: Sequence[str] = (),
+) -> Application:
+    """A model as an ASGI application, for any ASGI server or framework; `run` serves it.
+
+    `class_names` are used where the model itself does not know how its classes are called.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, serve
+    >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(3)])
+    >>> serve.application(model, limits=serve.Limits(batch_size=2))
+    Application(model: /, /health, /metrics, /model, /predict)
+    """
+    if not isinstance(model, Model):
+        raise ConfigError.build(
+            "serve", expected="a model", got=shown(model),
+            hint="load one with cd.load(path)",
+        )  # fmt: skip
+    contract = Contract.of(model, name or model.name or "model", class_names)
+    return Application(model, contract, limits or Limits())

@@ -1,0 +1,179 @@
+"""Requests that come at the same time are computed together.
+
+Nobody waits for others to come: whoever finds the model free is computed at once, and those who
+come meanwhile are the next batch. So a service without much to do answers as soon as it can, and
+one with much to do computes large batches, each sample of which takes less time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.errors import CalderaError
+from caldera.serve.limits import Limits
+from caldera.serve.metrics import Metrics
+from caldera.serve.refusal import Refusal
+
+Predict = Callable[[np.ndarray], np.ndarray]
+QUICK = 1e-3
+"""Seconds for a whole batch, below which it is computed where requests are read: to have a thread
+do it would take longer."""
+
+
+@dataclass
+class _Waiting:
+    x: np.ndarray
+    answer: asyncio.Future[np.ndarray]
+
+
+class Batcher:
+    """Computes what waits, as much at once as a batch holds.
+
+    `predict` is only ever asked for sizes of `sizes_up_to`, so that there are few plans.
+    """
+
+    def __init__(self, predict: Predict, limits: Limits, metrics: Metrics) -> None:
+        self._predict = predict
+        self._limits = limits
+        self._metrics = metrics
+        self._queue: deque[_Waiting] = deque()
+        self._running = False
+        self._thread: ThreadPoolExecutor | None = None
+        self.waiting = 0
+        """Samples that are not computed yet."""
+
+    def warm_up(self, sample: np.ndarray) -> float:
+        """Make the plans of all sizes; the seconds of the largest batch, once it is planned."""
+        for size in sizes_up_to(self._limits.batch_size):
+            batch = np.repeat(sample, size, axis=0)
+            self._predict(batch)
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            self._predict(batch)
+            times.append(time.perf_counter() - began)
+        if min(times) > QUICK:
+            self.use_thread()
+        return min(times)
+
+    def use_thread(self) -> None:
+        """Compute in a thread from now on, while other requests are read."""
+        self._thread = ThreadPoolExecutor(1, "caldera-serve")
+
+    async def submit(self, x: np.ndarray) -> np.ndarray:
+        """The outputs for some samples, as soon as they are computed."""
+        if self.waiting and self.waiting + len(x) > self._limits.waiting:
+            raise Refusal.build(
+                503, "/predict", expected=f"at most {self._limits.waiting} samples that wait",
+                got=f"{self.waiting} and {len(x)} more", hint="try again in a moment",
+                headers={"retry-after": "1"},
+            )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(x, loop.create_future())
+        self._queue.append(waiting)
+        self.waiting += len(x)
+        if not self._running:
+            self._running = True
+            # After all requests that have already come were read: they go together.
+            loop.call_soon(self._next, loop)
+        return await waiting.answer
+
+    def close(self) -> None:
+        """Let the thread go."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- one batch after the other
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = self._take()
+        if not batch:
+            self._running = False
+        elif self._thread is None:
+            self._answer(batch, self._outcomes(batch))
+            loop.call_soon(self._next, loop)
+        else:
+            done = loop.run_in_executor(self._thread, self._outcomes, batch)
+            done.add_done_callback(lambda found: self._thread_is_done(loop, batch, found))
+
+    def _thread_is_done(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        batch: list[_Waiting],
+        found: asyncio.Future[list[np.ndarray | Exception]],
+    ) -> None:
+        self._answer(batch, found.result())
+        self._next(loop)
+
+    def _take(self) -> list[_Waiting]:
+        """Those at the front, as many as fit together; one that is too large goes alone."""
+        batch: list[_Waiting] = []
+        total = 0
+        while self._queue:
+            first = self._queue[0]
+            if first.answer.done():
+                # Whoever asked has given up.
+                self.waiting -= len(self._queue.popleft().x)
+                continue
+            if batch and total + len(first.x) > self._limits.batch_size:
+                break
+            batch.append(self._queue.popleft())
+            total += len(first.x)
+        return batch
+
+    def _outcomes(self, batch: list[_Waiting]) -> list[np.ndarray | Exception]:
+        """The outputs for each request, or what was wrong with it."""
+        try:
+            x = batch[0].x if len(batch) == 1 else np.concatenate([each.x for each in batch])
+            outputs = self._in_parts(x)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            # What one asks for must not spoil the answers to the others.
+            return [outcome for each in batch for outcome in self._outcomes([each])]
+        ends = np.cumsum([len(each.x) for each in batch])[:-1]
+        return list(np.split(outputs, ends))
+
+    def _in_parts(self, x: np.ndarray) -> np.ndarray:
+        most = self._limits.batch_size
+        parts = []
+        for start in range(0, len(x), most):
+            part = x[start : start + most]
+            missing = _filled_up(len(part), most) - len(part)
+            filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)])
+            parts.append(self._predict(filled if missing else part)[: len(part)])
+            self._metrics.batches.add(len(part))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _answer(self, batch: list[_Waiting], outcomes: list[np.ndarray | Exception]) -> None:
+        for each, outcome in zip(batch, outcomes, strict=True):
+            self.waiting -= len(each.x)
+            if each.answer.done():
+                continue
+            if isinstance(outcome, CalderaError):
+                each.answer.set_exception(Refusal(422, str(outcome)))
+            elif isinstance(outcome, Exception):
+                each.answer.set_exception(outcome)
+            else:
+                self._metrics.samples += len(outcome)
+                each.answer.set_result(outcome)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """The sizes of batches: powers of two, and the largest.
+
+    >>> sizes_up_to(48)
+    [1, 2, 4, 8, 16, 32, 48]
+    """
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
+
+
+def _filled_up(samples: int, most: int) -> int:
+    return next(size for size in sizes_up_to(most) if size >= samples)

@@ -1,0 +1,100 @@
+"""What a model takes and what it gives, as a client has to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from caldera.data import Schema
+from caldera.errors import ConfigError
+from caldera.tensor.dtype import canonical, is_complex
+from caldera.train.model import Model
+
+Kind = Literal["table", "image", "array"]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a model takes and gives.
+
+    - `kind`: rows of a table, images, or arrays of numbers.
+    - `shape`, `dtype`: of one sample.
+    - `schema`: the columns of a table.
+    - `classes`: the name of each class; none where values are predicted.
+    """
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    schema: Schema | None
+    classes: tuple[str, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Model, name: str, class_names: Sequence[str] = ()) -> Contract:
+        """The contract of a model that has been built."""
+        inputs = model.signature.inputs
+        if len(inputs) != 1:
+            raise ConfigError.build(
+                "serve", expected="a model with one input", got=f"one with {len(inputs)}",
+                hint="join them in one array, and take it apart in the model's forward",
+            )  # fmt: skip
+        (shape, dtype) = inputs[0]
+        if is_complex(canonical(dtype)):
+            raise ConfigError.build("serve", expected="a model of real numbers", got=dtype)
+        outputs = next(iter(model.signature.outputs.values()))
+        schema = model.schema
+        kind: Kind = "array"
+        if schema is not None and schema.columns:
+            kind = "table"
+        elif len(shape) == 3 and shape[0] in (1, 3):
+            kind = "image"
+        names: tuple[str, ...] = ()
+        if is_classifier(model) and len(outputs) == 1:
+            given = [*(schema.classes if schema is not None else ()), *class_names]
+            names = tuple(given[: outputs[0]]) or tuple(map(str, range(outputs[0])))
+            names += tuple(map(str, range(len(names), outputs[0])))
+        return cls(name, kind, tuple(shape), dtype, schema, names, tuple(outputs))
+
+    @property
+    def content_types(self) -> tuple[str, ...]:
+        """What the body of a request may be."""
+        return ("application/json", "text/csv", *(("image/*",) if self.kind == "image" else ()))
+
+    def example(self) -> Any:
+        """A sample as it may stand in a request."""
+        if self.kind == "table" and self.schema is not None and self.schema.names:
+            return dict.fromkeys(self.schema.names, 0)
+        if self.kind == "table" and self.schema is not None:
+            return [0] * len(self.schema.columns)
+        return np.zeros(self.shape, np.int64).tolist()
+
+    def to_plain(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        found: dict[str, Any] = {
+            "model": self.name,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "content_types": list(self.content_types),
+        }
+        if self.kind == "table" and self.schema is not None:
+            found["columns"] = [
+                {"name": column.name, "kind": column.kind} for column in self.schema.columns
+            ]
+            found["target"] = self.schema.target.name if self.schema.target else ""
+        if self.classes:
+            found["classes"] = list(self.classes)
+        else:
+            found["outputs"] = list(self.outputs)
+        return found
+
+
+def is_classifier(model: Model) -> bool:
+    """Whether the outputs of a model are the logits of classes."""
+    first = next(iter(model.objective.losses.values()))
+    return type(first).__name__ == "CrossEntropy"

@@ -1,0 +1,245 @@
+"""The samples of a request, as the arrays that a model takes. Whatever is wrong is told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from caldera.data.sources.base import SCALE, scaled
+from caldera.data.transforms.decode import Decoder, Size
+from caldera.errors import DataError
+from caldera.io.csv_files import as_float
+from caldera.serve.contract import Contract
+from caldera.serve.limits import Limits
+from caldera.serve.refusal import Refusal, shown
+from caldera.tensor.dtype import canonical, is_float
+
+JSON, CSV = "application/json", "text/csv"
+
+
+class Samples:
+    """Reads samples for a model, from the body of a request."""
+
+    def __init__(self, contract: Contract, limits: Limits) -> None:
+        self._contract = contract
+        self._limits = limits
+        self._size = int(np.prod(contract.shape))
+        self._decoder = Decoder(contract.shape[0], "image") if contract.kind == "image" else None
+
+    def read(self, content_type: str, body: bytes) -> np.ndarray:
+        """The samples, one a row."""
+        kind = content_type.partition(";")[0].strip().lower()
+        if kind == JSON or kind.endswith("+json"):
+            return self._from_json(body)
+        if kind == CSV:
+            return self._from_csv(body)
+        if kind.startswith("image/") and self._decoder is not None:
+            return self._from_image(body, self._decoder)
+        raise Refusal.build(
+            415, "content-type", expected=" or ".join(self._contract.content_types),
+            got=shown(kind) if kind else "none",
+        )  # fmt: skip
+
+    # --- JSON
+
+    def _from_json(self, body: bytes) -> np.ndarray:
+        try:
+            given = json.loads(body, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise Refusal.build(
+                400, "body", expected="JSON", got="lists in lists without end"
+            ) from None
+        except ValueError as error:
+            raise Refusal.build(
+                400, "body", expected="JSON", got=str(error)[:200], hint=self._hint()
+            ) from None
+        samples = given.get("samples") if isinstance(given, dict) else None
+        if not isinstance(samples, list) or set(given) != {"samples"}:
+            raise self._unreadable("body", '{"samples": [...]}', _kind_of(given))
+        self._check_count(len(samples))
+        if self._contract.kind == "table":
+            return self._checked(self._from_rows(samples))
+        return self._checked(self._from_lists(samples))
+
+    def _from_rows(self, samples: list[Any]) -> np.ndarray:
+        """Rows of a table, with the names of columns or in their order."""
+        schema = self._contract.schema
+        assert schema is not None
+        if all(isinstance(each, dict) for each in samples):
+            names = list(samples[0])
+            for number, each in enumerate(samples):
+                if each.keys() != samples[0].keys():
+                    raise self._unreadable(
+                        f"sample {number}", "the same columns as the first sample has",
+                        shown(list(each)),
+                    )  # fmt: skip
+            rows = [[each[name] for name in names] for each in samples]
+            places = schema.place(names, len(names), "samples").inputs
+        else:
+            rows, names = samples, []
+            widths = {len(each) if isinstance(each, list) else -1 for each in samples}
+            if len(widths) != 1 or -1 in widths:
+                expected = "objects with the names of columns, or lists of one length"
+                raise self._unreadable("samples", expected, shown(samples))
+            places = schema.place([], widths.pop(), "samples").inputs
+        picked = [[row[place] for place in places] for row in rows]
+        for number, row in enumerate(picked):
+            for place, value in enumerate(row):
+                if type(value) not in (int, float):
+                    column = schema.columns[place].name or place
+                    where = f"sample {number}, column {column!r}"
+                    raise self._unreadable(where, "a number", _kind_of(value))
+        return self._as_floats(picked)
+
+    def _from_lists(self, samples: list[Any]) -> np.ndarray:
+        try:
+            wrong = _leaf_types(samples) - {int, float}
+        except RecursionError:
+            raise self._unreadable("samples", self._shape(), "lists in lists") from None
+        if wrong:
+            names = ", ".join(sorted(_JSON_NAMES.get(each, each.__name__) for each in wrong))
+            raise self._unreadable("samples", f"numbers in lists, {self._shape()}", names)
+        array = self._as_floats(samples)
+        if array.shape[1:] == self._contract.shape:
+            return array
+        if array.shape[1:] == (self._size,):
+            return array.reshape(-1, *self._contract.shape)
+        raise self._unreadable("samples", self._shape(), f"of shape {list(array.shape[1:])}")
+
+    def _as_floats(self, samples: list[Any]) -> np.ndarray:
+        try:
+            return np.array(samples, np.float64)
+        except OverflowError:
+            raise self._unreadable("samples", "numbers in the range of float64", "larger") from None
+        except (ValueError, TypeError, RecursionError):
+            got = "lists of different lengths"
+            raise self._unreadable("samples", self._shape(), got) from None
+
+    # --- CSV and images
+
+    def _from_csv(self, body: bytes) -> np.ndarray:
+        try:
+            text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise Refusal.build(
+                400, "body", expected="UTF-8 text", got=f"other bytes at {error.start}"
+            ) from None
+        if not text.strip():
+            raise Refusal.build(400, "body", expected="rows of a table", got="an empty body")
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+        except csv.Error as error:
+            raise Refusal.build(400, "body", expected="CSV", got=str(error)) from None
+        named = not any(as_float(each) is not None for each in rows[0])
+        self._check_count(len(rows) - named)
+        for number, row in enumerate(rows):
+            if len(row) != len(rows[0]):
+                raise Refusal.build(
+                    422, f"row {number}", expected=f"{len(rows[0])} columns, as the first row has",
+                    got=str(len(row)),
+                )  # fmt: skip
+        values = [list(map(_number_or_text, row)) for row in rows[named:]]
+        if self._contract.kind != "table":
+            return self._checked(self._from_lists(values))
+        if not named:
+            return self._checked(self._from_rows(values))
+        names = [each.strip() for each in rows[0]]
+        if len(set(names)) < len(names):
+            raise Refusal.build(
+                422, "row 0", expected="a name of its own for each column", got=shown(names)
+            )
+        return self._checked(
+            self._from_rows([dict(zip(names, row, strict=True)) for row in values])
+        )
+
+    def _from_image(self, body: bytes, decode: Decoder) -> np.ndarray:
+        try:
+            size = decode.size(body)
+            if size.height * size.width > self._limits.pixels:
+                raise Refusal.build(
+                    413, "image", expected=f"at most {self._limits.pixels} pixels",
+                    got=f"{size.height}x{size.width}", hint="make it smaller first",
+                )  # fmt: skip
+            pixels = decode(body, Size(*self._contract.shape[1:]), resize=True)[None]
+        except DataError as error:
+            raise Refusal(422, str(error)) from None
+        dtype = canonical(self._contract.dtype)
+        return scaled(pixels, SCALE if is_float(dtype) else None).astype(dtype)
+
+    # --- what is common to all of them
+
+    def _check_count(self, count: int) -> None:
+        if count > self._limits.samples:
+            raise Refusal.build(
+                413, "body", expected=f"at most {self._limits.samples} samples", got=f"{count}",
+                hint="send them in several requests",
+            )  # fmt: skip
+        if count == 0:
+            raise Refusal.build(422, "body", expected="at least one sample", got="none")
+
+    def _checked(self, array: np.ndarray) -> np.ndarray:
+        """The samples in the model's dtype, if that can hold them."""
+        dtype = canonical(self._contract.dtype)
+        if not is_float(dtype):
+            limits = np.iinfo(dtype)
+            if (array != np.floor(array)).any() or not (
+                (array >= limits.min) & (array <= limits.max)
+            ).all():
+                raise self._unreadable("samples", f"whole numbers ({dtype})", "others")
+            return array.astype(dtype)
+        with np.errstate(over="ignore"):
+            found = array.astype(dtype)
+        if not np.isfinite(found).all():
+            raise self._unreadable("samples", f"finite numbers in the range of {dtype}", "others")
+        return found
+
+    def _shape(self) -> str:
+        shape = list(self._contract.shape)
+        either = f"samples of shape {shape}"
+        return either if len(shape) == 1 else f"{either} or lists of {self._size} numbers"
+
+    def _unreadable(self, where: str, expected: str, got: str) -> Refusal:
+        return Refusal.build(422, where, expected=expected, got=got, hint=self._hint())
+
+    def _hint(self) -> str:
+        text = json.dumps({"samples": [self._contract.example()]})
+        if len(text) > 200:
+            text = '{"samples": [[...], ...]}'
+        return f"send {text}, or see /model"
+
+
+_JSON_NAMES: dict[type, str] = {
+    dict: "objects", str: "texts", bool: "true or false", type(None): "null",
+}  # fmt: skip
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which JSON does not have")
+
+
+def _number_or_text(text: str) -> float | str:
+    found = as_float(text)
+    return text if found is None else found
+
+
+def _kind_of(value: Any) -> str:
+    """What a message calls a value."""
+    if isinstance(value, dict):
+        return f"an object with {shown(list(value))}" if value else "an empty object"
+    return {list: "a list", type(None): "null"}.get(type(value)) or shown(value)
+
+
+def _leaf_types(lists: Sequence[Any]) -> set[type]:
+    """The types of what is in lists of lists; for the innermost ones without a loop in Python."""
+    found = set(map(type, lists))
+    if list in found:
+        found.discard(list)
+        for each in lists:
+            if type(each) is list:
+                found |= _leaf_types(each)
+    return found
