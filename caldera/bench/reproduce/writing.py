@@ -53,7 +53,8 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
         f"# {experiment.source}: {experiment.name}",
         "",
         f"{experiment.claim}. Written by `{command}` on {machine['cpu']}, "
-        f"{machine['architecture']}, {machine['threads']} threads, {machine['time'][:10]}; "
+        f"{machine['architecture']}, {machine['threads']} threads, load {machine['load before']}, "
+        f"{machine['time'][:10]}; "
         f"every sample is in `{file_name(experiment, 'json')}`.",
         "",
         "| " + " | ".join(HEAD) + " |",
