@@ -18,7 +18,7 @@ from caldera.bench.levels.trajectories import (
     validate_optimizer,
     validate_sampler,
 )
-from caldera.bench.levels.validation import Finding, Validation, ValidationError
+from caldera.bench.levels.validation import Finding, Validation, ValidationError, validation_page
 from caldera.bench.parts import Compression, Operator, Optimizer, Sampler, Scheme
 
 __all__ = [
@@ -43,4 +43,5 @@ __all__ = [
     "validate_optimizer",
     "validate_sampler",
     "validate_scheme",
+    "validation_page",
 ]

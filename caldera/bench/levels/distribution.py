@@ -177,14 +177,14 @@ def validate_scheme(
         results = run_virtual_ranks(ranks, work)
         for rank, (weights, _, _) in enumerate(results[1:], start=1):
             apart = Difference.of(weights, results[0][0])
-            found.add(f"rank {rank} has the weights of rank 0", apart.largest, 1e-12, apart.where)
+            found.add_difference(f"rank {rank} has the weights of rank 0", apart, 1e-12)
         alone = networks[0]
         alone.load(before)
         plain = _Alone()
         expected, _ = distributed_weights(SingleProcess(), alone, plain, rule(), batches, steps)
         if scheme.equals_one_process:
             apart = Difference.of(results[0][0], expected)
-            found.add("weights of one process", apart.largest, tolerance, apart.where)
+            found.add_difference("weights of one process", apart, tolerance)
         else:
             _check_learning(found, alone, before, results[0][0], expected, batches)
         found.add("ranks that sent nothing", sum(not sent for _, _, sent in results), 0)

@@ -15,6 +15,8 @@ from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.parts import Array
 from caldera.bench.workloads import Rule, TrainingCase
 from caldera.config import settings
+from caldera.errors import ConfigError
+from caldera.registry import nearest
 
 REFERENCE = "reference"
 """The name of the lean network in NumPy beside the frameworks."""
@@ -115,6 +117,11 @@ def frameworks() -> list[str]:
 @contextmanager
 def framework_here(name: str) -> Iterator[Framework]:
     """A framework in this process; the settings of Caldera are put back at the end."""
+    if name not in _OPTIONS:
+        raise ConfigError.build(
+            "framework", expected=f"one of {', '.join([REFERENCE, *_OPTIONS])}", got=repr(name),
+            hint=nearest(str(name), _OPTIONS),
+        )  # fmt: skip
     with settings.override(threads=settings.threads, accuracy=settings.accuracy):
         yield FRAMEWORKS[name](_OPTIONS[name], settings.threads)
 

@@ -54,7 +54,7 @@ def validate_operator(
         if against is not None:
             expected = [np.asarray(against.forward(*kept)), *against.backward(slope_kept, *kept)]
             apart = Difference.of([result, *gradients], expected)
-            found.add("distance to the reference", apart.largest, FORWARD64, apart.where)
+            found.add_difference("distance to the reference", apart, FORWARD64)
         narrow = operator.forward(*(each.astype(np.float32) for each in kept))
         found.add(
             "float32 in, float32 out", float(narrow.dtype != np.float32), 0, str(narrow.dtype)
@@ -64,7 +64,7 @@ def validate_operator(
             with framework_here(framework) as here:
                 computed = here.custom(operator, kept, slope_kept).results()
             apart = Difference.of(computed, [result, *gradients])
-            found.add(f"the same in {framework}", apart.largest, FRAMEWORK, apart.where)
+            found.add_difference(f"the same in {framework}", apart, FRAMEWORK)
     return found
 
 

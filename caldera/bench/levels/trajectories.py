@@ -34,7 +34,7 @@ def validate_network(
         start = [np.array(each) for each in against.weights()]
         network.load(start)
         same = Difference.of(network.weights(), start)
-        found.add("weights are those that were loaded", same.largest, 0, same.where)
+        found.add_difference("weights are those that were loaded", same, 0)
         random = np.random.default_rng(0)
         for number, (x, y) in enumerate(batches):
             # Other weights for every batch: those of before must be forgotten.
@@ -46,17 +46,17 @@ def validate_network(
             apart = Difference.of(gradients, true)
             found.add(f"loss of batch {number}", abs(loss - expected) / max(1.0, abs(expected)),
                       NETWORK)  # fmt: skip
-            found.add(f"gradients of batch {number}", apart.largest, NETWORK, apart.where)
+            found.add_difference(f"gradients of batch {number}", apart, NETWORK)
             found.add(f"gradients of batch {number} (L2)", apart.l2, NETWORK)
             scores = Difference.of([network.predict(x)], [against.predict(x)])
-            found.add(f"predictions of batch {number}", scores.largest, NETWORK, scores.where)
+            found.add_difference(f"predictions of batch {number}", scores, NETWORK)
         x, y = batches[0]
         cut = len(x) // 3
         whole = joined(network.gradients_at(x, y)[1])
         parts = [joined(network.gradients_at(x[a:b], y[a:b])[1]) * (b - a) / len(x)
                  for a, b in ((0, cut), (cut, len(x)))]  # fmt: skip
         micro = Difference.of([parts[0] + parts[1]], [whole])
-        found.add("micro-batches add up to the batch", micro.largest, NETWORK, micro.where)
+        found.add_difference("micro-batches add up to the batch", micro, NETWORK)
     return found
 
 
@@ -103,7 +103,7 @@ def validate_optimizer(
         theirs = trajectory(network, against(), batches, steps)
         for step, (got, expected) in enumerate(zip(mine, theirs, strict=True), start=1):
             apart = Difference.of(got, expected)
-            found.add(f"weights after step {step}", apart.largest, tolerance, apart.where)
+            found.add_difference(f"weights after step {step}", apart, tolerance)
             if not found.passes:
                 break
         network.load(start)

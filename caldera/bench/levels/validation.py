@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from caldera.errors import CalderaError
+from caldera.bench.levels.difference import Difference
+from caldera.draw.heat_map import heat_map
+from caldera.draw.html import Safe, section, table, tag
+from caldera.draw.page import document
+from caldera.errors import CalderaError, ConfigError
 
 
 class ValidationError(CalderaError, AssertionError):
@@ -32,6 +36,8 @@ class Finding:
     value: float
     allowed: float
     detail: str = ""
+    heat: tuple[tuple[float, ...], ...] = ()
+    """Where arrays differ, if that is what was checked."""
 
     @property
     def passes(self) -> bool:
@@ -71,6 +77,11 @@ class Validation:
         """One check more."""
         self.findings.append(Finding(check, float(value), allowed, detail))
 
+    def add_difference(self, check: str, apart: Difference, allowed: float) -> None:
+        """One check more, of arrays."""
+        heat = tuple(map(tuple, apart.heat))
+        self.findings.append(Finding(check, apart.largest, allowed, apart.where, heat))
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Whatever a user's part raises inside is a check that failed."""
@@ -78,6 +89,9 @@ class Validation:
             # Numbers that overflow are found by the checks.
             with np.errstate(all="ignore"):
                 yield
+        except ConfigError:
+            # Not the part's mistake: an unknown framework, or one that is not installed.
+            raise
         except Exception as error:
             self.add("runs to the end", 1, 0, f"it raised {type(error).__name__}: {error}")
 
@@ -94,3 +108,24 @@ class Validation:
     def __str__(self) -> str:
         lines = [f"{self.part} in {self.framework}: {'right' if self.passes else 'WRONG'}"]
         return "\n".join([*lines, *(f"  {each}" for each in self.findings)])
+
+
+def validation_page(validations: Sequence[Validation]) -> str:
+    """One page about them; of arrays that differ, a map of where.
+
+    >>> "SGD in torch" in validation_page([Validation("SGD", "torch")])
+    True
+    """
+    parts: list[Safe] = [tag("h1", "Validation")]
+    for number, each in enumerate(validations):
+        rows = [
+            ("right" if one.passes else "WRONG", one.check, f"{one.value:.3g}",
+             f"{one.allowed:.3g}", one.detail if not one.passes else "")
+            for one in each.findings
+        ]  # fmt: skip
+        maps = [heat_map(one.heat, one.check) for one in each.wrong if one.heat]
+        head = ("", "check", "found", "at most", "where")
+        title = f"{each.part} in {each.framework}"
+        parts.append(section(f"part{number}", title, table(head, rows, numbers=(2, 3)), *maps))
+    index = {f"part{number}": each.part for number, each in enumerate(validations)}
+    return document("Validation", index, parts)

@@ -8,6 +8,7 @@ import pytest
 from caldera.bench import levels
 from caldera.bench.levels import reference, schemes
 from caldera.bench.levels.learner import PROBLEM
+from caldera.errors import ConfigError
 from tests.unit.bench.planted import PLANTED, linear_inputs
 
 
@@ -66,3 +67,23 @@ def test_parts_are_validated_in_a_framework(framework: str) -> None:
     assert [each.check for each in wrong.wrong] == ["weights after step 1"]
     with pytest.raises(levels.ValidationError, match="weights after step 1"):
         wrong.require()
+    page = levels.validation_page([wrong])
+    assert "weights after step 1" in page
+    assert 'class="heat"' in page
+
+
+def test_an_unknown_framework_is_refused() -> None:
+    def rule() -> reference.SGD:
+        return reference.SGD(0.1)
+
+    for name in ("tensorflow", "trch"):
+        with pytest.raises(ConfigError, match="expected one of reference, caldera, torch, jax"):
+            levels.validate_optimizer(rule, rule, framework=name)
+        with pytest.raises(ConfigError, match="got"):
+            levels.learner(name)
+
+
+def test_a_part_that_raises_or_is_none_is_a_finding() -> None:
+    found = levels.validate_operator(object(), [np.ones(2)])  # type: ignore[arg-type]
+    assert [each.check for each in found.wrong] == ["runs to the end"]
+    assert "AttributeError" in found.wrong[0].detail
